@@ -1,0 +1,35 @@
+# make test     lint, type-check and test
+# make profile  measure einsum on this machine; ARGS='...' goes to the profiler
+# make clean    remove everything that these made
+#
+# All work in .venv, made from PYTHON on first use and remade when the requirements change.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: test lint profile clean
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+profile: $(STAMP)
+	$(BIN)/python -m einops_fast.profiles $(ARGS)
+
+# MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) -e '.[torch,triton,profile,dev]'
+	$(PIP) -e '.[mxnet]' || echo 'MXNet cannot be installed here: going on without it'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,101 @@
+"""The backends, and which one an array belongs to. Nothing here imports a framework before it is needed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from einops_fast.backends.base import Backend, Numerics, Operand, Target
+from einops_fast.errors import OperandError
+
+__all__ = [
+    "Backend",
+    "Numerics",
+    "Operand",
+    "Target",
+    "backend_for_type",
+    "get_backend",
+    "register_backend",
+    "registered",
+]
+
+_lock = threading.RLock()
+# Framework module -> (backend name, how to make the backend). Ordered: NumPy last, as the most common base.
+_factories: dict[str, tuple[str, Callable[[], Backend]]] = {}
+_awake: dict[str, Backend] = {}
+_by_type: dict[type, Backend] = {}
+
+
+def register_backend(name: str, module: str, factory: Callable[[], Backend]) -> None:
+    """Add a backend, or replace the one of the same name.
+
+    Args:
+        name: the backend's name, such as ``'torch'``.
+        module: top-level module of the framework. ``factory`` isn't called before that module is in
+            ``sys.modules``: arrays of it can't exist earlier.
+        factory: makes the backend; called once.
+
+    Example:
+        >>> from einops_fast import register_backend
+        >>> from einops_fast.backends.numpy import NumpyBackend
+        >>> class Mine(NumpyBackend):
+        ...     name = "mine"
+        ...     def owns(self, array_type): return array_type.__name__ == "MyArray"
+        >>> register_backend("mine", "numpy", Mine)
+    """
+    with _lock:
+        _factories[name] = (module, factory)
+        _awake.pop(name, None)
+        _by_type.clear()
+
+
+def registered() -> tuple[str, ...]:
+    """Names of all backends, awake or not."""
+    return tuple(_factories)
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of this name; imports its framework if that hasn't happened yet."""
+    backend = _awake.get(name)
+    if backend is not None:
+        return backend
+    with _lock:
+        if name not in _factories:
+            raise OperandError(f"no backend is called {name!r}; there are {', '.join(sorted(_factories))}")
+        if name not in _awake:
+            _awake[name] = _factories[name][1]()
+        return _awake[name]
+
+
+def backend_for_type(array_type: type) -> Backend | None:
+    """The backend whose arrays have this type, or ``None`` for scalars, lists and unknown types."""
+    backend = _by_type.get(array_type)
+    if backend is not None:
+        return backend
+    with _lock:
+        # Newest first: a registered backend may claim what a built-in one would also take.
+        for name, (module, _) in reversed(list(_factories.items())):
+            if module in sys.modules:
+                candidate = get_backend(name)
+                if candidate.owns(array_type):
+                    _by_type[array_type] = candidate
+                    return candidate
+    return None
+
+
+def _built_in(name: str, class_name: str) -> Callable[[], Backend]:
+    def make() -> Backend:
+        backend: Any = getattr(import_module(f"einops_fast.backends.{name}"), class_name)()
+        assert isinstance(backend, Backend)
+        return backend
+
+    return make
+
+
+register_backend("numpy", "numpy", _built_in("numpy", "NumpyBackend"))
+register_backend("cupy", "cupy", _built_in("cupy", "CupyBackend"))
+register_backend("mxnet", "mxnet", _built_in("mxnet", "MxnetBackend"))
+register_backend("torch", "torch", _built_in("torch", "TorchBackend"))

@@ -1,0 +1,140 @@
+"""What a backend is: which arrays are its own, what it can do, and what each step of a plan becomes.
+
+A backend holds no einsum logic. It describes itself to the planner (:class:`Target`, :class:`Operand`) and
+turns each step into a call of its framework; everything else happens in :mod:`einops_fast`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from einops_fast.errors import OperandError
+from einops_fast.steps import (
+    Arrange,
+    Cast,
+    Diagonal,
+    Gemm,
+    Multiply,
+    Native,
+    Select,
+    Step,
+    Sum,
+    View,
+)
+from einops_fast.target import Numerics, Operand, Target
+
+__all__ = ["Backend", "Numerics", "Operand", "Run", "Target"]
+
+Run = Callable[..., Any]
+
+
+class Backend(ABC):
+    """One framework. Subclass it, then :func:`einops_fast.register_backend` an instance."""
+
+    #: Name, as in ``patch(name)`` and :func:`explain`.
+    name: str
+    #: Top-level module of the framework; the backend wakes when it is in ``sys.modules``.
+    module: str
+
+    @abstractmethod
+    def owns(self, array_type: type) -> bool:
+        """Whether arrays of exactly this type are this backend's (asked once per type)."""
+
+    @abstractmethod
+    def signature(self, operands: Sequence[Any]) -> Hashable:
+        """Everything about these operands, and about global state, that a plan depends on.
+
+        On the way of every call: keep it fast. Operands that aren't this backend's own either raise or give
+        a signature that no own operands have.
+        """
+
+    @abstractmethod
+    def inspect(self, array: Any) -> Operand:
+        """Shape, strides and dtype of one array."""
+
+    @abstractmethod
+    def target(self, operands: Sequence[Any]) -> Target:
+        """Where a plan for these operands would run. Raises :class:`OperandError` if they're on two devices."""
+
+    @abstractmethod
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        """The dtypes of a call on these operands, by the rules of the framework's own einsum."""
+
+    def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
+        """The dtype of a call with ``out`` and no ``dtype``; ``None`` where ``out`` has no say in it."""
+        return None
+
+    @abstractmethod
+    def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
+        """The framework's own einsum, also while it is patched."""
+
+    @abstractmethod
+    def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
+        """Bring the answer into ``order`` and into ``out``, where asked for."""
+
+    def convert(self, value: Any, position: int) -> Any:
+        """Turn operand ``position``, which is no array of any backend, into an array of this one's."""
+        raise OperandError(f"operand {position} is of type {type(value).__name__}, the others are {self.name} arrays")
+
+    @abstractmethod
+    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""
+
+    def room(self, operands: Sequence[Any]) -> int | None:
+        """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
+        return None
+
+    def answer(self, rank: int) -> Run | None:
+        """What is done last to a result of this rank; ``None`` for nothing."""
+        return None
+
+    # What each step becomes. A run takes the arrays that the step reads and returns its result.
+
+    @abstractmethod
+    def arrange(self, how: Arrange) -> Run:
+        """Permute, then reshape."""
+
+    @abstractmethod
+    def cast(self, step: Cast) -> Run: ...
+
+    @abstractmethod
+    def diagonal(self, step: Diagonal) -> Run: ...
+
+    @abstractmethod
+    def select(self, step: Select) -> Run: ...
+
+    @abstractmethod
+    def sum(self, step: Sum) -> Run: ...
+
+    @abstractmethod
+    def view(self, step: View) -> Run: ...
+
+    @abstractmethod
+    def multiply(self, step: Multiply) -> Run: ...
+
+    @abstractmethod
+    def gemm(self, step: Gemm) -> Run: ...
+
+    def native_step(self, step: Native) -> Run:
+        equation, native = step.equation, self.native
+
+        def run(*operands: Any) -> Any:
+            return native(equation, operands)
+
+        return run
+
+    def emit(self, step: Step) -> Run:
+        """The call that a step becomes."""
+        emitters: dict[type, Callable[[Any], Run]] = {
+            Cast: self.cast,
+            Diagonal: self.diagonal,
+            Select: self.select,
+            Sum: self.sum,
+            View: self.view,
+            Multiply: self.multiply,
+            Gemm: self.gemm,
+            Native: self.native_step,
+        }
+        return emitters[type(step)](step)

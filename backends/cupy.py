@@ -1,0 +1,58 @@
+"""CuPy: cuBLAS through ``matmul``, and CuPy's own reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import cupy as cp
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.ndarray import NdarrayBackend
+from einops_fast.errors import OperandError
+from einops_fast.steps import Diagonal
+from einops_fast.target import Target
+
+__all__ = ["CupyBackend"]
+
+
+class CupyBackend(NdarrayBackend):
+    """CuPy arrays."""
+
+    name = "cupy"
+    module = "cupy"
+
+    def __init__(self) -> None:
+        super().__init__(cp, cp.einsum)
+
+    def signature(self, operands: Sequence[Any]) -> Hashable:
+        return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands])
+
+    def target(self, operands: Sequence[Any]) -> Target:
+        devices = [operand.device.id for operand in operands]
+        for at, device in enumerate(devices):
+            if device != devices[0]:
+                raise OperandError(
+                    f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
+                )
+        properties = cp.cuda.runtime.getDeviceProperties(devices[0])
+        # CuPy's matmul copies an operand whose batch axes don't merge, and its ``out`` must be contiguous.
+        return Target(self.name, f"cuda:{devices[0]}", gpu_ceilings(properties["name"].decode()), writes=False)
+
+    def room(self, operands: Sequence[Any]) -> int | None:
+        free, _ = cp.cuda.runtime.memGetInfo()
+        pool = cp.get_default_memory_pool()
+        return int(free + pool.free_bytes()) // max(int(operand.itemsize) for operand in operands)
+
+    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return cp.empty(shape, dtype)
+
+    def diagonal(self, step: Diagonal) -> Any:
+        groups = step.groups
+
+        def run(a: Any) -> Any:
+            strides = tuple(sum(a.strides[at] for at in group) for group in groups)
+            shape = tuple(a.shape[group[0]] for group in groups)
+            return cp.lib.stride_tricks.as_strided(a, shape, strides)
+
+        return run

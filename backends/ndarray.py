@@ -1,0 +1,150 @@
+"""What NumPy and CuPy share: a step becomes the same call of either namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from einops_fast.backends.base import Backend, Run
+from einops_fast.errors import OperandError
+from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.target import Numerics, Operand
+
+__all__ = ["NdarrayBackend"]
+
+_GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
+
+
+class NdarrayBackend(Backend):
+    """A namespace ``xp`` with NumPy's functions and arrays with NumPy's methods."""
+
+    def __init__(self, xp: Any, einsum: Callable[..., Any]) -> None:
+        self.xp = xp
+        self.einsum = einsum
+        self._ndarray = xp.ndarray
+
+    def owns(self, array_type: type) -> bool:
+        return array_type is self._ndarray
+
+    def signature(self, operands: Sequence[Any]) -> Hashable:
+        return tuple([(a.shape, a.strides, a.dtype, type(a)) for a in operands])
+
+    def inspect(self, array: Any) -> Operand:
+        item = array.dtype.itemsize or 1
+        return Operand(
+            array.shape, tuple(stride // item or int(stride != 0) for stride in array.strides), array.dtype.name
+        )
+
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        xp = self.xp
+        result = xp.dtype(dtype) if dtype is not None else xp.result_type(*operands)
+        for at, operand in enumerate(operands):
+            if not xp.can_cast(operand, result, casting):
+                raise OperandError(
+                    f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {result}"
+                )
+        name = result.name
+        if name == "float16":
+            # There is no half GEMM in BLAS, and einsum itself accumulates in float32.
+            return Numerics("float32", name)
+        if name in _GEMM_KINDS and result.isnative:
+            return Numerics(name, name)
+        return Numerics(name, name, f"{name} has no GEMM in BLAS")
+
+    def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
+        return self.xp.result_type(*operands, out.dtype)
+
+    def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
+        return self.einsum(equation, *operands, **options)
+
+    def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
+        if out is not None:
+            if tuple(out.shape) != tuple(result.shape):
+                raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
+            if not self.xp.can_cast(result.dtype, out.dtype, casting):
+                raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+            self.xp.copyto(out, result, casting=casting)
+            return out
+        return result if order == "K" or not result.ndim else self.xp.asarray(result, order=order)
+
+    def arrange(self, how: Arrange) -> Run:
+        perm, shape = how.perm, how.shape
+        contiguous = self.xp.ascontiguousarray if how.moves else None
+
+        def run(a: Any) -> Any:
+            if perm is not None:
+                a = a.transpose(perm)
+            if contiguous is not None:
+                a = contiguous(a)
+            return a if shape is None else a.reshape(shape)
+
+        return run
+
+    def cast(self, step: Cast) -> Run:
+        dtype = self.xp.dtype(step.dtype)
+        return lambda a: a.astype(dtype)
+
+    def diagonal(self, step: Diagonal) -> Run:
+        source = [""] * sum(map(len, step.groups))
+        for label, group in zip(step.labels, step.groups, strict=True):
+            for at in group:
+                source[at] = label
+        equation = f"{''.join(source)}->{step.labels}"
+        einsum = self.einsum
+        return lambda a: einsum(equation, a)
+
+    def select(self, step: Select) -> Run:
+        rank = len(step.axes) + len(step.shape)
+        index = tuple(0 if at in step.axes else slice(None) for at in range(rank))
+        return lambda a: a[index]
+
+    def sum(self, step: Sum) -> Run:
+        axes = step.axes
+        return lambda a: a.sum(axis=axes, dtype=a.dtype)
+
+    def view(self, step: View) -> Run:
+        perm = step.how.perm
+        return lambda a: a.transpose() if perm is None and a.ndim < 2 else a.transpose(perm or range(a.ndim))
+
+    def multiply(self, step: Multiply) -> Run:
+        left, right, product = self.arrange(step.left), self.arrange(step.right), self.xp.multiply
+        if not step.summed:
+            return lambda a, b: product(left(a), right(b))
+        axes = tuple(range(-step.summed, 0))
+
+        def run(a: Any, b: Any) -> Any:
+            full = product(left(a), right(b))
+            return full.sum(axis=axes, dtype=full.dtype)
+
+        return run
+
+    def gemm(self, step: Gemm) -> Run:
+        empty, matmul = self.xp.empty, self.xp.matmul
+        left, right = self._matrices(step.left, step.transpose_left), self._matrices(step.right, step.transpose_right)
+        shape = step.shape
+        if step.buffer is not None:
+            view = self.arrange(step.buffer)
+
+            def into(a: Any, b: Any) -> Any:
+                result = empty(shape, a.dtype)
+                matmul(left(a), right(b), out=view(result))
+                return result
+
+            return into
+        if (*step.batch, step.m, step.n) != shape:
+            return lambda a, b: matmul(left(a), right(b)).reshape(shape)
+        if left is _same and right is _same:
+            run: Run = matmul
+            return run
+        return lambda a, b: matmul(left(a), right(b))
+
+    def _matrices(self, how: Arrange, transpose: bool) -> Run:
+        """The arrangement, then the transposition."""
+        if how.trivial and not transpose:
+            return _same
+        arranged = self.arrange(how)
+        return (lambda a: arranged(a).swapaxes(-1, -2)) if transpose else arranged
+
+
+def _same(a: Any) -> Any:
+    return a

@@ -1,0 +1,91 @@
+"""NumPy: BLAS through ``matmul``, which takes batch axes with any strides and writes where it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+
+from einops_fast.backends.base import Run
+from einops_fast.backends.host import cpu_threads, free_memory
+from einops_fast.backends.ndarray import NdarrayBackend
+from einops_fast.cost import Ceilings
+from einops_fast.errors import OperandError
+from einops_fast.layout import contiguous_strides
+from einops_fast.steps import Sum
+from einops_fast.target import Numerics, Target
+
+__all__ = ["NumpyBackend"]
+
+# Before version 2, a scalar has the smallest dtype that holds its value.
+_VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
+
+
+class NumpyBackend(NdarrayBackend):
+    """NumPy arrays; a step becomes a BLAS call, a ufunc or einsum's own loops."""
+
+    name = "numpy"
+    module = "numpy"
+
+    def __init__(self) -> None:
+        super().__init__(np, np.einsum)
+        threads = cpu_threads()
+        self._target = Target(
+            self.name,
+            "cpu",
+            Ceilings(
+                bandwidth=2e10,
+                gather=4e9,
+                flops={"float32": 8e10 * threads, "float64": 4e10 * threads},
+                call=1e-6,
+                again=1e-6,
+                item=1e-8,
+                broadcast=1.2e10,
+                native=3e9,
+                native_products=5e9,
+                native_call=3e-6,
+            ),
+            batch_axes=32,
+        )
+
+    def target(self, operands: Sequence[Any]) -> Target:
+        return self._target
+
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        numerics = super().numerics(operands, dtype, casting)
+        if dtype is None and _VALUES_PROMOTE and len({operand.dtype for operand in operands}) > 1:
+            if not all(operand.ndim for operand in operands):
+                name = numerics.result
+                return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
+        return numerics
+
+    def convert(self, value: Any, position: int) -> Any:
+        # Subclasses (a matrix, a masked array) count as plain arrays, as in numpy.einsum.
+        array = np.asarray(value)
+        if array.dtype == object and not isinstance(value, (np.ndarray, list, tuple)):
+            raise OperandError(f"operand {position} is of type {type(value).__name__}: no backend knows it")
+        return array
+
+    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+        one = np.empty(1, dtype)
+        strides = tuple(stride * one.itemsize for stride in contiguous_strides(shape))
+        return np.lib.stride_tricks.as_strided(one, shape, strides)
+
+    def room(self, operands: Sequence[Any]) -> int | None:
+        return free_memory() // max(int(operand.itemsize) for operand in operands)
+
+    def sum(self, step: Sum) -> Run:
+        # einsum's loops are up to three times as fast as add.reduce, and have the same dtype rules.
+        rank = len(step.shape) + len(step.axes)
+        if rank > len(ascii_letters):
+            return super().sum(step)
+        every = ascii_letters[:rank]
+        kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
+        equation = f"{every}->{kept}"
+        return lambda a: self.einsum(equation, a)
+
+    def answer(self, rank: int) -> Run | None:
+        # NumPy's functions return scalars, not arrays without axes.
+        return (lambda result: result[()]) if rank == 0 else None

@@ -1,0 +1,286 @@
+"""torch: BLAS, oneDNN or cuBLAS through ``bmm``; views, autograd and transforms through torch's own calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.host import free_memory
+from einops_fast.cost import Ceilings
+from einops_fast.errors import OperandError
+from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.target import Numerics, Operand, Target
+
+__all__ = ["TorchBackend"]
+
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_HALF = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class TorchBackend(Backend):
+    """torch tensors of any device; subclasses and sparse ones go to torch.einsum as they are."""
+
+    name = "torch"
+    module = "torch"
+
+    def __init__(self) -> None:
+        self.einsum = torch.einsum
+
+    def owns(self, array_type: type) -> bool:
+        return issubclass(array_type, torch.Tensor)
+
+    def signature(self, operands: Sequence[Any]) -> Hashable:
+        state = (
+            torch.is_grad_enabled(),
+            _transforms_active(),
+            forward_ad._current_level,
+            _autocast_enabled(),
+        )
+        if len(operands) == 2:
+            # The usual number, spelled out, which is faster than the general form.
+            a, b = operands
+            return (
+                a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a),
+                b.shape, b.stride(), b.dtype, b.device, b.requires_grad, type(b),
+                state,
+            )  # fmt: skip
+        return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
+
+    def inspect(self, array: Any) -> Operand:
+        shape = tuple(array.shape)
+        strides = tuple(array.stride()) if array.layout is torch.strided else (1,) * len(shape)
+        return Operand(shape, strides, _name(array.dtype))
+
+    def target(self, operands: Sequence[Any]) -> Target:
+        devices = [operand.device for operand in operands]
+        for at, device in enumerate(devices):
+            if device != devices[0]:
+                raise OperandError(
+                    f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
+                )
+        # Writing into a view of the result, and leaving out an axis, are things that no derivative is taken of.
+        # oneDNN's half-precision products are slower into such a view.
+        differentiated = (
+            _transforms_active()
+            or forward_ad._current_level >= 0
+            or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands))
+        )
+        return Target(
+            self.name,
+            str(devices[0]),
+            _ceilings(devices[0]),
+            folds_batch=True,
+            writes=not (differentiated or (devices[0].type == "cpu" and operands[0].dtype in _HALF)),
+            drops_expanded=not differentiated,
+        )
+
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        for at, operand in enumerate(operands):
+            if type(operand) not in _PLAIN or operand.layout is not torch.strided:
+                reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
+                return Numerics(_name(operand.dtype), _name(operand.dtype), reason, whole=True)
+        dtypes = [operand.dtype for operand in operands]
+        wanted = dtypes[0] if dtype is None else dtype
+        for at, own in enumerate(dtypes):
+            if dtype is not None and casting != "unsafe" and not torch.can_cast(own, wanted):
+                raise OperandError(
+                    f"operand {at} has dtype {own}, which casting={casting!r} doesn't convert to {wanted}"
+                )
+        name = _name(wanted)
+        if dtype is None and any(own != wanted for own in dtypes):
+            return Numerics(name, name, "operands of two dtypes", whole=True)
+        if _autocast_enabled() and torch.is_autocast_enabled(operands[0].device.type):
+            return Numerics(name, name, "autocast chooses the dtype", whole=True)
+        if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
+            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=dtype is None)
+        return Numerics(name, name)
+
+    def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
+        return self.einsum(equation, *operands, **options)
+
+    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def room(self, operands: Sequence[Any]) -> int | None:
+        device, item = operands[0].device, int(operands[0].element_size())
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(free + cached) // item
+        return free_memory() // item if device.type == "cpu" else None
+
+    def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
+        if out is not None:
+            if out.shape != result.shape:
+                raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
+            if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
+                raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+            return out.copy_(result)
+        if order == "F":
+            reverse = tuple(range(result.dim()))[::-1]
+            return result.permute(reverse).contiguous().permute(reverse)
+        return result.contiguous() if order in ("C", "A") else result
+
+    def arrange(self, how: Arrange) -> Run:
+        perm, shape = how.perm, how.shape
+        if how.moves:
+            if shape is None:
+                return lambda a: (a if perm is None else a.permute(perm)).contiguous()
+            return lambda a: (a if perm is None else a.permute(perm)).contiguous().view(shape)
+        if perm is None:
+            return _same if shape is None else lambda a: a.reshape(shape)
+        return (lambda a: a.permute(perm)) if shape is None else lambda a: a.permute(perm).reshape(shape)
+
+    def cast(self, step: Cast) -> Run:
+        dtype = getattr(torch, step.dtype)
+        return lambda a: a.to(dtype)
+
+    def diagonal(self, step: Diagonal) -> Run:
+        groups = step.groups
+
+        def run(a: Any) -> Any:
+            # Each diagonal() takes two axes away and puts theirs last; keep account of where the rest went.
+            axes = list(range(a.dim()))
+            ends = []
+            for group in groups:
+                end = group[0]
+                for other in group[1:]:
+                    a = a.diagonal(dim1=axes.index(end), dim2=axes.index(other))
+                    axes = [axis for axis in axes if axis not in (end, other)] + [end]
+                ends.append(end)
+            return a.permute([axes.index(end) for end in ends])
+
+        return run
+
+    def select(self, step: Select) -> Run:
+        axes = sorted(step.axes, reverse=True)
+
+        def run(a: Any) -> Any:
+            for axis in axes:
+                a = a.select(axis, 0)
+            return a
+
+        return run
+
+    def sum(self, step: Sum) -> Run:
+        axes = step.axes
+        return lambda a: a.sum(axes, dtype=a.dtype)
+
+    def view(self, step: View) -> Run:
+        perm = tuple(range(len(step.shape))) if step.how.perm is None else step.how.perm
+        return lambda a: a.permute(perm)
+
+    def multiply(self, step: Multiply) -> Run:
+        left, right = self.arrange(step.left), self.arrange(step.right)
+        if not step.summed:
+            return lambda a, b: left(a) * right(b)
+        axes = tuple(range(-step.summed, 0))
+
+        def run(a: Any, b: Any) -> Any:
+            if a.dtype in _HALF:
+                # As in a GEMM, products and sums are kept in float32 until the end.
+                return (left(a).float() * right(b)).sum(axes).to(a.dtype)
+            return (left(a) * right(b)).sum(axes)
+
+        return run
+
+    def gemm(self, step: Gemm) -> Run:
+        if not step.batch and step.m == step.n == 1 and step.buffer is None:
+            return self._dot(step)
+        left = self._matrices(step.left, step.transpose_left)
+        right = self._matrices(step.right, step.transpose_right)
+        product: Run = torch.bmm if step.batch else torch.mm
+        if len(step.batch) > 1 and step.buffer is None:
+            product = torch.matmul
+        if step.batch:
+            left = _with_batch(left, step.left, step.batch[-1])
+            right = _with_batch(right, step.right, step.batch[-1])
+        shape = step.shape
+        if step.buffer is None:
+            if shape == (*step.batch, step.m, step.n):
+                return lambda a, b: product(left(a), right(b))
+            return lambda a, b: product(left(a), right(b)).view(shape)
+        view = self.arrange(step.buffer)
+        loops = len(step.batch) - 1
+
+        def into(a: Any, b: Any) -> Any:
+            result = a.new_empty(shape)
+            _product_into(product, left(a), right(b), view(result), loops)
+            return result
+
+        return into
+
+    def _dot(self, step: Gemm) -> Run:
+        vector = (step.k,)
+        left = self.arrange(Arrange(step.left.perm, vector, step.left.moves))
+        right = self.arrange(Arrange(step.right.perm, vector, step.right.moves))
+        shape = step.shape
+        if not shape:
+            return lambda a, b: torch.dot(left(a), right(b))
+        return lambda a, b: torch.dot(left(a), right(b)).view(shape)
+
+    def _matrices(self, how: Arrange, transpose: bool) -> Run:
+        arranged = self.arrange(how)
+        return (lambda a: arranged(a).transpose(-1, -2)) if transpose else arranged
+
+
+def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:
+    """Loop over the first axes of a stack of matrices; an operand that lacks one has size 1 there."""
+    if loops <= 0:
+        product(a, b, out=result)
+        return
+    count = result.shape[0]
+    lefts = a.unbind(0) if a.shape[0] == count else repeat(a[0], count)
+    rights = b.unbind(0) if b.shape[0] == count else repeat(b[0], count)
+    for left, right, part in zip(lefts, rights, result.unbind(0), strict=True):
+        _product_into(product, left, right, part, loops - 1)
+
+
+def _with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
+    """bmm wants the batch axis on both operands; expanding it copies nothing."""
+    if how.shape is not None and len(how.shape) >= 3 and how.shape[-3] == 1 != batch:
+        return lambda a: arranged(a).expand(*[-1] * (len(how.shape or ()) - 3), batch, -1, -1)
+    return arranged
+
+
+def _same(a: Any) -> Any:
+    return a
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_known: dict[tuple[Any, int], Ceilings] = {}
+
+
+def _ceilings(device: Any) -> Ceilings:
+    threads = 0 if device.type == "cuda" else torch.get_num_threads()
+    found = _known.get((device, threads))
+    if found is None:
+        if device.type == "cuda":
+            found = gpu_ceilings(torch.cuda.get_device_name(device))
+        else:
+            # The meta device, too: a plan for arrays that don't exist is a plan for this CPU.
+            found = Ceilings(
+                bandwidth=2e10,
+                gather=4e9,
+                flops={"float32": 8e10 * max(threads, 1), "float64": 4e10 * max(threads, 1)},
+                call=2e-6,
+                again=2e-6,
+                item=3e-8,
+                broadcast=2e10,
+                small=400,
+                small_rate=1.7e9,
+                dots={"float16": 3e8, "bfloat16": 1.6e8},
+            )
+        _known[device, threads] = found
+    return found

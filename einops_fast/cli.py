@@ -1,0 +1,156 @@
+"""The command line: run a script with its einsum calls replaced, or print the plan of one einsum."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from einops_fast._version import __version__
+from einops_fast.backends import registered
+from einops_fast.cost import ITEM_SIZES
+from einops_fast.errors import EinsumError
+from einops_fast.explain import explain_shapes
+from einops_fast.patch import patch
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``einops-fast``, which is also ``python -m einops_fast``.
+
+    Args:
+        arguments: what follows the command's name; by default this process's own arguments.
+
+    Returns:
+        The exit status: 0, or 2 for a request that can't be met, with the reason on the standard error.
+
+    Raises:
+        SystemExit: by argparse for wrong arguments, and by the script that is run.
+
+    Example:
+        >>> from einops_fast.cli import main
+        >>> main(['explain', 'ij->ji', '2,3'])
+        ij->ji
+        on numpy (cpu) in float32
+        ...
+        0
+    """
+    parser, run_parser = _parsers()
+    options = parser.parse_args(arguments)
+    if options.command == "explain":
+        return _explain(options)
+    if not (options.module or options.script):
+        run_parser.error("what shall be run? Give a script, or -m and a module")
+    return _run(options)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser("einops-fast", description="einsum at the speed of the hardware")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="run a script or module with einsum replaced",
+        description="Run a Python script or module as python itself would, with einsum replaced.",
+        usage="%(prog)s --patch NAME[,NAME...] (SCRIPT | -m MODULE) [ARGUMENT...]",
+        allow_abbrev=False,
+    )
+    run.add_argument(
+        "--patch",
+        type=_names,
+        required=True,
+        metavar="NAME[,NAME...]",
+        help="frameworks whose einsum to replace: numpy, torch, mxnet, cupy",
+    )
+    # Whatever follows the module or the script is an argument of it, options too.
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
+    run.add_argument("script", nargs="?", metavar="SCRIPT", help="a script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
+
+    explain = commands.add_parser(
+        "explain",
+        help="print the plan of an einsum",
+        description="Print what fast_einsum would do with contiguous operands of these shapes.",
+        allow_abbrev=False,
+    )
+    explain.add_argument("equation", metavar="EQUATION", help="such as 'bind,bjnd->bnij'")
+    explain.add_argument(
+        "shapes", nargs="+", type=_shape, metavar="SHAPE", help="of each operand, such as 64,100,8,128; () of a scalar"
+    )
+    explain.add_argument(
+        "--dtype", default="float32", choices=ITEM_SIZES, metavar="DTYPE", help="of all operands (default: %(default)s)"
+    )
+    explain.add_argument("--backend", default="numpy", choices=registered(), help="default: %(default)s")
+    explain.add_argument(
+        "--optimize",
+        type=lambda text: {"true": True, "false": False}.get(text.lower(), text),
+        default="auto",
+        help="true, false or the name of an opt_einsum optimizer (default: %(default)s)",
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    return parser, run
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one framework")
+    return names
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.strip().removeprefix("(").removesuffix(")").removesuffix(",")
+    try:
+        return tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100 or ()") from None
+
+
+def _run(options: argparse.Namespace) -> int:
+    script, module, arguments = options.script, options.module, options.arguments
+    if module and script is not None:
+        # argparse takes a "--" among the module's arguments for the end of them.
+        arguments, script = ["--", script, *arguments], None
+    if script is not None and not os.path.exists(script):
+        return _refuse(f"there is no file {script!r}")
+    try:
+        # For the rest of the process: threads and exit handlers may outlive the script.
+        patch(*options.patch)
+    except (EinsumError, ImportError) as error:
+        return _refuse(error)
+    # Python puts the script's folder, or the working directory, first; now there is what found this module.
+    first = os.getcwd() if script is None else os.path.dirname(os.path.realpath(script))
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = first
+    if script is None:
+        sys.argv[:] = [*module, *arguments]
+        runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    try:
+        explanation = explain_shapes(
+            options.equation,
+            options.shapes,
+            dtype=options.dtype,
+            backend=options.backend,
+            optimize=options.optimize,
+        )
+    except (EinsumError, ImportError) as error:
+        return _refuse(error)
+    print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    return 0
+
+
+def _refuse(reason: object) -> int:
+    print(f"einops-fast: {reason}", file=sys.stderr)
+    return 2

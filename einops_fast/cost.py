@@ -1,0 +1,234 @@
+"""What a step costs: bytes and FLOPs against a device's ceilings. The one place where time is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from einops_fast.steps import Cast, Diagonal, Gemm, Multiply, Select, Step, Sum, View
+
+__all__ = [
+    "ITEM_SIZES",
+    "Ceilings",
+    "Product",
+    "StepCost",
+    "copy_seconds",
+    "gemm_seconds",
+    "multiply_seconds",
+    "native_seconds",
+    "step_costs",
+]
+
+ITEM_SIZES = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device and its framework reach, as measured or as known.
+
+    Attributes:
+        bandwidth: bytes per second of a contiguous copy, reads and writes counted.
+        gather: bytes per second of a copy that makes another axis the fastest.
+        flops: FLOP/s of a large GEMM, by dtype name.
+        call: seconds of one library call (launch and dispatch).
+        again: seconds that each further call of a loop costs.
+        item: seconds that one matrix of a batch costs beyond its FLOPs.
+        broadcast: bytes per second of an elementwise product with broadcasting.
+        tile: extent of ``m`` or ``n`` at which a GEMM reaches half its rate.
+        depth: the same for ``k``.
+        blocks: by dtype, what GEMM kernels round ``m`` and ``n`` up to.
+        native: multiply-adds per second of the framework's own einsum loops; 0 where it has none of its own.
+        native_products: the same where nothing is summed.
+        native_call: seconds of a call of it.
+        small: multiply-adds of one matrix below which a batched GEMM runs scalar loops.
+        small_rate: multiply-adds per second of these.
+        dots: multiply-adds per second of a batch of dot products, where these run far below the bandwidth.
+        dot_kernels: dtypes of which a single dot product has a fast kernel nevertheless.
+        units: multiprocessors; a GEMM with fewer blocks of results leaves some idle.
+        overlaps: whether a GEMM hides memory traffic behind arithmetic.
+    """
+
+    bandwidth: float
+    gather: float
+    flops: dict[str, float] = field(hash=False)
+    call: float
+    again: float
+    item: float
+    broadcast: float
+    tile: float = 8.0
+    depth: float = 8.0
+    blocks: dict[str, int] = field(default_factory=dict, hash=False)
+    native: float = 0.0
+    native_products: float = 1.0
+    native_call: float = 0.0
+    small: int = 0
+    small_rate: float = 1.0
+    dots: dict[str, float] = field(default_factory=dict, hash=False)
+    dot_kernels: frozenset[str] = frozenset({"float32", "float64", "float16"})
+    units: int = 1
+    overlaps: bool = False
+
+    def gemm_rate(self, dtype: str) -> float:
+        return self.flops.get(dtype, self.flops["float32"])
+
+
+# Rows and columns of the result that one multiprocessor of a GPU works on at a time.
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Product:
+    """The extents of one pairwise step: ``batch`` products of an ``m × k`` and a ``k × n`` matrix."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def full(self) -> int:
+        """Number of multiply-adds."""
+        return self.batch * self.m * self.n * self.k
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.full
+
+
+def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> float:
+    """Predicted time of a batched GEMM whose operands lie as it wants them.
+
+    The rate falls off when an extent is short against the tile that libraries block by. The
+    arrays are read and written at least once. Products of a few multiplications, and dot products, may run in
+    loops of their own.
+    """
+    m, n, k = product.m, product.n, product.k
+    overhead = on.call + (calls - 1) * on.again
+    if m == n == 1 and dtype in on.dots and (product.batch > 1 or dtype not in on.dot_kernels):
+        return overhead + product.full / on.dots[dtype]
+    if m * n * k < on.small:
+        return overhead + product.full / on.small_rate
+    overhead += product.batch * on.item
+    moved = ITEM_SIZES[dtype] * product.batch * (m * k + k * n + m * n)
+    if m == 1 or n == 1:
+        return overhead + moved / on.bandwidth
+    block = on.blocks.get(dtype, 1)
+    rows, columns = (-(-extent // block) * block for extent in (m, n))
+    padded = 2 * product.batch * (rows + on.tile) * (columns + on.tile) * (k + on.depth)
+    blocks = product.batch // max(calls, 1) * -(-m // _BLOCK) * -(-n // _BLOCK)
+    busy = min(1.0, blocks / on.units) if blocks else 1.0
+    arithmetic, memory = padded / (busy * on.gemm_rate(dtype)), moved / on.bandwidth
+    return overhead + (max(arithmetic, memory) if on.overlaps else arithmetic + memory)
+
+
+def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings) -> float:
+    """Predicted time of writing ``elements`` in another axis order; ``in_runs`` keeps the fastest axis."""
+    return on.call + 2 * elements * ITEM_SIZES[dtype] / (on.bandwidth if in_runs else on.gather)
+
+
+def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
+    """Predicted time of a broadcast product of ``full`` elements and, in a second pass, its sum.
+
+    Args:
+        full: number of elements of the product.
+        elements: of the two operands and of the result.
+        summed: whether a sum follows.
+        dtype: dtype of all arrays.
+        on: the ceilings to price against.
+    """
+    left, right, result = elements
+    item = ITEM_SIZES[dtype]
+    rate = on.bandwidth if left == right == full else on.broadcast
+    if not summed:
+        return on.call + item * (left + right + full) / rate
+    # Half-precision products are kept in float32 until they are summed.
+    wide = max(item, 4)
+    converted = on.call + (item + wide) * left / on.bandwidth if wide > item else 0.0
+    product = (wide * left + item * right + wide * full) / rate
+    return converted + 2 * on.call + product + (wide * full + item * result) / on.bandwidth
+
+
+def native_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
+    """Predicted time in the framework's own einsum loops, where they are of use; arguments as above."""
+    if not on.native or dtype.startswith("complex"):
+        return float("inf")
+    moved = ITEM_SIZES[dtype] * sum(elements)
+    return on.native_call + max(full / (on.native if summed else on.native_products), moved / on.bandwidth)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step does.
+
+    Attributes:
+        flops: floating-point operations.
+        moved: bytes that it reads and writes, copies included.
+        copied: bytes that it writes only to bring an operand into another layout.
+        seconds: predicted time.
+    """
+
+    flops: int
+    moved: int
+    copied: int
+    seconds: float
+
+
+def step_costs(steps: Sequence[Step], operands: Sequence[int], dtype: str, on: Ceilings) -> tuple[StepCost, ...]:
+    """Price every step of a plan.
+
+    Args:
+        steps: the plan.
+        operands: number of elements of each operand.
+        dtype: dtype that the plan computes in.
+        on: the ceilings to price against.
+    """
+    elements = list(operands)
+    costs = []
+    for step in steps:
+        costs.append(_step_cost(step, [elements[slot] for slot in step.reads], dtype, on))
+        elements.append(abs(prod(step.shape)))
+    return tuple(costs)
+
+
+def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> StepCost:
+    item = ITEM_SIZES.get(dtype, 8)
+    result = abs(prod(step.shape))
+    if isinstance(step, Select | Diagonal):
+        return StepCost(0, 0, 0, 0.0)
+    if isinstance(step, View):
+        if not step.how.moves:
+            return StepCost(0, 0, 0, 0.0)
+        return StepCost(0, 2 * item * result, item * result, copy_seconds(result, False, dtype, on))
+    if isinstance(step, Cast | Sum):
+        moved = item * (reads[0] + result)
+        return StepCost(reads[0] if isinstance(step, Sum) else 0, moved, 0, on.call + moved / on.bandwidth)
+    moved = item * (sum(reads) + result)
+    if isinstance(step, Gemm):
+        copies = [size for size, how in zip(reads, (step.left, step.right), strict=True) if how.moves]
+        product = Product(abs(prod(step.batch)), abs(step.m), abs(step.n), abs(step.k))
+        loops = abs(prod(step.batch[:-1])) if step.buffer is not None else 1
+        seconds = gemm_seconds(product, loops, dtype, on)
+        seconds += sum(copy_seconds(size, False, dtype, on) for size in copies)
+        return StepCost(product.flops, moved + 2 * item * sum(copies), item * sum(copies), seconds)
+    if isinstance(step, Multiply):
+        seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on)
+        return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds)
+    return StepCost(2 * step.full, moved, 0, native_seconds(step.full, (*reads, result), True, dtype, on))

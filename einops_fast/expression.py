@@ -1,0 +1,210 @@
+"""`contract_expression`: an einsum whose equation and shapes are settled before the arrays are there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Hashable, Sequence
+from operator import index, itemgetter
+from typing import Any, NoReturn
+
+from einops_fast.backends import Backend, get_backend
+from einops_fast.einsum import _parse, _split, _tracing, own_arrays, plan_call
+from einops_fast.errors import OperandError, ShapeError, point_at
+from einops_fast.notation import Subscripts, bind_sizes
+from einops_fast.plan import compile_plan
+
+__all__ = ["ContractExpression", "contract_expression"]
+
+_MOST_RUNS = 64
+
+# How to see whether torch.compile is tracing; then the signature function of the last call's backend, what it
+# gave, and the plan. One tuple, because threads may call at the same time.
+_Last = tuple[Callable[[], bool], Callable[[Sequence[Any]], Hashable], Hashable, Callable[..., Any]]
+
+
+def contract_expression(
+    *operands: Any,
+    constants: Collection[int] | None = None,
+    dtype: Any = None,
+    order: str = "K",
+    casting: str = "safe",
+    optimize: Any = "auto",
+) -> ContractExpression:
+    """An einsum to be called many times: :func:`einops_fast.fast_einsum` of shapes instead of arrays.
+
+    Args:
+        operands: as for :func:`einops_fast.fast_einsum`, in either form, with a shape (or an array that has
+            it) in the place of each array.
+        constants: positions of operands that are given here, as arrays, and not in the calls. They aren't
+            copied.
+        dtype: as for :func:`einops_fast.fast_einsum`.
+        order: as for :func:`einops_fast.fast_einsum`.
+        casting: as for :func:`einops_fast.fast_einsum`.
+        optimize: as for :func:`einops_fast.fast_einsum`.
+
+    Returns:
+        A callable of the other operands.
+
+    Raises:
+        SubscriptsError: the equation is malformed.
+        ShapeError: the shapes don't fit it.
+        OperandError: an operand is neither a shape nor an array, or ``constants`` or ``order`` is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import contract_expression
+        >>> project = contract_expression('bij,jk->bik', (8, 16, 32), np.ones((32, 4)), constants=[1])
+        >>> project
+        ContractExpression('bij,jk->bik', (8, 16, 32), (32, 4), constants=[1])
+        >>> project(np.ones((8, 16, 32))).shape
+        (8, 16, 4)
+    """
+    equation, given, labels = _split(operands)
+    positions = sorted(set(constants or ()))
+    for at in positions:
+        if not 0 <= at < len(given):
+            raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
+    if order not in ("C", "F", "A", "K"):
+        raise OperandError(f"order is one of 'C', 'F', 'A' and 'K', not {order!r}")
+    values = list(given)
+    if positions:
+        _, arrays = own_arrays([given[at] for at in positions])
+        for at, array in zip(positions, arrays, strict=True):
+            values[at] = array
+    shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
+    subscripts = _parse(equation, labels, tuple(map(len, shapes)))
+    bind_sizes(subscripts, shapes)
+    return ContractExpression(subscripts, shapes, {at: values[at] for at in positions}, dtype, order, casting, optimize)
+
+
+class ContractExpression:
+    """An einsum of arrays of known shapes; make it with :func:`contract_expression`.
+
+    The arrays of one call are of one framework, that of the constants if there are any; the next call's may be
+    of another. A call with arrays like those of the call before takes hardly longer than the framework's own
+    calls that it consists of.
+
+    Attributes:
+        equation: the equation, as it was given.
+        shapes: the shape of each operand.
+        constants: positions of the operands that the expression holds.
+    """
+
+    def __init__(
+        self,
+        subscripts: Subscripts,
+        shapes: tuple[tuple[int, ...], ...],
+        constants: dict[int, Any],
+        dtype: Any,
+        order: str,
+        casting: str,
+        optimize: Any,
+    ) -> None:
+        self.equation = subscripts.text
+        self.shapes = shapes
+        self.constants = tuple(constants)
+        self._subscripts, self._letters = subscripts, subscripts.equation
+        self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
+        self._held = tuple(constants.values())
+        self._takes = len(shapes) - len(constants)
+        # Brings the constants, with the arrays of a call after them, into the order of the equation.
+        varying = [at for at in range(len(shapes)) if at not in constants]
+        places = {at: place for place, at in enumerate([*constants, *varying])}
+        self._ordered = itemgetter(*map(places.__getitem__, range(len(shapes)))) if len(shapes) > 1 else tuple
+        # By signature of the operands, of whichever framework: no two have one in common.
+        self._runs: dict[Hashable, Callable[..., Any]] = {}
+        self._last: _Last = (_tracing, len, None, len)  # which no call is like
+
+    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+        """Evaluate the expression.
+
+        Args:
+            arrays: the operands that aren't constants.
+            out: array of the result's shape to write to; it is returned.
+
+        Raises:
+            OperandError: too many or too few arrays, or they don't belong together.
+            ShapeError: an array has another shape than the expression was made for.
+        """
+        operands: Sequence[Any] = arrays
+        if self._held:
+            if len(arrays) != self._takes:
+                self._reject_count(len(arrays))
+            operands = self._ordered(self._held + arrays)
+        tracing, signature, last, run = self._last
+        if out is None and not tracing():
+            try:
+                # Comparing is cheaper than hashing, and most calls are like the one before.
+                known = signature(operands) == last
+            except (AttributeError, IndexError, TypeError):
+                known = False
+            if known:
+                return run(*operands)
+        return self._call(operands, out)
+
+    def __repr__(self) -> str:
+        parts = [repr(self.equation), *map(str, self.shapes)]
+        if self.constants:
+            parts.append(f"constants={list(self.constants)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _reject_count(self, count: int) -> NoReturn:
+        raise OperandError(f"{self!r} takes {self._takes} arrays, not {count}")
+
+    def _call(self, operands: Sequence[Any], out: Any) -> Any:
+        """The careful way: check everything, make the plan, remember it."""
+        if len(operands) != len(self.shapes):
+            self._reject_count(len(operands))
+        if _tracing():
+            return self._call_traced(operands, out)
+        backend, operands = own_arrays(operands, out)
+        self._check_shapes(operands)
+        signature = backend.signature(operands)
+        run = self._runs.get(signature)
+        if run is None:
+            run = self._compile(backend, operands)
+            if len(self._runs) >= _MOST_RUNS:
+                self._runs.clear()
+            self._runs[signature] = run
+        self._last = _dynamo_tracing(), backend.signature, signature, run
+        result = run(*operands)
+        return result if out is None else backend.finish(result, out, "K", self._casting)
+
+    def _compile(self, backend: Backend, operands: Sequence[Any]) -> Callable[..., Any]:
+        plan = plan_call(self._subscripts, backend, operands, self._dtype, self._casting, self._optimize)
+        run, order, casting = compile_plan(plan, backend), self._order, self._casting
+        if order == "K":
+            return run
+        return lambda *operands: backend.finish(run(*operands), None, order, casting)
+
+    def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
+        """Under torch.compile: torch's own einsum, which the compiler lowers and fuses itself."""
+        self._check_shapes(operands)
+        if self._dtype is not None:
+            operands = [operand.to(self._dtype) for operand in operands]
+        result = sys.modules["torch"].einsum(self._letters, operands)
+        if out is None and self._order == "K":
+            return result
+        return get_backend("torch").finish(result, out, self._order, self._casting)
+
+    def _check_shapes(self, operands: Sequence[Any]) -> None:
+        for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):
+            if tuple(operand.shape) != shape:
+                problem = f"operand {at} has shape {tuple(operand.shape)}; the expression was made for {shape}"
+                raise ShapeError(point_at(problem, self.equation))
+
+
+def _dynamo_tracing() -> Callable[[], bool]:
+    """The cheapest test that is right as long as torch isn't imported, or from now on if it is.
+
+    Where torch traces without analysing the code, the operands have a type that no plan was remembered for.
+    """
+    torch: Any = sys.modules.get("torch")
+    return _tracing if torch is None else torch.compiler.is_dynamo_compiling
+
+
+def _shape(value: Any, at: int) -> tuple[int, ...]:
+    try:
+        return tuple([index(size) for size in getattr(value, "shape", value)])
+    except TypeError:
+        raise OperandError(f"operand {at} is neither a shape nor an array: {value!r}") from None

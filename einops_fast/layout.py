@@ -1,0 +1,145 @@
+"""Axes in memory: which of them can be seen as one, and what a GEMM can read where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from einops_fast.steps import Arrange
+
+__all__ = [
+    "Axis",
+    "Term",
+    "arranged",
+    "compact_strides",
+    "contiguous_strides",
+    "merge",
+    "product_of_sizes",
+    "readable_by_gemm",
+]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of an array.
+
+    Attributes:
+        label: canonical letter; empty for an axis of size 1 that carries no name any more.
+        size: extent.
+        stride: distance between neighbours, in elements; 0 where the array was expanded.
+        position: index of the axis in the array.
+    """
+
+    label: str
+    size: int
+    stride: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Term:
+    """An array in a plan: the slot that holds it and its axes in storage order of the array's shape."""
+
+    slot: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def labels(self) -> str:
+        return "".join(axis.label for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple([axis.size for axis in self.axes])
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def unnamed(self) -> tuple[int, ...]:
+        """Positions of the axes without a label."""
+        return tuple([axis.position for axis in self.axes if not axis.label])
+
+    @property
+    def fastest(self) -> str:
+        """Label of the axis whose neighbours are next to each other in memory; empty if there is none."""
+        return next((axis.label for axis in self.axes if axis.stride == 1 and axis.size > 1), "")
+
+    def pick(self, labels: Iterable[str]) -> list[Axis]:
+        """The axes with these labels, in the order of ``labels``."""
+        by_label = {axis.label: axis for axis in self.axes}
+        return [by_label[label] for label in labels]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a C-ordered array.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def compact_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a copy that keeps the memory order of the original but has no gaps (NumPy's order ``'K'``).
+
+    >>> compact_strides((2, 3), (1, 4))
+    (1, 2)
+    """
+    order = sorted(range(len(shape)), key=lambda at: -abs(strides[at]))
+    compact = contiguous_strides([shape[at] for at in order])
+    return tuple(stride for _, stride in sorted(zip(order, compact, strict=True)))
+
+
+def arranged(perm: tuple[int, ...], sizes: Sequence[int], shape: tuple[int, ...], moves: str = "") -> Arrange:
+    """An array of these sizes permuted, then reshaped; what changes nothing is left out.
+
+    >>> arranged((0, 1), (2, 3), (6,))
+    Arrange(perm=None, shape=(6,), moves='')
+    """
+    permuted = tuple([sizes[at] for at in perm])
+    identity = perm == tuple(range(len(perm)))
+    return Arrange(None if identity else perm, None if shape == permuted else shape, moves)
+
+
+def product_of_sizes(axes: Iterable[Axis]) -> int:
+    """Number of index combinations over these axes (1 for none)."""
+    return prod(axis.size for axis in axes)
+
+
+def merge(axes: Sequence[Axis]) -> int | None:
+    """Stride of the single axis that these axes form in this order, or ``None`` if they don't form one.
+
+    Axes of size 1 merge with anything. No axes at all, or only such, give stride 1.
+
+    >>> merge([Axis("b", 4, 12, 0), Axis("i", 3, 4, 1)])
+    4
+    """
+    stride: int | None = None
+    for axis in reversed(axes):
+        if axis.size == 1:
+            continue
+        if stride is None:
+            stride, reach = axis.stride, axis.stride * axis.size
+        elif axis.stride != reach:
+            return None
+        else:
+            reach = axis.stride * axis.size
+    return 1 if stride is None else stride
+
+
+def readable_by_gemm(rows: int, row_stride: int, columns: int, column_stride: int) -> bool:
+    """Whether BLAS takes a matrix of these extents and strides as it lies: one stride 1, the other no overlap."""
+    if rows == 1 and columns == 1:
+        return True
+    if rows == 1:
+        return column_stride == 1
+    if columns == 1:
+        return row_stride == 1
+    return (column_stride == 1 and row_stride >= columns) or (row_stride == 1 and column_stride >= rows)

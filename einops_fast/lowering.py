@@ -1,0 +1,175 @@
+"""From subscripts, sizes and strides to steps: what is a view, what is a GEMM, what has to move.
+
+Works on :class:`~einops_fast.layout.Term` values, which stand for arrays: each operand first loses repeated,
+expanded and one-sided axes, then the path's pairs are contracted one after the other, and at the end the axes
+are put in the order asked for. How one pair becomes a step is in :mod:`einops_fast.pairs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides
+from einops_fast.notation import Subscripts
+from einops_fast.pairs import contract_pair
+from einops_fast.steps import Arrange, Cast, Diagonal, Native, Select, Step, Sum, View
+from einops_fast.target import Numerics, Operand, Target
+
+__all__ = ["lower"]
+
+Path = Sequence[tuple[int, ...]]
+
+
+def lower(
+    subscripts: Subscripts,
+    sizes: dict[str, int],
+    operands: Sequence[Operand],
+    path: Path,
+    target: Target,
+    numerics: Numerics,
+) -> tuple[Step, ...]:
+    """The steps that compute ``subscripts`` for operands of these shapes and strides.
+
+    Args:
+        subscripts: the parsed equation.
+        sizes: extent of every label (see :func:`einops_fast.notation.bind_sizes`).
+        operands: shape, strides and dtype of each operand.
+        path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
+        target: what can be done where the plan will run.
+        numerics: the dtypes of the call.
+    """
+    return _Lowering(subscripts, sizes, target, numerics).run(operands, path)
+
+
+class _Lowering:
+    """The steps so far, and how to add to them."""
+
+    def __init__(self, subscripts: Subscripts, sizes: dict[str, int], target: Target, numerics: Numerics) -> None:
+        self.subscripts = subscripts
+        self.sizes = sizes
+        self.target = target
+        self.numerics = numerics
+        self.steps: list[Step] = []
+        self.first = len(subscripts.inputs)
+        self.open = subscripts.inputs[0][:1] if target.free_batch else ""
+
+    def run(self, operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
+        inputs, output = self.subscripts.inputs, self.subscripts.output
+        if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
+            slots, full = tuple(range(len(operands))), prod(self.sizes.values())
+            self.add(Native.of(slots, inputs, output, self.shape(output), self.numerics.native, full))
+            return tuple(self.steps)
+        if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
+            # Nothing is computed: a view needs no other dtype.
+            self.numerics = replace(self.numerics, compute=self.numerics.result)
+        terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
+        if self.target.drops_expanded:
+            self.drop_expanded(terms)
+        terms = [self.sum_alone(at, terms) for at in range(len(terms))]
+        for positions in path:
+            if len(positions) < 2:
+                continue
+            group = [terms.pop(at) for at in sorted(positions, reverse=True)][::-1]
+            merged = group[0]
+            for index, other in enumerate(group[1:], start=2):
+                rest = group[index:] + terms
+                merged = self.pair(merged, other, rest)
+            terms.append(merged)
+        self.finish(terms[0])
+        return tuple(self.steps)
+
+    def add(self, step: Step) -> int:
+        self.steps.append(step)
+        return self.first + len(self.steps) - 1
+
+    def shape(self, labels: str) -> tuple[int, ...]:
+        return tuple(-1 if label == self.open else self.sizes[label] for label in labels)
+
+    def start(self, slot: int, labels: str, operand: Operand) -> Term:
+        """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
+        shape, strides = operand.shape, operand.strides
+        if operand.dtype != self.numerics.compute:
+            slot = self.add(Cast((slot,), labels, shape, self.numerics.compute))
+            strides = compact_strides(shape, strides)
+        if len(set(labels)) < len(labels):
+            unique = "".join(dict.fromkeys(labels))
+            groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
+            shape = tuple(operand.shape[group[0]] for group in groups)
+            strides = tuple(sum(strides[at] for at in group) for group in groups)
+            slot = self.add(Diagonal((slot,), unique, shape, groups))
+            labels = unique
+        axes = tuple(
+            Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
+            for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
+        )
+        return Term(slot, axes)
+
+    def drop_expanded(self, terms: list[Term]) -> None:
+        """Drop axes of stride 0 from operands, as long as another operand still has the label."""
+        for at, term in enumerate(terms):
+            elsewhere = {label for other in terms if other is not term for label in other.labels}
+            dropped = tuple(
+                axis.position for axis in term.axes if axis.stride == 0 and axis.size > 1 and axis.label in elsewhere
+            )
+            if dropped:
+                terms[at] = self.without(term, dropped, Select)
+
+    def sum_alone(self, at: int, terms: list[Term]) -> Term:
+        """Sum over the labels that only this term has and the result doesn't."""
+        term = terms[at]
+        needed = set(self.subscripts.output).union(*(other.labels for index, other in enumerate(terms) if index != at))
+        summed = tuple(axis.position for axis in term.axes if axis.label and axis.label not in needed)
+        return self.without(term, summed, Sum) if summed else term
+
+    def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
+        rest = [axis for axis in term.axes if axis.position not in positions]
+        shape = tuple(axis.size for axis in rest)
+        strides = tuple(axis.stride for axis in rest) if kind is Select else contiguous_strides(shape)
+        axes = tuple(
+            Axis(axis.label, axis.size, stride, position)
+            for position, (axis, stride) in enumerate(zip(rest, strides, strict=True))
+        )
+        labels = "".join(axis.label for axis in axes)
+        return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
+
+    def pair(self, left: Term, right: Term, rest: Sequence[Term]) -> Term:
+        keep = set(self.subscripts.output).union(*(term.labels for term in rest))
+        wanted = self.subscripts.output if not rest else self.hint(left, right, keep, rest)
+        step, strides = contract_pair(left, right, keep, wanted, self.target, self.numerics, self.open)
+        slot = self.add(step)
+        sizes = (self.sizes[label] for label in step.labels)
+        return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
+
+    def hint(self, left: Term, right: Term, keep: set[str], rest: Sequence[Term]) -> str:
+        """Axis order of an intermediate in which the next step is most likely to need no copy.
+
+        The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
+        order that the partner has them.
+        """
+        labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
+        partner = max(rest, key=lambda term: len(set(term.labels) & set(labels)))
+        output = self.subscripts.output
+
+        def rank(label: str) -> tuple[int, int]:
+            if label not in partner.labels:
+                return 1, output.find(label)
+            contracted = label not in output and not any(label in term.labels for term in rest if term is not partner)
+            return (2 if contracted else 0), partner.labels.index(label)
+
+        return "".join(sorted(labels, key=rank))
+
+    def finish(self, term: Term) -> None:
+        """Put the axes in the order of the output; the answer never *is* an operand."""
+        output = self.subscripts.output
+        perm = tuple(axis.position for axis in term.pick(output))
+        ordered = perm == tuple(range(len(perm)))
+        makes_new = (Sum, Native, Cast) if self.target.strided else (Sum, Native, Cast, Diagonal)
+        computed = any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps)
+        if not ordered or not computed:
+            moves = "" if self.target.strided else "arrays have no strides"
+            self.add(View((term.slot,), output, self.shape(output), Arrange(None if ordered else perm, None, moves)))
+        if self.numerics.result != self.numerics.compute:
+            slot = self.first + len(self.steps) - 1
+            self.add(Cast((slot,), output, self.shape(output), self.numerics.result))

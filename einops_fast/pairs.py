@@ -1,0 +1,151 @@
+"""How one pair of terms becomes one step: the kinds of step, their price, and the choice.
+
+Every axis of a pair is *batch* (in both terms and the result), *row* or *column* (in one term and the
+result) or *contracted* (in both terms, not in the result). A product without contracted axes is a
+multiplication; else a GEMM (see :mod:`einops_fast.matrices`), a multiplication and a sum, or the framework's
+own einsum is chosen, whichever is predicted to take least time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from string import ascii_letters
+
+from einops_fast import cost
+from einops_fast.layout import Term, arranged, contiguous_strides
+from einops_fast.steps import Arrange, Multiply, Native, Step
+from einops_fast.target import Numerics, Target
+
+__all__ = ["Roles", "contract_pair"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The two terms of a pair and the role of every label.
+
+    Attributes:
+        left, right: the terms; ``left`` gives the rows of the result, ``right`` the columns.
+        batch, rows, columns, contracted: the labels of each role, the first three as ``wanted`` has them.
+        wanted: labels of the result in the order that suits whoever reads it.
+        open_label: label whose size must not be fixed in a step; empty for none.
+        size_of: extent by label.
+    """
+
+    left: Term
+    right: Term
+    batch: str
+    rows: str
+    columns: str
+    contracted: str
+    wanted: str
+    open_label: str
+    size_of: dict[str, int]
+
+    @classmethod
+    def of(cls, left: Term, right: Term, keep: set[str], wanted: str, open_label: str) -> Roles:
+        one, two = set(left.labels), set(right.labels)
+        batch = "".join([label for label in wanted if label in one and label in two])
+        rows = "".join([label for label in wanted if label not in two])
+        columns = "".join([label for label in wanted if label not in one])
+        contracted = "".join([label for label in left.labels if label in two and label not in keep])
+        sizes = {axis.label: axis.size for axis in left.axes + right.axes}
+        return cls(left, right, batch, rows, columns, contracted, wanted, open_label, sizes)
+
+    def swapped(self) -> Roles:
+        """The same product with the terms in the other order."""
+        return Roles(
+            self.right,
+            self.left,
+            self.batch,
+            self.columns,
+            self.rows,
+            self.contracted,
+            self.wanted,
+            self.open_label,
+            self.size_of,
+        )
+
+    def sizes(self, labels: str) -> tuple[int, ...]:
+        return tuple([self.size_of[label] for label in labels])
+
+    def size(self, labels: str) -> int:
+        return prod([self.size_of[label] for label in labels])
+
+    def extent(self, labels: str) -> int:
+        """Size of the axis that these labels merge to, as a shape says it."""
+        return -1 if self.open_label and self.open_label in labels else self.size(labels)
+
+    def shape(self, labels: str) -> tuple[int, ...]:
+        """One extent per label, as a shape says it."""
+        return tuple([self.extent(label) for label in labels])
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        return self.left.slot, self.right.slot
+
+    @property
+    def product(self) -> cost.Product:
+        return cost.Product(*map(self.size, (self.batch, self.rows, self.columns, self.contracted)))
+
+
+def contract_pair(
+    left: Term, right: Term, keep: set[str], wanted: str, target: Target, numerics: Numerics, open_label: str
+) -> tuple[Step, tuple[int, ...]]:
+    """The cheapest step that contracts two terms, and the strides of its result.
+
+    Args:
+        left, right: the terms. A label that only one of them has is in ``keep``.
+        keep: labels that the result, or a later pair, needs.
+        wanted: labels of the result in the order that suits whoever reads it.
+        target: what can be done where the plan will run.
+        numerics: the dtypes of the call.
+        open_label: label whose size must not be fixed in the step; empty for none.
+    """
+    # Imported here because candidates are priced from the roles defined above.
+    from einops_fast.matrices import cheapest_gemm
+
+    roles = Roles.of(left, right, keep, wanted, open_label)
+    dtype, on = numerics.compute, target.ceilings
+    strides = contiguous_strides(roles.sizes(wanted))
+    summed = bool(roles.contracted)
+    if numerics.native and (summed or dtype == "bool"):
+        return _native(roles, numerics.native), strides
+    product = roles.product
+    elements = (left.size, right.size, product.batch * product.m * product.n)
+    multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on)
+    native = cost.native_seconds(product.full, elements, summed, dtype, on)
+    if summed:
+        gemm = cheapest_gemm(roles, target, dtype)
+        if gemm is not None and gemm.seconds <= min(multiply, native):
+            return gemm.step(roles, target)
+    if multiply <= native:
+        return _multiply(roles), strides
+    return _native(roles, "its loops are predicted to be fastest here"), strides
+
+
+def _multiply(roles: Roles) -> Multiply:
+    order = roles.wanted + roles.contracted
+    left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
+    summed, full = len(roles.contracted), roles.product.full
+    return Multiply(roles.slots, roles.wanted, roles.shape(roles.wanted), left, right, summed, full)
+
+
+def _spread(term: Term, order: str, roles: Roles) -> Arrange:
+    """An operand with its axes in ``order`` and size 1 where it lacks one; leading ones are left out."""
+    labels = term.labels
+    present = [label for label in order if label in labels]
+    perm = (*term.unnamed, *(axis.position for axis in term.pick(present)))
+    inner = order[order.index(present[0]) :] if present else ""
+    shape = tuple(roles.extent(label) if label in labels else 1 for label in inner)
+    return arranged(perm, term.shape, shape)
+
+
+def _native(roles: Roles, reason: str) -> Native:
+    """The pair as an einsum of its own; an axis of size 1 that has lost its label is summed away."""
+    terms = roles.left, roles.right
+    used = roles.left.labels + roles.right.labels
+    spare = iter([letter for letter in ascii_letters if letter not in used])
+    inputs = ["".join(axis.label or next(spare) for axis in term.axes) for term in terms]
+    shape = roles.shape(roles.wanted)
+    return Native.of(roles.slots, inputs, roles.wanted, shape, reason, roles.product.full)

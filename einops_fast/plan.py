@@ -1,0 +1,114 @@
+"""A plan: the steps for one kind of call, what they cost, and the callable that carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from einops_fast.cost import StepCost, step_costs
+from einops_fast.lowering import lower
+from einops_fast.notation import Subscripts, bind_sizes
+from einops_fast.path import Path, candidate_paths
+from einops_fast.steps import Step
+from einops_fast.target import Numerics, Operand, Target
+
+if TYPE_CHECKING:
+    from einops_fast.backends.base import Backend
+
+__all__ = ["Plan", "compile_plan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done for operands of these shapes, strides and dtypes. Pure data; prints with ``explain``."""
+
+    subscripts: Subscripts
+    sizes: dict[str, int]
+    operands: tuple[Operand, ...]
+    target: Target
+    numerics: Numerics
+    path: Path
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def costs(self) -> tuple[StepCost, ...]:
+        """Cost of each step."""
+        sizes = [prod(operand.shape) for operand in self.operands]
+        return step_costs(self.steps, sizes, self.numerics.compute, self.target.ceilings)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the whole plan."""
+        return sum(cost.seconds for cost in self.costs)
+
+
+def make_plan(
+    subscripts: Subscripts,
+    operands: Sequence[Operand],
+    target: Target,
+    numerics: Numerics,
+    optimize: Any = "auto",
+    room: int | None = None,
+) -> Plan:
+    """Choose a path and lower it. Of several candidate paths the one predicted to be fastest wins.
+
+    Args:
+        subscripts: the parsed equation.
+        operands: shape, strides and dtype of each operand.
+        target: where the plan will run.
+        numerics: the dtypes of the call.
+        optimize: as for :func:`einops_fast.fast_einsum`.
+        room: elements that an intermediate may have, if known.
+
+    Raises:
+        ShapeError: an axis has two sizes.
+        EinsumError: ``optimize`` can't be used.
+    """
+    shapes = [operand.shape for operand in operands]
+    sizes = bind_sizes(subscripts, shapes)
+    plans = [
+        Plan(
+            subscripts,
+            sizes,
+            tuple(operands),
+            target,
+            numerics,
+            path,
+            lower(subscripts, sizes, operands, path, target, numerics),
+        )
+        for path in candidate_paths(subscripts, shapes, optimize, room)
+    ]
+    return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: plan.seconds)
+
+
+def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:
+    """The plan as one callable of the operands: the framework's calls and nothing else."""
+    count = len(plan.operands)
+    program = [(backend.emit(step), step.reads) for step in plan.steps]
+    answer = backend.answer(len(plan.subscripts.output))
+    if answer is not None:
+        program.append((answer, (count + len(program) - 1,)))
+    if len(program) == 1 and program[0][1] == tuple(range(count)):
+        return program[0][0]
+    if len(program) == 1 and program[0][1] == (1, 0) and count == 2:
+        only = program[0][0]
+        return lambda a, b: only(b, a)
+    last_use = {slot: at for at, (_, reads) in enumerate(program) for slot in reads}
+    # Intermediates are let go as soon as nothing reads them any more.
+    timed = [
+        (run, reads, tuple(slot for slot in reads if slot >= count and last_use[slot] == at))
+        for at, (run, reads) in enumerate(program)
+    ]
+
+    def run(*operands: Any) -> Any:
+        values = list(operands)
+        for step, reads, done in timed:
+            values.append(step(*[values[slot] for slot in reads]))
+            for slot in done:
+                values[slot] = None
+        return values[-1]
+
+    return run

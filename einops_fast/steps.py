@@ -1,0 +1,162 @@
+"""The instructions of a plan: small immutable records, independent of any framework.
+
+A plan is a tuple of steps over numbered slots. Slots ``0 .. n-1`` hold the operands; the result of step
+``t`` goes to slot ``n + t``; the last slot is the answer. Every step names the slots it reads, the axes of
+its result (one letter each) and the result's shape. A size of ``-1`` stands for a batch axis whose size the
+plan leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+
+__all__ = [
+    "AS_IS",
+    "Arrange",
+    "Cast",
+    "Diagonal",
+    "Gemm",
+    "Multiply",
+    "Native",
+    "Select",
+    "Step",
+    "Sum",
+    "View",
+]
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """How a step reads an array: permute its axes, then reshape. Both are optional.
+
+    Attributes:
+        perm: axis order, as in ``numpy.transpose``; ``None`` leaves the axes as they are.
+        shape: shape after the permutation; ``None`` leaves it.
+        moves: why the elements have to be copied into C order first, in words; empty for a view.
+    """
+
+    perm: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    moves: str = ""
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the array is read just as it is."""
+        return self.perm is None and self.shape is None and not self.moves
+
+
+AS_IS = Arrange()
+
+
+@dataclass(frozen=True)
+class _Base:
+    reads: tuple[int, ...]
+    labels: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cast(_Base):
+    """Convert the operand to another dtype (a name such as ``'float32'``)."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Diagonal(_Base):
+    """Take the diagonal over repeated axes: result axis ``i`` runs along all of ``groups[i]`` at once."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Select(_Base):
+    """Drop ``axes`` by taking index 0 of each: expanded axes, whose stride is 0."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sum(_Base):
+    """Sum over ``axes``, keeping the operand's dtype."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class View(_Base):
+    """Rearrange one operand; where ``how.moves`` is empty the result shares the operand's memory."""
+
+    how: Arrange
+
+
+@dataclass(frozen=True)
+class Multiply(_Base):
+    """Elementwise product with broadcasting, then a sum over the last ``summed`` axes of the product.
+
+    ``left`` and ``right`` bring the operands to the axes (result axes, summed axes), with size 1 where an
+    operand lacks an axis; ``full`` is the number of elements of the product.
+    """
+
+    left: Arrange
+    right: Arrange
+    summed: int
+    full: int
+
+
+@dataclass(frozen=True)
+class Gemm(_Base):
+    """A batched matrix product.
+
+    ``left`` brings the first operand to ``(*batch, m, k)`` and ``right`` the second to ``(*batch, k, n)``;
+    a batch axis that an operand lacks has size 1 there. With ``transpose_left`` (``transpose_right``) the
+    operand is brought to ``(*batch, k, m)`` (``(*batch, n, k)``) instead and the GEMM transposes it.
+
+    The product ``(*batch, m, n)`` is reshaped to ``shape``, its separate axes. If ``buffer`` is set, the
+    product is written in place instead: an array of ``shape`` is allocated in C order, and ``buffer`` is how
+    it is seen as ``(*batch, m, n)``.
+    """
+
+    left: Arrange
+    right: Arrange
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    transpose_left: bool = False
+    transpose_right: bool = False
+    buffer: Arrange | None = None
+
+
+@dataclass(frozen=True)
+class Native(_Base):
+    """The framework's own einsum on ``equation`` (letters), because of ``reason``.
+
+    ``full`` is the number of multiply-adds over all labels.
+    """
+
+    equation: str
+    reason: str
+    full: int
+
+    @classmethod
+    def of(
+        cls,
+        reads: tuple[int, ...],
+        inputs: Sequence[str],
+        output: str,
+        shape: tuple[int, ...],
+        reason: str,
+        full: int,
+    ) -> Native:
+        """The step for these labels, in letters that any framework's einsum takes."""
+        letters = dict(zip(dict.fromkeys("".join(inputs)), ascii_letters, strict=False))
+        equation = ",".join(inputs) + "->" + output
+        if not equation.isascii():
+            equation = "".join(letters.get(char, char) for char in equation)
+        return cls(reads, output, shape, equation, reason, full)
+
+
+Step = Cast | Diagonal | Select | Sum | View | Multiply | Gemm | Native

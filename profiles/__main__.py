@@ -1,0 +1,71 @@
+"""``python -m einops_fast.profiles [STUDY]``: measure on this machine, print a table, keep it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from einops_fast.profiles.cases import ITEM_SIZES, select
+from einops_fast.profiles.compare import RESULTS, run_study
+from einops_fast.profiles.frameworks import FRAMEWORKS
+from einops_fast.profiles.records import Options
+from einops_fast.profiles.studies import STUDIES
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one study; 0 if all its results were right."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.backward and options.study != "einsum":
+        parser.error("--backward is for the study of einsum")
+    try:
+        select(STUDIES[options.study].cases, options.only)
+    except ValueError as unknown:
+        parser.error(str(unknown))
+    chosen = Options(
+        device=options.device,
+        threads=options.threads,
+        dtypes=_names(options.dtype, tuple(ITEM_SIZES)),
+        only=options.only,
+        quick=options.quick,
+        backward=options.backward,
+    )
+    frameworks = _names(options.framework, tuple(FRAMEWORKS))
+    return run_study(options.study, chosen, frameworks=frameworks, folder=options.out)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m einops_fast.profiles",
+        description="Measure on this machine, print a table and keep it.",
+    )
+    parser.add_argument(
+        "study",
+        nargs="?",
+        choices=tuple(STUDIES),
+        default="einsum",
+        help="einsum: the problems of apache/mxnet#18043 in every mode (default); contraction: many equations"
+        " against native einsum, opt_einsum and the device; overhead: tiny calls, first calls, the import",
+    )
+    parser.add_argument("--framework", default="", help=f"of {', '.join(FRAMEWORKS)}, separated by commas")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: gpu, if any")
+    parser.add_argument("--dtype", default="", help=f"of {', '.join(ITEM_SIZES)}, separated by commas")
+    parser.add_argument("--only", default="", help="names of cases (or 0, 1, 2), separated by commas")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
+    parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
+    parser.add_argument("--backward", action="store_true", help="einsum: forward and backward")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    return parser
+
+
+def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(filter(None, text.split(",")))
+    unknown = set(names) - set(known)
+    if unknown:
+        sys.exit(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Whether a result is right: its error against float64 NumPy, and how large an error may be.
+
+Inputs are standard normal, so a sum of ``terms`` products has the size ``sqrt(terms)``: errors are given
+relative to that, and one limit fits every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, isnan, prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einops_fast.profiles.cases import Case, Shape
+
+__all__ = ["EPSILON", "Reference", "allowed", "gradient_case", "random_values"]
+
+Values = NDArray[np.float64]
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+REFERENCE_WORK = 5e8
+"""Multiplications that a float64 reference may take; of a larger result only a grid is compared."""
+
+
+def random_values(shapes: Sequence[Shape], seed: int) -> list[Values]:
+    """Standard normal values."""
+    random = np.random.default_rng(seed)
+    return [np.asarray(random.standard_normal(shape)) for shape in shapes]
+
+
+def gradient_case(case: Case, place: int) -> Case:
+    """The einsum that is the gradient of one operand: in its place stands the result's cotangent."""
+    inputs, shapes = list(case.inputs), list(case.shapes)
+    inputs[place], shapes[place] = case.output, case.result_shape
+    return Case(f"{case.name}-grad{place}", f"{','.join(inputs)}->{case.inputs[place]}", tuple(shapes))
+
+
+class Reference:
+    """The float64 result of a case for given operands, or a grid of its elements."""
+
+    def __init__(self, case: Case, operands: Sequence[Values]) -> None:
+        self.case = case
+        grid = _grid(case)
+        parts = [operand[_pick(term, grid)] for term, operand in zip(case.inputs, operands, strict=True)]
+        self._values: Any = np.einsum(case.equation, *parts, optimize=True)
+        self._picked = _pick(case.output, grid)
+
+    def error(self, result: Any, to_float64: Callable[[Any], Values]) -> float:
+        """Largest error of a result, relative to ``sqrt(terms)``; infinite if its shape is wrong."""
+        if tuple(result.shape) != self.case.result_shape:
+            return inf
+        difference = np.abs(to_float64(result[self._picked]) - self._values)
+        worst = float(np.max(difference, initial=0.0)) / sqrt(self.case.terms)
+        return inf if isnan(worst) else worst
+
+
+def allowed(case: Case, dtype: str, native: float | None = None) -> float:
+    """The largest error that counts as right: twice the native einsum's, or what plain arithmetic collects.
+
+    That is a rounding of the largest elements of the result and, in the dtype that sums are kept in, what one
+    running sum loses: about ``sqrt(terms)`` roundings of its own size, more for the worst of many elements.
+    """
+    accumulator = min(EPSILON[dtype], EPSILON["float32"])
+    plain = 4 * EPSILON[dtype] + 4 * accumulator * sqrt(case.terms)
+    return max(plain, 2 * native) if native is not None else min(0.1, 2 * plain)
+
+
+def _grid(case: Case) -> dict[str, slice]:
+    """A slice per axis of the result that keeps the reference affordable.
+
+    Steps are odd, so that the grid meets every position within a tile, and each slice ends at the last
+    element, where a tile may be cut off.
+    """
+    extents = case.extents
+    steps = dict.fromkeys(case.output, 1)
+
+    def kept(axis: str) -> int:
+        return -(-extents[axis] // steps.get(axis, 1))
+
+    while steps and prod(map(kept, extents)) > REFERENCE_WORK:
+        longest = max(steps, key=kept)
+        if kept(longest) == 1:
+            break
+        steps[longest] += 2
+    return {axis: slice((extents[axis] - 1) % step, None, step) for axis, step in steps.items()}
+
+
+def _pick(term: str, grid: dict[str, slice]) -> tuple[slice, ...]:
+    return tuple(grid.get(axis, slice(None)) for axis in term)

@@ -1,0 +1,363 @@
+"""The frameworks to compare, each behind the same few methods. Nothing is imported before one is made."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from einops_fast.profiles.clocks import Clock, EventClock, HostClock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+__all__ = [
+    "FRAMEWORKS",
+    "Framework",
+    "Unavailable",
+    "available_threads",
+    "default_device",
+    "installed",
+    "load",
+    "thread_environment",
+]
+
+CACHE_FLUSH_BYTES = 256 << 20
+"""More than the last cache of any GPU so far."""
+
+Call = Callable[..., Any]
+
+
+class Unavailable(Exception):
+    """A framework, a device or a dtype that this machine doesn't have."""
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Environment variables that give any framework ``threads`` threads; read when it is imported."""
+    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+class Framework(ABC):
+    """A framework on one device.
+
+    Attributes:
+        name: what to import, and what tables call it.
+        product: name of its batched matrix product, the floor of any einsum's overhead.
+        default_stream: whether work on a GPU is on CUDA's default stream, where anyone's events see it.
+    """
+
+    name: ClassVar[str]
+    product: ClassVar[str]
+    default_stream: ClassVar[bool] = False
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.device = device
+        self.threads = threads
+
+    @abstractmethod
+    def array(self, values: Values, dtype: str) -> Any:
+        """An array on the device, with these values rounded to ``dtype``."""
+
+    @abstractmethod
+    def to_float64(self, array: Any) -> Values:
+        """The values of an array, exactly."""
+
+    @abstractmethod
+    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
+        """The framework's own einsum, looked up at each call: a patch takes effect."""
+
+    @abstractmethod
+    def matmul(self, left: Any, right: Any) -> Any:
+        """The product of two batches of matrices, by the shortest way."""
+
+    @abstractmethod
+    def copy(self, target: Any, source: Any) -> None:
+        """Overwrite ``target`` with ``source``."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work in flight."""
+
+    def clock(self, *, flush: bool = True) -> Clock:
+        """The best clock of the device; ``flush`` empties the GPU's cache before each call."""
+        return HostClock(self.synchronize)
+
+    def versions(self) -> dict[str, str]:
+        """Versions of what was measured."""
+        return {self.name: str(import_module(self.name).__version__)}
+
+    def device_name(self) -> str:
+        """The device, as its maker calls it."""
+        return _cpu_name()
+
+    def capture(self, on: bool) -> None:
+        """Tell a CUDA profiler around this process to start or to stop recording."""
+        return
+
+    def track(self, array: Any) -> None:
+        """Ask for gradients with respect to ``array``."""
+        raise Unavailable(f"{self.name} has no autograd")
+
+    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
+        """Run ``call`` forward and backward: the gradient of every operand."""
+        raise Unavailable(f"{self.name} has no autograd")
+
+
+class NumPy(Framework):
+    name = "numpy"
+    product = "np.matmul"
+
+    def __init__(self, device: str, threads: int) -> None:
+        if device != "cpu":
+            raise Unavailable("NumPy runs on the CPU only")
+        super().__init__(device, threads)
+        self.np: Any = import_module("numpy")
+
+    def array(self, values: Values, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            raise Unavailable("NumPy has no bfloat16")
+        return values.astype(dtype)
+
+    def to_float64(self, array: Any) -> Values:
+        result: Values = self.np.asarray(array, "float64")
+        return result
+
+    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
+        return self.np.einsum(equation, *operands, **options)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return self.np.matmul(left, right)
+
+    def copy(self, target: Any, source: Any) -> None:
+        self.np.copyto(target, source)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Torch(Framework):
+    name = "torch"
+    product = "torch.bmm"
+    default_stream = True
+
+    def __init__(self, device: str, threads: int) -> None:
+        super().__init__(device, threads)
+        self.torch: Any = import_module("torch")
+        self.torch.set_num_threads(threads)
+        if device == "gpu" and not self.torch.cuda.is_available():
+            raise Unavailable("torch finds no GPU")
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.device == "gpu" else "cpu"
+
+    def array(self, values: Values, dtype: str) -> Any:
+        return self.torch.from_numpy(values).to(self._device, getattr(self.torch, dtype), copy=True)
+
+    def to_float64(self, array: Any) -> Values:
+        result: Values = array.detach().double().cpu().numpy()
+        return result
+
+    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
+        return self.torch.einsum(equation, *operands, **options)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return self.torch.bmm(left, right)
+
+    def copy(self, target: Any, source: Any) -> None:
+        target.copy_(source)
+
+    def synchronize(self) -> None:
+        if self.device == "gpu":
+            self.torch.cuda.synchronize()
+
+    def clock(self, *, flush: bool = True) -> Clock:
+        if self.device == "cpu":
+            return super().clock()
+        cuda = self.torch.cuda
+        cache = self.torch.empty(CACHE_FLUSH_BYTES if flush else 0, dtype=self.torch.int8, device="cuda")
+        return EventClock(
+            new_event=lambda: cuda.Event(enable_timing=True),
+            milliseconds=lambda start, end: start.elapsed_time(end),
+            flush=cache.zero_,
+            synchronize=cuda.synchronize,
+        )
+
+    def device_name(self) -> str:
+        return str(self.torch.cuda.get_device_name()) if self.device == "gpu" else super().device_name()
+
+    def capture(self, on: bool) -> None:
+        if self.device == "gpu":
+            (self.torch.cuda.profiler.start if on else self.torch.cuda.profiler.stop)()
+
+    def track(self, array: Any) -> None:
+        array.requires_grad_()
+
+    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
+        return tuple(self.torch.autograd.grad(call(*operands), operands, cotangent))
+
+
+class MXNet(Framework):
+    name = "mxnet"
+    product = "npx.batch_dot"
+
+    def __init__(self, device: str, threads: int) -> None:
+        super().__init__(device, threads)
+        from einops_fast.backends.mxnet_import import import_mxnet
+
+        self.mx: Any = import_mxnet()
+        self.mx.npx.set_np()
+        if device == "gpu" and not self.mx.device.num_gpus():
+            raise Unavailable("MXNet finds no GPU")
+
+    def array(self, values: Values, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            raise Unavailable("MXNet arrays of bfloat16 can't be made from NumPy")
+        device = self.mx.gpu() if self.device == "gpu" else self.mx.cpu()
+        return self.mx.np.array(values, dtype=dtype, device=device)
+
+    def to_float64(self, array: Any) -> Values:
+        result: Values = array.asnumpy().astype("float64")
+        return result
+
+    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
+        return self.mx.np.einsum(equation, *operands, **options)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return self.mx.npx.batch_dot(left, right)
+
+    def copy(self, target: Any, source: Any) -> None:
+        source.copyto(target)
+
+    def synchronize(self) -> None:
+        self.mx.npx.waitall()
+
+    def device_name(self) -> str:
+        return "GPU" if self.device == "gpu" else super().device_name()
+
+    def capture(self, on: bool) -> None:
+        # MXNet has no switch of its own for this.
+        library = ctypes.util.find_library("cudart") if self.device == "gpu" else None
+        if library is not None:
+            cudart = ctypes.CDLL(library)
+            (cudart.cudaProfilerStart if on else cudart.cudaProfilerStop)()
+
+    def track(self, array: Any) -> None:
+        array.attach_grad()
+
+    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
+        with self.mx.autograd.record():
+            result = call(*operands)
+        result.backward(cotangent)
+        return tuple(operand.grad for operand in operands)
+
+
+class CuPy(Framework):
+    name = "cupy"
+    product = "cupy.matmul"
+    default_stream = True
+
+    def __init__(self, device: str, threads: int) -> None:
+        if device != "gpu":
+            raise Unavailable("CuPy runs on a GPU only")
+        super().__init__(device, threads)
+        self.cp: Any = import_module("cupy")
+        if not self.cp.cuda.is_available():
+            raise Unavailable("CuPy finds no GPU")
+
+    def array(self, values: Values, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            raise Unavailable("CuPy's einsum has no bfloat16")
+        return self.cp.asarray(values.astype(dtype))
+
+    def to_float64(self, array: Any) -> Values:
+        result: Values = self.cp.asnumpy(array).astype("float64")
+        return result
+
+    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
+        return self.cp.einsum(equation, *operands, **options)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return self.cp.matmul(left, right)
+
+    def copy(self, target: Any, source: Any) -> None:
+        self.cp.copyto(target, source)
+
+    def synchronize(self) -> None:
+        self.cp.cuda.get_current_stream().synchronize()
+
+    def clock(self, *, flush: bool = True) -> Clock:
+        cache = self.cp.empty(CACHE_FLUSH_BYTES if flush else 0, "int8")
+        return EventClock(
+            new_event=self.cp.cuda.Event,
+            milliseconds=self.cp.cuda.get_elapsed_time,
+            flush=lambda: cache.fill(0),
+            synchronize=self.synchronize,
+        )
+
+    def device_name(self) -> str:
+        return str(self.cp.cuda.runtime.getDeviceProperties(self.cp.cuda.Device().id)["name"].decode())
+
+    def capture(self, on: bool) -> None:
+        runtime = self.cp.cuda.runtime
+        (runtime.profilerStart if on else runtime.profilerStop)()
+
+
+FRAMEWORKS: dict[str, type[Framework]] = {kind.name: kind for kind in (NumPy, Torch, MXNet, CuPy)}
+
+
+def installed(name: str) -> bool:
+    """Whether the framework can be imported, without importing it."""
+    return find_spec(FRAMEWORKS[name].name) is not None
+
+
+def load(name: str, device: str = "cpu", threads: int | None = None) -> Framework:
+    """Import a framework for use on ``device`` (``cpu`` or ``gpu``) with ``threads`` threads (default: all).
+
+    Raises:
+        Unavailable: the framework or the device isn't here.
+    """
+    if not installed(name):
+        raise Unavailable(f"{name} isn't installed")
+    return FRAMEWORKS[name](device, threads or available_threads())
+
+
+def default_device(name: str) -> str:
+    """``gpu`` where this machine has one that the framework can use, else ``cpu``."""
+    if name == "cupy":
+        return "gpu"
+    return "gpu" if name != "numpy" and _gpus() else "cpu"
+
+
+def available_threads() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> int:
+    """How many GPUs the CUDA driver sees, asked without importing a framework."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) == 0:
+        driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

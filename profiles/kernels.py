@@ -1,0 +1,54 @@
+"""Where the time of a call goes, as far as the framework's own profiler can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from einops_fast.profiles.frameworks import Framework, Unavailable
+
+__all__ = ["kernel_times"]
+
+
+def kernel_times(framework: Framework, call: Callable[[], Any], calls: int = 3) -> list[tuple[float, str]]:
+    """Seconds of one call by kernel (on a CPU: by operator), longest first.
+
+    Raises:
+        Unavailable: the framework has no profiler.
+    """
+    if framework.name == "torch":
+        totals = _torch(framework, call, calls)
+    elif framework.name == "mxnet":
+        totals = _mxnet(framework, call, calls)
+    else:
+        raise Unavailable(f"{framework.name} has no profiler of its own")
+    return sorted(((seconds / calls, name) for seconds, name in totals if seconds > 0), reverse=True)
+
+
+def _torch(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[float, str]]:
+    profiler = framework.torch.profiler
+    on_gpu = framework.device == "gpu"
+    activity = profiler.ProfilerActivity.CUDA if on_gpu else profiler.ProfilerActivity.CPU
+    with profiler.profile(activities=[activity]) as trace:
+        for _ in range(calls):
+            call()
+        framework.synchronize()
+    return [
+        ((event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e-6, event.key)
+        for event in trace.key_averages()
+    ]
+
+
+def _mxnet(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[float, str]]:
+    profiler = framework.mx.profiler
+    # A trace file is written at exit whether or not anyone asks for it.
+    profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    profiler.set_state("run")
+    for _ in range(calls):
+        call()
+    framework.synchronize()
+    profiler.set_state("stop")
+    operators = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+    return [(entry["Total"] * 1e-3, name) for name, entry in operators.items()]

@@ -1,0 +1,137 @@
+"""One way to compute one of the three problems of apache/mxnet#18043, for a profiler to look at.
+
+A plain script::
+
+    python profiles/profile_einsum.py --framework torch --mode fast_einsum --problem 1
+    nsys profile -c cudaProfilerApi python profiles/profile_einsum.py --framework torch --mode einsum
+    ncu --profile-from-start off python profiles/profile_einsum.py --framework cupy --mode einsum --problem 2
+
+(nvprof takes ``--profile-from-start off`` too.) Only the measured calls are recorded, each in an NVTX range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if find_spec("einops_fast") is None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+# These import no framework; what does comes after the number of threads is set.
+from einops_fast.profiles import frameworks
+from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
+
+if TYPE_CHECKING:
+    from einops_fast.profiles.frameworks import Framework
+
+ENOUGH_SECONDS = 2.0
+MOST_CALLS = 100
+
+WATCHED = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
+"""Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one mode of one problem: 0 if its result is right, 1 if it is wrong, 2 if it can't run here."""
+    options = _parser().parse_args(arguments)
+    threads = options.threads or frameworks.available_threads()
+    os.environ.update(frameworks.thread_environment(threads))
+    device = options.device or frameworks.default_device(options.framework)
+    case = PROBLEMS[options.problem]
+
+    from einops_fast.profiles.measure import bind, check, inputs
+    from einops_fast.profiles.modes import make_way
+
+    try:
+        framework = frameworks.load(options.framework, device, threads)
+        torch = frameworks.load("torch", device, threads) if options.mode == "th_einsum" else None
+        ways = [make_way(mode, case, framework, torch) for mode in dict.fromkeys(("einsum", options.mode))]
+        way = ways[-1]
+        checked = check(case, ways, options.dtype, backward=options.backward)[-1]
+        call = bind(way, inputs(case, way.framework, options.dtype, 1, options.backward))
+    except frameworks.Unavailable as reason:
+        print(f"can't run: {reason}", file=sys.stderr)
+        return 2
+
+    print(f"problem {case.problem}: {case.equation}  {case.sizes}  {options.dtype}")
+    version = way.framework.versions()[way.framework.name]
+    print(f"{options.mode}: {way.framework.name} {version}, {way.framework.device_name()}, CPU threads: {threads}")
+    if checked.error is None:
+        print(f"failed: {checked.failure}")
+        return 1
+    with way.around():
+        times = _measure(call, way.framework, f"{options.mode}-{options.problem}", options.repeat)
+        direction = "forward and backward" if options.backward else "forward"
+        middle, best = (f"{pick(times) * 1e3:.3f} ms" for pick in (median, min))
+        print(f"{direction}: {middle} (median of {len(times)} calls, best {best})")
+        print(f"result: {checked.failure or f'right (error {checked.error:.1e})'}")
+        if options.kernels:
+            _print_kernels(call, way.framework)
+    return 1 if checked.failure else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Profile one problem of apache/mxnet#18043.")
+    parser.add_argument("--framework", choices=tuple(frameworks.FRAMEWORKS), required=True)
+    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--problem", type=int, choices=range(len(PROBLEMS)), default=0)
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="default: gpu where that works")
+    parser.add_argument("--dtype", choices=tuple(ITEM_SIZES), default="float32")
+    parser.add_argument("--backward", action="store_true", help="forward and backward; check the gradients")
+    parser.add_argument("--repeat", type=int, help="measured calls; default: about two seconds of them")
+    parser.add_argument("--threads", type=int, help="CPU threads of every framework; default: all")
+    parser.add_argument(
+        "--kernels",
+        action=argparse.BooleanOptionalAction,
+        default=not any(name in os.environ for name in WATCHED),
+        help="print where the framework's profiler sees the time go (off under nvprof, nsys and ncu)",
+    )
+    return parser
+
+
+def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: int | None) -> list[float]:
+    """Seconds of each measured call; what a profiler outside records is these calls and nothing else."""
+    clock = framework.clock(flush=False)
+    warm_up = [clock.sample(call, 1) for _ in range(2)]
+    if repeat is None:
+        repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))
+    framework.capture(True)
+    times = []
+    for _ in range(repeat):
+        with _nvtx_range(label):
+            times.append(clock.sample(call, 1))
+    framework.capture(False)
+    return times
+
+
+def _nvtx_range(label: str) -> AbstractContextManager[Any]:
+    if find_spec("nvtx") is None:
+        return nullcontext()
+    import nvtx
+
+    annotation: AbstractContextManager[Any] = nvtx.annotate(label)
+    return annotation
+
+
+def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
+    from einops_fast.profiles.kernels import kernel_times
+
+    try:
+        kernels = kernel_times(framework, call)
+    except frameworks.Unavailable as reason:
+        print(f"kernels: {reason}")
+        return
+    print("\n     Time | Kernel\n--------- | ------")
+    for seconds, name in kernels[:12]:
+        print(f"{seconds * 1e3:6.3f} ms | {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

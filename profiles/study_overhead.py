@@ -1,0 +1,94 @@
+"""What a call costs before any arithmetic: tiny operands, the first call of an equation, the import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import einops_fast
+from einops_fast.einsum import clear_plans
+from einops_fast.profiles.cases import Case
+from einops_fast.profiles.clocks import HostClock
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.measure import FULL, QUICK, Timing, Way, bind, compare, inputs
+from einops_fast.profiles.records import Note, Options, Row
+from einops_fast.profiles.report import Table, ratio
+
+__all__ = ["cases", "frameworks", "measure", "tables"]
+
+frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
+
+TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
+cases: tuple[Case, ...] = (TINY,)
+
+IMPORT = """
+import numpy
+from time import perf_counter
+start = perf_counter()
+import einops_fast
+print(perf_counter() - start)
+"""
+
+
+def measure(framework: Framework, options: Options) -> Iterator[Row | Note]:
+    """Rows of host time: a GPU is far from busy with calls of this size."""
+    dtype = options.dtypes[0] if options.dtypes else "float32"
+    expression = einops_fast.contract_expression(TINY.equation, *TINY.shapes)
+    ways = [
+        Way(f"{framework.name}.einsum", partial(framework.einsum, TINY.equation), framework),
+        Way(framework.product, framework.matmul, framework),
+        Way("fast_einsum", partial(einops_fast.fast_einsum, TINY.equation), framework),
+        Way("contract_expression", expression, framework),
+    ]
+    clock = HostClock(framework.synchronize)
+    timings = compare(TINY, ways, dtype, effort=QUICK if options.quick else FULL, clock=clock)
+    for timing in timings:
+        yield Row.of(framework.name, TINY, dtype, timing)
+    for way, timing in zip(ways, timings, strict=True):
+        if way.name == "fast_einsum" and not timing.failure:
+            seconds = _first_call(framework, way, dtype, 20 if options.quick else 300)
+            yield Row.of(framework.name, replace(TINY, name="first call"), dtype, Timing(way.name, seconds))
+    if framework.name == "numpy":
+        seconds = _import(3 if options.quick else 15)
+        yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """One table of everything."""
+    columns = ("framework", "what", "call", "µs", "native/this", "check")
+    cells = [
+        (
+            row.framework,
+            row.case,
+            row.what,
+            "–" if row.seconds is None else f"{row.seconds * 1e6:.1f}",
+            ratio(row.speedup),
+            f"failed: {row.failure}" if row.failure else "right",
+        )
+        for row in rows
+    ]
+    return [Table("Host time of a call", columns, cells)]
+
+
+def _first_call(framework: Framework, way: Way, dtype: str, rounds: int) -> float:
+    """Seconds of a call that has to make its plan."""
+    call = bind(way, inputs(TINY, framework, dtype, 0))
+    seconds = []
+    for _ in range(rounds):
+        clear_plans()
+        framework.synchronize()
+        start = perf_counter()
+        call()
+        seconds.append(perf_counter() - start)
+    return median(seconds)
+
+
+def _import(rounds: int) -> float:
+    """Seconds of the import in new processes; the first, which fills the file cache, doesn't count."""
+    command = [sys.executable, "-c", IMPORT]
+    return median([float(subprocess.check_output(command, text=True)) for _ in range(rounds + 1)][1:])

@@ -1,0 +1,72 @@
+"""One process per framework, so that imports and thread settings don't disturb each other.
+
+The parent starts ``python -m einops_fast.profiles.worker STUDY FRAMEWORK OPTIONS`` and reads a record a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import einops_fast
+from einops_fast.profiles import frameworks
+from einops_fast.profiles.records import Machine, Note, Options, Record, decode, encode
+from einops_fast.profiles.studies import STUDIES
+
+__all__ = ["run_worker"]
+
+
+def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:
+    """Measure in a process of its own; records come as they are made."""
+    threads = options.threads or frameworks.available_threads()
+    root = str(Path(einops_fast.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", __name__, study, framework, json.dumps(asdict(options))]
+    with tempfile.TemporaryFile("w+") as complaints:
+        environment = {**os.environ, **frameworks.thread_environment(threads), "PYTHONPATH": path}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield from map(decode, process.stdout)
+            except BaseException:
+                # Whoever reads has stopped, by Ctrl-C or otherwise: so does the work.
+                process.terminate()
+                raise
+            if process.wait() != 0:
+                complaints.seek(0)
+                yield Note(f"{framework}: the process failed\n{complaints.read()[-2000:].strip()}")
+
+
+def main(study: str, name: str, options: Options) -> None:
+    """Measure in this process and print records."""
+    # Frameworks print what they like to standard output: records take it for themselves.
+    with os.fdopen(os.dup(1), "w", buffering=1) as records:
+        os.dup2(2, 1)
+        try:
+            framework = frameworks.load(
+                name, options.device or frameworks.default_device(name), options.threads or None
+            )
+        except frameworks.Unavailable as reason:
+            print(encode(Note(f"{name} is left out: {reason}")), file=records)
+            return
+        packages = {package: version(package) for package in ("numpy", "opt_einsum")}
+        versions = {"python": sys.version.split()[0], **packages, **framework.versions()}
+        print(encode(Machine(framework.device_name(), framework.threads, versions)), file=records)
+        for record in STUDIES[study].measure(framework, options):
+            print(encode(record), file=records)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], Options(**json.loads(sys.argv[3])))
+    except KeyboardInterrupt:
+        sys.exit(130)

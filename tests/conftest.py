@@ -1,0 +1,34 @@
+"""Hypothesis profiles, and the ``gpu`` marker."""
+
+import functools
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
+# ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
+# hence no deadline.
+settings.register_profile(
+    "ci",
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("long", settings.get_profile("ci"), max_examples=5000, derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@functools.cache
+def has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not has_cuda():
+        pytest.skip("needs torch and a CUDA device")
