@@ -10,12 +10,14 @@ from typing import Any
 
 from einops_fast.backends.base import Backend, Numerics, Operand, Target
 from einops_fast.errors import OperandError
+from einops_fast.plan_cache import clear_plans
 
 __all__ = [
     "Backend",
     "Numerics",
     "Operand",
     "Target",
+    "awake_types",
     "backend_for_type",
     "get_backend",
     "register_backend",
@@ -23,10 +25,11 @@ __all__ = [
 ]
 
 _lock = threading.RLock()
-# Framework module -> (backend name, how to make the backend). Ordered: NumPy last, as the most common base.
+# Backend name -> (framework module, how to make the backend).
 _factories: dict[str, tuple[str, Callable[[], Backend]]] = {}
 _awake: dict[str, Backend] = {}
-_by_type: dict[type, Backend] = {}
+# The types of arrays seen so far; fast_einsum looks here first.
+awake_types: dict[type, Backend] = {}
 
 
 def register_backend(name: str, module: str, factory: Callable[[], Backend]) -> None:
@@ -49,7 +52,8 @@ def register_backend(name: str, module: str, factory: Callable[[], Backend]) -> 
     with _lock:
         _factories[name] = (module, factory)
         _awake.pop(name, None)
-        _by_type.clear()
+        awake_types.clear()
+        clear_plans()  # they may be of the backend that is replaced
 
 
 def registered() -> tuple[str, ...]:
@@ -72,7 +76,7 @@ def get_backend(name: str) -> Backend:
 
 def backend_for_type(array_type: type) -> Backend | None:
     """The backend whose arrays have this type, or ``None`` for scalars, lists and unknown types."""
-    backend = _by_type.get(array_type)
+    backend = awake_types.get(array_type)
     if backend is not None:
         return backend
     with _lock:
@@ -81,7 +85,7 @@ def backend_for_type(array_type: type) -> Backend | None:
             if module in sys.modules:
                 candidate = get_backend(name)
                 if candidate.owns(array_type):
-                    _by_type[array_type] = candidate
+                    awake_types[array_type] = candidate
                     return candidate
     return None
 

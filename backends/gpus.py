@@ -12,6 +12,7 @@ def _gpu(bandwidth: float, half: float, single: float, double: float, units: int
     return Ceilings(
         bandwidth,
         # Permuting copies and broadcast products run in kernels that don't load whole vectors.
+        runs=bandwidth / 3,
         gather=bandwidth / 3,
         flops=flops,
         call=4e-6,

@@ -165,6 +165,7 @@ def _target(device: str, deferred: bool) -> Target:
     rate = cpu_threads() * scale
     ceilings = Ceilings(
         bandwidth=1e10 * scale,
+        runs=1.1e10 * scale,
         gather=5e9 * scale,
         flops={"float32": 9e10 * rate, "float64": 1.5e10 * rate},
         call=2.5e-5,

@@ -37,6 +37,7 @@ class NumpyBackend(NdarrayBackend):
             "cpu",
             Ceilings(
                 bandwidth=2e10,
+                runs=1e10,
                 gather=4e9,
                 flops={"float32": 8e10 * threads, "float64": 4e10 * threads},
                 call=1e-6,
@@ -55,10 +56,10 @@ class NumpyBackend(NdarrayBackend):
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         numerics = super().numerics(operands, dtype, casting)
-        if dtype is None and _VALUES_PROMOTE and len({operand.dtype for operand in operands}) > 1:
-            if not all(operand.ndim for operand in operands):
-                name = numerics.result
-                return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
+        mixed = dtype is None and len({operand.dtype for operand in operands}) > 1
+        if _VALUES_PROMOTE and mixed and not all(operand.ndim for operand in operands):
+            name = numerics.result
+            return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
         return numerics
 
     def convert(self, value: Any, position: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -42,7 +43,7 @@ class TorchBackend(Backend):
             torch.is_grad_enabled(),
             _transforms_active(),
             forward_ad._current_level,
-            _autocast_enabled(),
+            _autocast_enabled() and _autocasts(operands[0].device.type),
         )
         if len(operands) == 2:
             # The usual number, spelled out, which is faster than the general form.
@@ -76,7 +77,7 @@ class TorchBackend(Backend):
         return Target(
             self.name,
             str(devices[0]),
-            _ceilings(devices[0]),
+            _ceilings(devices[0], operands[0].dtype in _HALF, torch.get_num_threads()),
             folds_batch=True,
             writes=not (differentiated or (devices[0].type == "cpu" and operands[0].dtype in _HALF)),
             drops_expanded=not differentiated,
@@ -89,6 +90,8 @@ class TorchBackend(Backend):
                 return Numerics(_name(operand.dtype), _name(operand.dtype), reason, whole=True)
         dtypes = [operand.dtype for operand in operands]
         wanted = dtypes[0] if dtype is None else dtype
+        if not isinstance(wanted, torch.dtype):
+            raise OperandError(f"dtype is a torch.dtype, not {dtype!r}")
         for at, own in enumerate(dtypes):
             if dtype is not None and casting != "unsafe" and not torch.can_cast(own, wanted):
                 raise OperandError(
@@ -97,7 +100,7 @@ class TorchBackend(Backend):
         name = _name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, "operands of two dtypes", whole=True)
-        if _autocast_enabled() and torch.is_autocast_enabled(operands[0].device.type):
+        if _autocasts(operands[0].device.type):
             return Numerics(name, name, "autocast chooses the dtype", whole=True)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
             return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=dtype is None)
@@ -255,32 +258,31 @@ def _same(a: Any) -> Any:
     return a
 
 
+def _autocasts(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_known: dict[tuple[Any, int], Ceilings] = {}
-
-
-def _ceilings(device: Any) -> Ceilings:
-    threads = 0 if device.type == "cuda" else torch.get_num_threads()
-    found = _known.get((device, threads))
-    if found is None:
-        if device.type == "cuda":
-            found = gpu_ceilings(torch.cuda.get_device_name(device))
-        else:
-            # The meta device, too: a plan for arrays that don't exist is a plan for this CPU.
-            found = Ceilings(
-                bandwidth=2e10,
-                gather=4e9,
-                flops={"float32": 8e10 * max(threads, 1), "float64": 4e10 * max(threads, 1)},
-                call=2e-6,
-                again=2e-6,
-                item=3e-8,
-                broadcast=2e10,
-                small=400,
-                small_rate=1.7e9,
-                dots={"float16": 3e8, "bfloat16": 1.6e8},
-            )
-        _known[device, threads] = found
-    return found
+@lru_cache(maxsize=64)
+def _ceilings(device: Any, half: bool, threads: int) -> Ceilings:
+    if device.type == "cuda":
+        return gpu_ceilings(torch.cuda.get_device_name(device))
+    # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
+    # half-precision products, takes longer to set each one up.
+    rates = {"float32": 8e10, "float64": 4e10, "bfloat16": 2e11, "float16": 2e11}
+    return Ceilings(
+        bandwidth=2e10,
+        runs=1e10,
+        gather=4e9,
+        flops={dtype: rate * threads for dtype, rate in rates.items()},
+        call=2e-6,
+        again=6e-6,
+        item=4e-7 if half else 3e-8,
+        broadcast=2e10,
+        small=400,
+        small_rate=1.7e9,
+        dots={"float16": 3e8, "bfloat16": 1.6e8},
+    )

@@ -46,7 +46,8 @@ class Ceilings:
 
     Attributes:
         bandwidth: bytes per second of a contiguous copy, reads and writes counted.
-        gather: bytes per second of a copy that makes another axis the fastest.
+        runs: bytes per second of a copy into new memory that keeps the fastest axis the fastest.
+        gather: the same where another axis becomes the fastest.
         flops: FLOP/s of a large GEMM, by dtype name.
         call: seconds of one library call (launch and dispatch).
         again: seconds that each further call of a loop costs.
@@ -67,14 +68,15 @@ class Ceilings:
     """
 
     bandwidth: float
+    runs: float
     gather: float
     flops: dict[str, float] = field(hash=False)
     call: float
     again: float
     item: float
     broadcast: float
-    tile: float = 8.0
-    depth: float = 8.0
+    tile: float = 5.0
+    depth: float = 5.0
     blocks: dict[str, int] = field(default_factory=dict, hash=False)
     native: float = 0.0
     native_products: float = 1.0
@@ -127,7 +129,7 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     if m * n * k < on.small:
         return overhead + product.full / on.small_rate
     overhead += product.batch * on.item
-    moved = ITEM_SIZES[dtype] * product.batch * (m * k + k * n + m * n)
+    moved = ITEM_SIZES.get(dtype, 8) * product.batch * (m * k + k * n + m * n)
     if m == 1 or n == 1:
         return overhead + moved / on.bandwidth
     block = on.blocks.get(dtype, 1)
@@ -141,7 +143,7 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
 
 def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings) -> float:
     """Predicted time of writing ``elements`` in another axis order; ``in_runs`` keeps the fastest axis."""
-    return on.call + 2 * elements * ITEM_SIZES[dtype] / (on.bandwidth if in_runs else on.gather)
+    return on.call + 2 * elements * ITEM_SIZES.get(dtype, 8) / (on.runs if in_runs else on.gather)
 
 
 def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
@@ -155,7 +157,7 @@ def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: st
         on: the ceilings to price against.
     """
     left, right, result = elements
-    item = ITEM_SIZES[dtype]
+    item = ITEM_SIZES.get(dtype, 8)
     rate = on.bandwidth if left == right == full else on.broadcast
     if not summed:
         return on.call + item * (left + right + full) / rate
@@ -170,7 +172,7 @@ def native_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str,
     """Predicted time in the framework's own einsum loops, where they are of use; arguments as above."""
     if not on.native or dtype.startswith("complex"):
         return float("inf")
-    moved = ITEM_SIZES[dtype] * sum(elements)
+    moved = ITEM_SIZES.get(dtype, 8) * sum(elements)
     return on.native_call + max(full / (on.native if summed else on.native_products), moved / on.bandwidth)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
-from operator import index, itemgetter
+from operator import index
 from typing import Any, NoReturn
 
+from einops_fast.arguments import is_tracing, own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
-from einops_fast.einsum import _parse, _split, _tracing, own_arrays, plan_call
+from einops_fast.einsum import plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.plan import compile_plan
@@ -59,7 +60,8 @@ def contract_expression(
         >>> project(np.ones((8, 16, 32))).shape
         (8, 16, 4)
     """
-    equation, given, labels = _split(operands)
+    call = read_call(operands)
+    given = call.arrays
     positions = sorted(set(constants or ()))
     for at in positions:
         if not 0 <= at < len(given):
@@ -72,7 +74,7 @@ def contract_expression(
         for at, array in zip(positions, arrays, strict=True):
             values[at] = array
     shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
-    subscripts = _parse(equation, labels, tuple(map(len, shapes)))
+    subscripts = call.subscripts(tuple(map(len, shapes)))
     bind_sizes(subscripts, shapes)
     return ContractExpression(subscripts, shapes, {at: values[at] for at in positions}, dtype, order, casting, optimize)
 
@@ -107,13 +109,12 @@ class ContractExpression:
         self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
         self._held = tuple(constants.values())
         self._takes = len(shapes) - len(constants)
-        # Brings the constants, with the arrays of a call after them, into the order of the equation.
+        # Where each operand is when the arrays of a call are put after the constants.
         varying = [at for at in range(len(shapes)) if at not in constants]
-        places = {at: place for place, at in enumerate([*constants, *varying])}
-        self._ordered = itemgetter(*map(places.__getitem__, range(len(shapes)))) if len(shapes) > 1 else tuple
+        self._places = [[*constants, *varying].index(at) for at in range(len(shapes))]
         # By signature of the operands, of whichever framework: no two have one in common.
         self._runs: dict[Hashable, Callable[..., Any]] = {}
-        self._last: _Last = (_tracing, len, None, len)  # which no call is like
+        self._last: _Last = (is_tracing, len, None, len)  # which no call is like
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
         """Evaluate the expression.
@@ -130,7 +131,8 @@ class ContractExpression:
         if self._held:
             if len(arrays) != self._takes:
                 self._reject_count(len(arrays))
-            operands = self._ordered(self._held + arrays)
+            pool = self._held + arrays
+            operands = [pool[place] for place in self._places]
         tracing, signature, last, run = self._last
         if out is None and not tracing():
             try:
@@ -149,13 +151,13 @@ class ContractExpression:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _reject_count(self, count: int) -> NoReturn:
-        raise OperandError(f"{self!r} takes {self._takes} arrays, not {count}")
+        raise OperandError(f"{self!r} takes {self._takes} array{'s' * (self._takes != 1)}, not {count}")
 
     def _call(self, operands: Sequence[Any], out: Any) -> Any:
         """The careful way: check everything, make the plan, remember it."""
         if len(operands) != len(self.shapes):
             self._reject_count(len(operands))
-        if _tracing():
+        if is_tracing():
             return self._call_traced(operands, out)
         backend, operands = own_arrays(operands, out)
         self._check_shapes(operands)
@@ -185,7 +187,9 @@ class ContractExpression:
         result = sys.modules["torch"].einsum(self._letters, operands)
         if out is None and self._order == "K":
             return result
-        return get_backend("torch").finish(result, out, self._order, self._casting)
+        # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.
+        casting = "unsafe" if out is None or out.dtype == result.dtype else self._casting
+        return get_backend("torch").finish(result, out, self._order, casting)
 
     def _check_shapes(self, operands: Sequence[Any]) -> None:
         for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):
@@ -200,7 +204,7 @@ def _dynamo_tracing() -> Callable[[], bool]:
     Where torch traces without analysing the code, the operands have a type that no plan was remembered for.
     """
     torch: Any = sys.modules.get("torch")
-    return _tracing if torch is None else torch.compiler.is_dynamo_compiling
+    return is_tracing if torch is None else torch.compiler.is_dynamo_compiling
 
 
 def _shape(value: Any, at: int) -> tuple[int, ...]:

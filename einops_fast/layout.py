@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from einops_fast.steps import Arrange
@@ -44,19 +45,19 @@ class Term:
     slot: int
     axes: tuple[Axis, ...]
 
-    @property
+    @cached_property
     def labels(self) -> str:
-        return "".join(axis.label for axis in self.axes)
+        return "".join([axis.label for axis in self.axes])
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple([axis.size for axis in self.axes])
 
-    @property
+    @cached_property
     def size(self) -> int:
         return prod(self.shape)
 
-    @property
+    @cached_property
     def unnamed(self) -> tuple[int, ...]:
         """Positions of the axes without a label."""
         return tuple([axis.position for axis in self.axes if not axis.label])

@@ -7,7 +7,7 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -58,7 +58,13 @@ class _Lowering:
     def run(self, operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
         inputs, output = self.subscripts.inputs, self.subscripts.output
         if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
-            slots, full = tuple(range(len(operands))), prod(self.sizes.values())
+            compute, full = self.numerics.compute, prod(self.sizes.values())
+            slots = tuple(
+                slot
+                if self.numerics.whole or operand.dtype == compute
+                else self.add(Cast((slot,), inputs[slot], operand.shape, compute))
+                for slot, operand in enumerate(operands)
+            )
             self.add(Native.of(slots, inputs, output, self.shape(output), self.numerics.native, full))
             return tuple(self.steps)
         if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
@@ -85,20 +91,23 @@ class _Lowering:
         return self.first + len(self.steps) - 1
 
     def shape(self, labels: str) -> tuple[int, ...]:
-        return tuple(-1 if label == self.open else self.sizes[label] for label in labels)
+        return self.opened(labels, [self.sizes[label] for label in labels])
+
+    def opened(self, labels: Iterable[str], shape: Iterable[int]) -> tuple[int, ...]:
+        return tuple(-1 if label and label == self.open else size for label, size in zip(labels, shape, strict=True))
 
     def start(self, slot: int, labels: str, operand: Operand) -> Term:
         """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
         shape, strides = operand.shape, operand.strides
         if operand.dtype != self.numerics.compute:
-            slot = self.add(Cast((slot,), labels, shape, self.numerics.compute))
+            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute))
             strides = compact_strides(shape, strides)
         if len(set(labels)) < len(labels):
             unique = "".join(dict.fromkeys(labels))
             groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
             shape = tuple(operand.shape[group[0]] for group in groups)
             strides = tuple(sum(strides[at] for at in group) for group in groups)
-            slot = self.add(Diagonal((slot,), unique, shape, groups))
+            slot = self.add(Diagonal((slot,), unique, self.opened(unique, shape), groups))
             labels = unique
         axes = tuple(
             Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
@@ -132,6 +141,7 @@ class _Lowering:
             for position, (axis, stride) in enumerate(zip(rest, strides, strict=True))
         )
         labels = "".join(axis.label for axis in axes)
+        shape = self.opened([axis.label for axis in axes], shape)
         return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
 
     def pair(self, left: Term, right: Term, rest: Sequence[Term]) -> Term:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from einops_fast import cost
 from einops_fast.layout import (
@@ -269,17 +268,18 @@ def _price(
     left: Side, right: Side, batch: str, contracted: str, roles: Roles, target: Target, dtype: str
 ) -> GemmChoice | None:
     groups = _merged_batch(batch + left.demoted + right.demoted, left, right, roles)
-    extents = [roles.size(group) for group in groups]
+    product = roles.product
+    if left.demoted or right.demoted:
+        stack = product.batch * roles.size(left.demoted) * roles.size(right.demoted)
+        product = cost.Product(stack, roles.size(left.free), roles.size(right.free), product.k)
     loops = 1
     if len(groups) > target.batch_axes:
         if not target.writes:
             return None
         # The largest batch axis stays in the call, the others are looped over.
-        last = extents.index(max(extents))
-        groups.append(groups.pop(last))
-        loops = prod(extents) // max(extents[last], 1)
+        groups.append(groups.pop(groups.index(max(groups, key=roles.size))))
+        loops = product.batch // max(roles.size(groups[-1]), 1)
     on = target.ceilings
-    product = cost.Product(prod(extents), *map(roles.size, (left.free, right.free, contracted)))
     seconds = cost.gemm_seconds(product, loops, dtype, on)
     for side in (left, right):
         if side.moves:

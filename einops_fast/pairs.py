@@ -9,7 +9,7 @@ own einsum is chosen, whichever is predicted to take least time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
 from string import ascii_letters
 
 from einops_fast import cost
@@ -70,7 +70,10 @@ class Roles:
         return tuple([self.size_of[label] for label in labels])
 
     def size(self, labels: str) -> int:
-        return prod([self.size_of[label] for label in labels])
+        product = 1
+        for label in labels:
+            product *= self.size_of[label]
+        return product
 
     def extent(self, labels: str) -> int:
         """Size of the axis that these labels merge to, as a shape says it."""
@@ -84,7 +87,7 @@ class Roles:
     def slots(self) -> tuple[int, int]:
         return self.left.slot, self.right.slot
 
-    @property
+    @cached_property
     def product(self) -> cost.Product:
         return cost.Product(*map(self.size, (self.batch, self.rows, self.columns, self.contracted)))
 
@@ -114,7 +117,9 @@ def contract_pair(
     product = roles.product
     elements = (left.size, right.size, product.batch * product.m * product.n)
     multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on)
-    native = cost.native_seconds(product.full, elements, summed, dtype, on)
+    # Loops are a match for BLAS only where every element is used once.
+    once = not summed or product.m == product.n == 1
+    native = cost.native_seconds(product.full, elements, summed, dtype, on) if once else float("inf")
     if summed:
         gemm = cheapest_gemm(roles, target, dtype)
         if gemm is not None and gemm.seconds <= min(multiply, native):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 from einops_fast.backends import get_backend
 from einops_fast.errors import OperandError
@@ -27,8 +28,9 @@ _MODULES = {
 _lock = threading.Lock()
 _switched_on: set[str] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
-_replacements: dict[str, Replacement] = {}
-_replaced: dict[str, list[ModuleType]] = {}
+# By framework and native function. Kept for good: others keep the functions too, torch.jit even by their id.
+_replacements: dict[tuple[str, Callable[..., Any]], Replacement] = {}
+_replaced: dict[str, tuple[Replacement, list[ModuleType]]] = {}
 
 
 def patch(*frameworks: str) -> None:
@@ -144,19 +146,20 @@ def _settle(names: Sequence[str]) -> None:
 def _replace(name: str) -> None:
     modules = [sys.modules[module] for module in _MODULES[name] if module in sys.modules]
     native = vars(modules[0])["einsum"]  # no getattr: NumPy 2 warns of reading from numpy.core
-    replacement = _replacements.get(name)
-    if replacement is None or replacement.native is not native:
-        replacement = _replacements[name] = Replacement(name, native)
+    if (name, native) not in _replacements:
+        _replacements[name, native] = Replacement(name, native)
+    replacement = _replacements[name, native]
     replacement.active = True
-    _replaced[name] = [module for module in modules if vars(module).get("einsum") is native]
-    for module in _replaced[name]:
+    modules = [module for module in modules if vars(module).get("einsum") is native]
+    for module in modules:
         vars(module)["einsum"] = replacement.einsum
+    _replaced[name] = replacement, modules
 
 
 def _restore(name: str) -> None:
-    replacement = _replacements[name]
+    replacement, modules = _replaced.pop(name)
     replacement.active = False
-    for module in _replaced.pop(name):
+    for module in modules:
         # Unless somebody has put a function of their own over it.
         if vars(module).get("einsum") is replacement.einsum:
             vars(module)["einsum"] = replacement.native

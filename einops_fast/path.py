@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from einops_fast.errors import EinsumError
 from einops_fast.notation import Subscripts
@@ -40,8 +41,12 @@ def candidate_paths(
         # Left to right. Without elements there is nothing to search for, and opt_einsum refuses to.
         return [((0, 1), *((0, left) for left in range(count - 2, 0, -1)))]
     limit = room
-    if isinstance(optimize, tuple) and len(optimize) == 2 and isinstance(optimize[0], str):
+    if isinstance(optimize, (list, tuple)) and list(map(type, optimize)) in ([str, int], [str, float]):
         optimize, limit = optimize[0], int(optimize[1])
+    if not (optimize in (None, True) or isinstance(optimize, str) or callable(optimize)):
+        raise EinsumError(
+            f"optimize={optimize!r} is neither a bool nor an optimizer, a path, or an optimizer and a memory limit"
+        )
     own = optimize is True or optimize == "auto"
     found = [_search(subscripts, shapes, "auto" if own else optimize)]
     if own and count <= 8:
@@ -61,10 +66,8 @@ def candidate_paths(
 def _search(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]], optimize: Any) -> tuple[Path, int]:
     from opt_einsum import contract_path
 
-    # Some of its searches find nothing for empty arrays.
-    sizes = [tuple([max(size, 1) for size in shape]) for shape in shapes]
     try:
-        path, info = contract_path(subscripts.equation, *sizes, shapes=True, optimize=optimize)
+        path, info = contract_path(subscripts.equation, *shapes, shapes=True, optimize=optimize)
     except (KeyError, TypeError, ValueError) as error:
         raise EinsumError(f"optimize={optimize!r} is no optimizer that opt_einsum has: {error}") from error
     return tuple(tuple(sorted(pair)) for pair in path), int(info.largest_intermediate)
@@ -82,7 +85,7 @@ def _explicit(optimize: Any, count: int) -> Path | None:
     left = count
     path = []
     for step in steps:
-        positions = tuple(sorted({int(at) for at in step}))
+        positions = tuple(sorted({index(at) for at in step if isinstance(at, SupportsIndex)}))
         if len(positions) != len(step) or not positions or positions[0] < 0 or positions[-1] >= left:
             raise EinsumError(
                 f"optimize={optimize!r}: {tuple(step)} doesn't name distinct terms of the {left} that are left"

@@ -17,11 +17,13 @@ from functools import wraps
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
+from einops_fast.arguments import hashable
 from einops_fast.backends import Backend, get_backend
-from einops_fast.einsum import _MOST_PLANS, _compiled, _hashable, _lock, plan_call
+from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.notation import parse
 from einops_fast.plan import compile_plan
+from einops_fast.plan_cache import compiled, remember
 from einops_fast.steps import Native
 
 __all__ = ["DIALECTS", "Dialect", "Replacement"]
@@ -84,13 +86,13 @@ class Replacement:
                 if not options:
                     arrays = operands[1:]
                     try:
-                        run = _compiled[name, operands[0], signature(arrays)]
+                        run = compiled[name, operands[0], signature(arrays)]
                     except (KeyError, IndexError, AttributeError, TypeError):
                         pass
                     else:
                         return native(*operands) if run is _no_better else run(*arrays)
-                    if dialect.lists and len(arrays) == 1 and isinstance(arrays[0], (list, tuple)):
-                        return einsum(operands[0], *arrays[0])
+                    if dialect.lists and _is_list_form(operands):
+                        return einsum(operands[0], *operands[1])
                 try:
                     return _call(name, native, operands, options)
                 except (EinsumError, _ForNative):
@@ -126,15 +128,12 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     if options:
         key += (dtype, casting, optimize)
     try:
-        run = _compiled[key]
+        run = compiled[key]
     except TypeError:  # an unhashable dtype
         raise _ForNative from None
     except KeyError:
         run = _compile(equation, backend, arrays, dtype, casting, optimize)
-        with _lock:
-            while len(_compiled) >= _MOST_PLANS:
-                _compiled.pop(next(iter(_compiled)))
-            _compiled[key] = run
+        remember(key, run)
     if run is _no_better:
         raise _ForNative
     result = run(*arrays)
@@ -143,6 +142,10 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     if out is not None and out.dtype != result.dtype:
         raise _ForNative  # which computes in a dtype that suits both
     return backend.finish(result, out, order, casting)
+
+
+def _is_list_form(operands: Sequence[Any]) -> bool:
+    return len(operands) == 2 and isinstance(operands[0], str) and isinstance(operands[1], (list, tuple))
 
 
 def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Callable[[Sequence[Any]], Hashable]:
@@ -224,6 +227,6 @@ def _optimizer(optimize: Any, count: int) -> Any:
     if isinstance(optimize, str) and optimize in ("greedy", "optimal"):
         return optimize
     if isinstance(optimize, (list, tuple)) and len(optimize) == count and optimize[0] == "einsum_path":
-        return _hashable(optimize)
+        return hashable(optimize)
     # False, for one: the caller wants no intermediates.
     raise _ForNative

@@ -22,7 +22,9 @@ class Operand:
     def fortran(self) -> bool:
         """Whether the elements lie without gaps, the first axis being the fastest."""
         dense = contiguous_strides(self.shape[::-1])[::-1]
-        return all(size == 1 or own == wanted for size, own, wanted in zip(self.shape, self.strides, dense))
+        return all(
+            size == 1 or own == wanted for size, own, wanted in zip(self.shape, self.strides, dense, strict=True)
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 
 import einops_fast
-from einops_fast.einsum import clear_plans
+from einops_fast.plan_cache import clear_plans
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.clocks import HostClock
 from einops_fast.profiles.frameworks import Framework

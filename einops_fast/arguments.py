@@ -1,0 +1,101 @@
+"""Reading a call: which arguments are arrays, how the axes are named, whose arrays they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from einops_fast.backends import Backend, backend_for_type, get_backend
+from einops_fast.errors import OperandError, SubscriptsError
+from einops_fast.notation import Subscripts, parse, parse_interleaved
+
+__all__ = ["Call", "hashable", "is_tracing", "own_arrays", "read_call"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of an einsum in either form.
+
+    Attributes:
+        arrays: the operands.
+        spelled: the equation, or the label lists of the operands and of the result (``None``: implicit).
+    """
+
+    arrays: Sequence[Any]
+    spelled: str | tuple[Sequence[Sequence[Hashable]], Sequence[Hashable] | None]
+
+    def subscripts(self, ranks: tuple[int, ...]) -> Subscripts:
+        """The parsed equation for operands of these ranks."""
+        if isinstance(self.spelled, str):
+            return parse(self.spelled, ranks)
+        return parse_interleaved(*self.spelled, ranks)
+
+
+def read_call(operands: Sequence[Any]) -> Call:
+    """Tell arrays from labels.
+
+    Args:
+        operands: an equation and arrays (or one list of them), or arrays and label lists in turn.
+
+    Raises:
+        SubscriptsError: it is neither.
+    """
+    if not operands:
+        raise SubscriptsError("fast_einsum needs an equation and operands, or operands and lists of labels")
+    if isinstance(operands[0], str):
+        arrays = operands[1:]
+        if len(arrays) == 1 and isinstance(arrays[0], (list, tuple)) and _holds_arrays(arrays[0]):
+            arrays = tuple(arrays[0])
+        if not arrays:
+            raise SubscriptsError(f"equation {operands[0]!r} has no operands")
+        return Call(arrays, operands[0])
+    count = len(operands) // 2
+    lists = [*operands[1 : 2 * count : 2], *operands[2 * count :]]
+    for position, term in enumerate(lists):
+        if not isinstance(term, (list, tuple)):
+            raise SubscriptsError(
+                f"in the form without an equation, every operand is followed by a list of labels; "
+                f"what follows operand {position} is of type {type(term).__name__}"
+            )
+    output = lists[count] if len(lists) > count else None
+    return Call(operands[: 2 * count : 2], (lists[:count], output))
+
+
+def _holds_arrays(values: Sequence[Any]) -> bool:
+    return bool(values) and all(backend_for_type(type(value)) is not None for value in values)
+
+
+def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[Any]]:
+    """The backend that all arrays belong to, and the arrays; scalars and lists become NumPy's.
+
+    Raises:
+        OperandError: two frameworks, or a type that no backend knows.
+    """
+    found = [backend_for_type(type(array)) for array in arrays]
+    backend = next((each for each in found if each is not None), None) or get_backend("numpy")
+    for at, other in enumerate(found):
+        if other is not None and other is not backend:
+            first = next(index for index, each in enumerate(found) if each is backend)
+            raise OperandError(
+                f"operands {first} and {at} are of two frameworks, {backend.name} and {other.name}; "
+                "convert one of them first"
+            )
+    if out is not None and backend_for_type(type(out)) is not backend:
+        raise OperandError(f"out is of type {type(out).__name__}, but the operands are {backend.name} arrays")
+    return backend, [
+        array if each is not None else backend.convert(array, at)
+        for at, (array, each) in enumerate(zip(arrays, found, strict=True))
+    ]
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile is tracing the caller (then torch is imported already)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def hashable(value: Any) -> Hashable:
+    """Lists as tuples, all the way down."""
+    return tuple(map(hashable, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,458 @@
+"""`fast_einsum` computes what ``numpy.einsum`` computes, on every framework that runs on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
+from math import prod
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+import opt_einsum
+import pytest
+from equations import Case, cases, contractions, expected, operands, relayout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einops_fast import cost, fast_einsum, plan_cache
+from einops_fast import einsum as front
+from einops_fast.backends import get_backend
+from einops_fast.einsum import plan_arguments
+from einops_fast.notation import parse
+from einops_fast.plan import compile_plan, make_plan
+from einops_fast.plan_cache import clear_plans
+
+Array = npt.NDArray[Any]
+
+
+# ---- frameworks
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What the tests need of a framework.
+
+    Attributes:
+        make: an array of the framework with the values and the layout of a NumPy array, in the named dtype.
+        read: its values.
+        einsum: the framework's own.
+        negative: whether strides may be negative.
+    """
+
+    make: Callable[[Array, str], Any]
+    read: Callable[[Any], Array]
+    einsum: Callable[..., Any]
+    negative: bool = False
+
+
+@cache
+def _torch() -> Framework:
+    torch = pytest.importorskip("torch")
+
+    def make(array: Array, dtype: str) -> Any:
+        strides = [stride // array.itemsize for stride in array.strides]
+        reach = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+        memory = torch.ones(max(reach + 1, 0), dtype=getattr(torch, dtype))
+        if memory.is_floating_point() or memory.is_complex():
+            memory.fill_(torch.nan)  # reading between the elements shows
+        tensor = memory.as_strided(array.shape, strides)
+        stored = (..., *(slice(None if stride else 1) for stride in strides))
+        tensor[stored] = torch.from_numpy(array[stored].copy())
+        return tensor
+
+    def read(tensor: Any) -> Array:
+        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return array
+
+    return Framework(make, read, torch.einsum)
+
+
+@cache
+def _mxnet() -> Framework:
+    if find_spec("mxnet") is None:
+        pytest.skip("needs MXNet")
+    get_backend("mxnet")  # imports MXNet, which may take more than an import
+    mxnet = import_module("mxnet.numpy")
+    return Framework(lambda array, dtype: mxnet.array(array, dtype=dtype), mxnet.ndarray.asnumpy, mxnet.einsum)
+
+
+def framework(name: str) -> Framework:
+    """The framework; skips the test where it isn't installed."""
+    if name == "numpy":
+        return Framework(lambda array, dtype: array, np.asarray, np.einsum, negative=True)
+    return _torch() if name == "torch" else _mxnet()
+
+
+EXACT = [  # sums of small whole numbers are: no rounding, however they are ordered
+    *(("numpy", dtype) for dtype in ["float32", "float64", "complex128", "int64", "int8", "bool"]),
+    *(("torch", dtype) for dtype in ["float32", "float64", "complex64", "int64"]),
+    *(("mxnet", dtype) for dtype in ["float32", "float64"]),
+]
+ROUNDED = [
+    *(("numpy", dtype) for dtype in ["float16", "float32", "complex64"]),
+    *(("torch", dtype) for dtype in ["float16", "bfloat16", "float32", "complex64"]),
+    ("mxnet", "float32"),
+]
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}
+
+
+def exact(case: Case, arrays: Sequence[Array], dtype: str) -> Array:
+    """The oracle, computed without rounding (wide enough for small whole numbers), in ``dtype``."""
+    kind = np.dtype(dtype).kind
+    wide = {"c": np.complex128, "f": np.float64}.get(kind, np.int64)
+    return expected(case, [array.astype(wide) for array in arrays]).astype(dtype)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(("name", "dtype"), EXACT)
+@given(data=st.data())
+def test_any_equation_on_any_layout(name: str, dtype: str, data: st.DataObject) -> None:
+    of = framework(name)
+    case = data.draw(cases())
+    arrays = data.draw(operands(case.shapes, dtype=dtype, negative=of.negative))
+    got = of.read(fast_einsum(case.equation, *[of.make(array, dtype) for array in arrays]))
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, exact(case, arrays, dtype), strict=True)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@given(data=st.data())
+def test_lists_of_labels(name: str, data: st.DataObject) -> None:
+    of = framework(name)
+    case = data.draw(cases().filter(lambda case: case.output is not None))
+    arrays = data.draw(operands(case.shapes, negative=of.negative))
+    pairs = [(of.make(array, "float64"), labels) for array, labels in zip(arrays, case.terms, strict=True)]
+    got = of.read(fast_einsum(*chain(*pairs), case.output))
+    np.testing.assert_array_equal(got, exact(case, arrays, "float64"), strict=True)
+
+
+@pytest.mark.parametrize(("name", "dtype"), ROUNDED)
+@given(data=st.data())
+def test_rounding_is_no_worse_than_native(name: str, dtype: str, data: st.DataObject) -> None:
+    of = framework(name)
+    case = data.draw(contractions(max_size=7))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    wide = "complex128" if dtype.startswith("complex") else "float64"
+    arrays = [of.make(random.standard_normal(shape).astype(wide), dtype) for shape in case.shapes]
+    arrays = [array.astype(dtype) if name == "numpy" else array for array in arrays]
+    rounded = [of.read(array).astype(wide) for array in arrays]
+    wanted = expected(case, rounded)
+    magnitude = expected(case, [np.abs(array) for array in rounded])
+    error = np.abs(of.read(fast_einsum(case.equation, *arrays)) - wanted).max()
+    native = np.abs(of.read(of.einsum(case.letters, *arrays)) - wanted).max()
+    assert error <= 2 * native + 2 * EPSILON[dtype] * magnitude.max()
+
+
+# ---- every way to compute it
+
+# What a step costs decides which way is taken, and at sizes that a test can afford only a few would be.
+# These prices, in seconds, replace the predicted ones.
+PREFER: dict[str, dict[str, float]] = {
+    "GEMMs": {"multiply_seconds": 9e9, "native_seconds": 9e9, "copy_seconds": 0},
+    "GEMMs without copies": {"multiply_seconds": 1e9, "native_seconds": 9e9, "copy_seconds": 9e9},
+    "products": {"multiply_seconds": 0, "native_seconds": 9e9, "gemm_seconds": 9e9},
+    "loops": {"multiply_seconds": 9e9, "native_seconds": 0, "gemm_seconds": 9e9},
+}
+
+
+def plan_runner(
+    case: Case, arrays: Sequence[Any], name: str, prefer: str, optimize: Any = "auto", **abilities: Any
+) -> Callable[..., Any]:
+    """What runs the plan that is made for a target with other abilities and prices than the real one."""
+    backend = get_backend(name)
+    prices = {function: (lambda *_, price=price: price) for function, price in PREFER[prefer].items()}
+    with mock.patch.multiple(cost, **prices):
+        plan = make_plan(
+            parse(case.equation, case.ranks),
+            [backend.inspect(array) for array in arrays],
+            replace(backend.target(arrays), **abilities),
+            backend.numerics(arrays, None, "safe"),
+            optimize,
+        )
+    return compile_plan(plan, backend)
+
+
+@st.composite
+def abilities(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    """What a target can do: NumPy can play any, the others their own and less."""
+    if name == "mxnet":
+        return {}
+    can = {"writes": draw(st.booleans()), "drops_expanded": draw(st.booleans())}
+    if name == "torch":
+        return can
+    strided = draw(st.booleans())
+    return {
+        "writes": can["writes"] and strided,
+        "drops_expanded": can["drops_expanded"] and strided,
+        "strided": strided,
+        "broadcasts": draw(st.booleans()),
+        "batch_axes": draw(st.sampled_from([1, 2, 32])),
+    }
+
+
+@pytest.mark.parametrize("prefer", PREFER)
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@given(data=st.data())
+def test_every_plan_gives_the_same_values(name: str, prefer: str, data: st.DataObject) -> None:
+    of = framework(name)
+    case = data.draw(contractions())
+    arrays = data.draw(operands(case.shapes, negative=of.negative))
+    optimize = data.draw(st.sampled_from(["auto", False]))
+    values = [of.make(array, "float64") for array in arrays]
+    run = plan_runner(case, values, name, prefer, optimize, **data.draw(abilities(name)))
+    np.testing.assert_array_equal(of.read(run(*values)), exact(case, arrays, "float64"))
+
+
+@pytest.mark.parametrize("prefer", PREFER)
+@given(data=st.data())
+def test_a_plan_with_an_open_batch_holds_for_any(prefer: str, data: st.DataObject) -> None:
+    case = data.draw(contractions().filter(lambda case: case.shapes[0]))
+    terms, size = case.letters.partition("->")[0].split(","), data.draw(st.integers(1, 5))
+    run = plan_runner(
+        case,
+        list(map(np.zeros, case.shapes)),
+        "numpy",
+        prefer,
+        strided=False,
+        writes=False,
+        drops_expanded=False,
+        free_batch=True,
+        batch_axes=data.draw(st.sampled_from([1, 32])),
+        broadcasts=data.draw(st.booleans()),
+    )
+    random = np.random.default_rng(0)
+    arrays = []
+    for term, shape in zip(terms, case.shapes, strict=True):
+        resized = [size if label == terms[0][0] else old for label, old in zip(term, shape, strict=True)]
+        arrays.append(random.integers(-4, 5, resized).astype("float64"))
+    np.testing.assert_array_equal(run(*arrays), exact(case, arrays, "float64"))
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill memory that is handed out uninitialised with NaN."""
+    torch = sys.modules.get("torch")
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(np, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype)))
+        if torch is not None:
+            stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+            torch.use_deterministic_algorithms(True)
+        yield
+
+
+@pytest.mark.parametrize("prefer", PREFER)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@given(data=st.data())
+def test_sums_over_nothing_are_zero(name: str, prefer: str, data: st.DataObject) -> None:
+    of = framework(name)
+    case = data.draw(contractions(empty=True))
+    values = [of.make(np.ones(shape), "float64") for shape in case.shapes]
+    run = plan_runner(case, values, name, prefer, **data.draw(abilities(name)))
+    with poisoned_memory():
+        got = of.read(run(*values))
+    np.testing.assert_array_equal(got, expected(case, list(map(np.ones, case.shapes))))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("equation", ["ik,kj->ij", "bik,bjk->ibj", "aik,kaj->iaj", "abik,bajk->iabj"])
+def test_gemms_over_nothing_are_zero(name: str, equation: str) -> None:
+    """The second and later ones are written into memory that was allocated for the result."""
+    of = framework(name)
+    left, right = equation.partition("->")[0].split(",")
+    shapes = tuple(tuple(0 if label == "k" else 3 for label in term) for term in (left, right))
+    case = Case(equation, [], None, equation, shapes, "letters")
+    values = [of.make(np.ones(shape), "float64") for shape in shapes]
+    run = plan_runner(case, values, name, "GEMMs", batch_axes=1, drops_expanded=False)
+    with poisoned_memory():
+        got = of.read(run(*values))
+    assert got.shape == (3,) * (len(equation) - equation.index(">") - 1)
+    assert not got.any()
+
+
+# ---- layout
+
+SIZES = dict(zip("abcdhijkln", (3, 2, 5, 16, 4, 12, 20, 8, 7, 6), strict=True))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "ij,jk->ik",
+        "ij,jk->ki",
+        "ij,j->i",
+        "bij,bkj->bik",
+        "bihd,bjhd->bhij",
+        "bhij,bjhd->bihd",
+        "bin,bjnd->bnijd",
+        "abij,bajk->kab",
+        "aij,aij->",
+        "ijk,lkj->il",
+        "aij,ijk,kl->al",
+        "ii,ij->j",
+        "abcij->cja",
+    ],
+)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_layout_changes_no_value(name: str, equation: str, data: st.DataObject) -> None:
+    """At sizes where the predicted costs tell the ways apart."""
+    of = framework(name)
+    random = np.random.default_rng(0)
+    values, moved = [], []
+    for term in equation.partition("->")[0].split(","):
+        values.append(random.integers(-4, 5, [SIZES[label] for label in term]).astype("float64"))
+        order = data.draw(st.permutations(range(len(term))))
+        steps = data.draw(st.lists(st.sampled_from([1, 1, 1, 2]), min_size=len(term), max_size=len(term)))
+        moved.append(of.make(relayout(values[-1], order, steps), "float64"))
+    wanted = np.einsum(equation, *values, optimize=True)
+    np.testing.assert_array_equal(of.read(fast_einsum(equation, *moved)), wanted)
+
+
+# ---- the order of contraction
+
+CHAIN = "ij,jk,kl,lm,mi->k"
+
+
+def chain_operands() -> list[Array]:
+    """Operands for `CHAIN`; integers, so that every order gives the same result."""
+    random = np.random.default_rng(0)
+    shapes = [(3, 4), (4, 5), (5, 2), (2, 6), (6, 3)]
+    return [random.integers(-4, 5, shape).astype("float64") for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    "optimize",
+    [
+        *(False, True, "auto", "auto-hq", "optimal", "dp", "dynamic-programming", "eager", "greedy"),
+        *("opportunistic", "branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128"),
+        ("greedy", 40),
+        ("optimal", 1),  # which no order keeps to
+        [(0, 1), (0, 1), (0, 1), (0, 1)],
+        ((3, 4), (2, 3), (1, 2), (0, 1)),
+        ["einsum_path", (1, 2), (0, 3), (0, 2), (0, 1)],
+        [(0, 1, 2), (0, 1, 2)],
+        [(0, 1, 2, 3, 4)],
+        [(1, 3)],  # and then the rest
+        opt_einsum.DynamicProgramming(minimize="size"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_optimize_changes_no_value(name: str, optimize: Any) -> None:
+    of, arrays = framework(name), chain_operands()
+    got = fast_einsum(CHAIN, *[of.make(array, "float64") for array in arrays], optimize=optimize)
+    np.testing.assert_array_equal(of.read(got), np.einsum(CHAIN, *arrays))
+
+
+def test_explicit_path_is_followed() -> None:
+    path = ((1, 3), (0, 2), (1, 2), (0, 1))
+    plan = plan_arguments([CHAIN, *chain_operands()], None, "safe", path)
+    assert plan.path == path
+
+
+def test_memory_limit_bounds_the_intermediates() -> None:
+    arrays = [np.ones(shape) for shape in [(3, 20), (20, 5), (5, 2)]]
+    largest = {}
+    for limit in (40, 39):
+        plan = plan_arguments(["ab,bc,cd->ad", *arrays], None, "safe", ("optimal", limit))
+        largest[limit] = max(prod(step.shape) for step in plan.steps)
+    assert largest == {40: 40, 39: 15}  # fewest operations; then the one other order
+
+
+# ---- plans are made once
+
+
+@pytest.fixture
+def plans_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The arguments of every plan made, from an empty cache on."""
+    made: list[Any] = []
+
+    def count(*args: Any) -> Any:
+        made.append(args)
+        return make_plan(*args)
+
+    clear_plans()
+    monkeypatch.setattr(front, "make_plan", count)
+    yield made
+    clear_plans()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("equation", ["ij->i", "ij,jk->ik", "in mid, mid out, out -> in", "ij,jk,k"])
+def test_second_call_makes_no_plan(name: str, equation: str, plans_made: list[Any]) -> None:
+    of = framework(name)
+    shapes = [(2, 3), (3, 4), (4,)][: equation.count(",") + 1]
+    for value in (1, 2):
+        fast_einsum(equation, *[of.make(np.full(shape, value, "float64"), "float64") for shape in shapes])
+    assert len(plans_made) == 1
+
+
+def test_whatever_a_plan_depends_on_makes_another(plans_made: list[Any]) -> None:
+    a = np.ones((4, 4))
+    variants: list[tuple[Sequence[Any], dict[str, Any]]] = [
+        ((a, a), {}),
+        ((a, a.T), {}),
+        ((a[::-1], a), {}),
+        ((a[:2], a), {}),
+        ((a.astype("float32"), a), {}),
+        ((a.astype("float32"), a.astype("float32")), {}),
+        ((a, a), {"order": "F"}),
+        ((a, a), {"optimize": False}),
+    ]
+    for arrays, options in variants * 2:
+        fast_einsum("ij,jk->ik", *arrays, **options)
+    assert len(plans_made) == len(variants)
+
+
+def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, plans_made: list[Any]) -> None:
+    monkeypatch.setattr(plan_cache, "LIMIT", 8)
+    for size in range(1, 20):
+        fast_einsum("ij,jk->ik", np.ones((size, 2)), np.ones((2, 3)))
+    assert len(plan_cache.compiled) == 8
+    fast_einsum("ij,jk->ik", np.ones((19, 2)), np.ones((2, 3)))
+    assert len(plans_made) == 19  # the newest plans are those that stay
+
+
+def test_threads_share_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made, used, pushed out and cleared at once, and every result is right."""
+    monkeypatch.setattr(plan_cache, "LIMIT", 4)
+    interval = sys.getswitchinterval()
+
+    def call(number: int) -> bool:
+        size = 1 + number % 7
+        a, b = np.full((size, 3), 2.0), np.full((3, size + 1), float(number))
+        if number % 50 == 0:
+            clear_plans()
+        result = fast_einsum("ij,jk->ik" if number % 2 else "row mid, mid col -> row col", a, b)
+        return bool(result.shape == (size, size + 1) and (result == 6.0 * number).all())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(call, range(2000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(plan_cache.compiled) <= 4
+
+
+# ---- ways to call it
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_operands_in_one_sequence(name: str, kind: type) -> None:
+    of = framework(name)
+    a, b = (of.make(np.ones(shape), "float64") for shape in [(2, 3), (3, 4)])
+    assert (of.read(fast_einsum("ij,jk->ik", kind([a, b]))) == 3).all()

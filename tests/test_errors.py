@@ -1,0 +1,227 @@
+"""Errors name what is wrong and where, and are of the classes that callers of any framework's einsum expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, fast_einsum
+from einops_fast.errors import point_at
+
+A = np.ones((2, 3))
+V = np.ones(3)
+
+
+def error_of(*args: Any, **options: Any) -> EinsumError:
+    """The error of a call, after checking that it is the same at the second call, when there may be a plan."""
+    errors = []
+    for _ in range(2):
+        with pytest.raises(EinsumError) as caught:
+            fast_einsum(*args, **options)
+        errors.append(caught.value)
+    first, second = errors
+    assert (type(first), str(first)) == (type(second), str(second))
+    return first
+
+
+@pytest.mark.parametrize("kind", [EinsumError, SubscriptsError, ShapeError, OperandError])
+def test_classes(kind: type[EinsumError]) -> None:
+    """NumPy and MXNet raise ValueError, torch RuntimeError; for operands of a wrong type all raise TypeError."""
+    assert issubclass(kind, ValueError)
+    assert issubclass(kind, RuntimeError)
+    assert issubclass(kind, TypeError) == (kind is OperandError)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ((), "needs an equation and operands, or operands and lists of labels"),
+        (("ij->i",), "equation 'ij->i' has no operands"),
+        (("ij,jk", A), "2 terms for 1 operand"),
+        (("ij", A, A), "1 term for 2 operands"),
+        (("ij->k", A), "output has axis 'k', which no operand has"),
+        (("row col -> column", A), "output has axis 'column', which no operand has"),
+        (("ij->ii", A), "output has axis 'i' twice"),
+        (("ij->i->j", A), "second '->'"),
+        (("ij->i,j", A), "output is one term"),
+        (("i-j", A), "'-' is not part of '->'"),
+        (("i..j", A), "'.' is not part of '...'"),
+        (("...i...", A), "operand 0 has more than one '...'"),
+        (("(ij)", A), "axes can't be grouped"),
+        (("i$", A), r"'$' can't be a label"),
+        ((A, [0, 1], A), "what follows operand 1 is of type ndarray"),
+        ((A, "ij"), "what follows operand 0 is of type str"),
+        ((A, [0, [1]]), "a label must be hashable"),
+        ((A, [0, 1], [2]), "output has axis '2', which no operand has"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_equations(args: tuple[Any, ...], problem: str) -> None:
+    error = error_of(*args)
+    assert type(error) is SubscriptsError
+    assert problem in str(error)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("ij,jk->ik", A, V), ["operand 1 has 1 axis", "names 2"]),
+        (("ijk->i", A), ["operand 0 has 2 axes", "names 3"]),
+        (("...ijk->i", A), ["operand 0 has 2 axes", "names 3 beside '...'"]),
+        (("batch row col -> col", A), ["operand 0 has 2 axes", "3 if read as words"]),
+        ((A, [0]), ["operand 0 has 2 axes", "names 1"]),
+        (("ij,jk->ik", A, A), ["axis 'j' has size 2 in operand 1 (axis 0 of shape (2, 3))", "size 3 in operand 0"]),
+        (("ii->i", A), ["axis 'i' has size 3 in operand 0 (axis 1", "size 2 in operand 0 (axis 0"]),
+        (("row col, col -> row", A, np.ones(4)), ["axis 'col' has size 4 in operand 1", "size 3 in operand 0"]),
+        (("...i,...i->", A, np.ones((4, 3))), ["axis '...[0]' has size 4 in operand 1", "size 2 in operand 0"]),
+        ((A, [0, 1], A, [1, 2]), ["axis '1' has size 2 in operand 1", "size 3 in operand 0"]),
+        (("i,i,i->", V, V, np.ones(4)), ["axis 'i' has size 4 in operand 2", "size 3 in operand 0"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_shapes_that_do_not_fit(args: tuple[Any, ...], problem: list[str]) -> None:
+    error = error_of(*args)
+    assert type(error) is ShapeError
+    assert all(part in str(error) for part in problem)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "problem"),
+    [
+        (("i,i->", V, object()), {}, "operand 1 is of type object: no backend knows it"),
+        (("i->", None), {}, "operand 0 is of type NoneType: no backend knows it"),
+        (("ij->i", A), {"out": np.zeros(3)}, "out has shape (3,), the result (2,)"),
+        (("ij->i", A), {"out": [0.0, 0.0]}, "out is of type list, but the operands are numpy arrays"),
+        (("ij->i", A), {"out": np.zeros(2, int)}, "casting='safe' doesn't convert float64 to out's int64"),
+        (("ij->i", A), {"dtype": "int8"}, "operand 0 has dtype float64, which casting='safe' doesn't convert to int8"),
+        (("ij->i", A), {"dtype": "float32", "casting": "no"}, "operand 0 has dtype float64"),
+        (("ij->i", A), {"order": "X"}, "order is one of 'C', 'F', 'A' and 'K', not 'X'"),
+        (("ij->i", A), {"casting": "X"}, "'same_kind', 'unsafe', not 'X'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_operands_that_do_not_belong(args: tuple[Any, ...], options: dict[str, Any], problem: str) -> None:
+    error = error_of(*args, **options)
+    assert type(error) is OperandError
+    assert problem in str(error)
+
+
+@pytest.mark.parametrize(
+    "optimize",
+    [
+        "quickest",
+        3.5,
+        {},
+        [0, 1],
+        ("greedy", "much"),
+        ("quickest", 10),
+        ("greedy",),
+        [(0, 1), (0, 5)],
+        [(-1, 0)],
+        [(0, 0)],
+        [()],
+        [("a", "b")],
+        object(),
+        int,
+    ],
+    ids=str,
+)
+def test_no_order_of_contraction(optimize: Any) -> None:
+    error = error_of("i,i,i->", V, V, V, optimize=optimize)
+    assert type(error) is EinsumError
+    assert str(error).startswith("optimize=")
+
+
+def test_no_such_option() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'subscripts'"):
+        fast_einsum("ij->i", A, subscripts="ij->i")
+
+
+def test_dtype_that_does_not_exist_is_an_error_of_numpy() -> None:
+    with pytest.raises(TypeError, match="data type 'float23' not understood"):
+        fast_einsum("ij->i", A, dtype="float23")
+
+
+# ---- where in the equation
+
+
+@pytest.mark.parametrize(
+    ("args", "pointed"),
+    [
+        (("ij,jk->ik", A, A), "j"),
+        (("row col, col -> row", A, np.ones(4)), "col"),
+        (("ij->k", A), "k"),
+        (("ij,jkl->ik", A, A), "jkl"),
+        (("i-j", A), "-"),
+    ],
+)
+def test_carets_point_at_the_problem(args: tuple[Any, ...], pointed: str) -> None:
+    _, equation, carets = str(error_of(*args)).splitlines()
+    at = equation.index(args[0]) + args[0].rindex(pointed)
+    assert carets == " " * at + "^" * len(pointed)
+
+
+def test_long_equations_are_shown_in_part() -> None:
+    equation = ", ".join(f"axis{at}" for at in range(100))
+    span = (equation.index("axis50"), equation.index("axis50") + len("axis50"))
+    problem, shown, carets = point_at("a problem", equation, span).splitlines()
+    assert problem == "a problem"
+    assert len(shown) < 100
+    assert shown[carets.index("^") : len(carets)] == "axis50"
+
+
+# ---- torch
+
+
+def test_operands_of_two_frameworks() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(3)
+    for args, names in [((V, tensor), "numpy and torch"), ((tensor, V), "torch and numpy")]:
+        error = error_of("i,i->", *args)
+        assert type(error) is OperandError
+        assert f"operands 0 and 1 are of two frameworks, {names}" in str(error)
+
+
+def test_operands_on_two_devices() -> None:
+    torch = pytest.importorskip("torch")
+    error = error_of("i,i,i->", torch.ones(3), torch.ones(3), torch.ones(3, device="meta"))
+    assert type(error) is OperandError
+    assert "operands 0 and 2 are on two devices, cpu and meta" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("others", "options", "problem"),
+    [
+        ([[1.0, 2.0, 3.0]], {}, "operand 1 is of type list, the others are torch arrays"),
+        ([2.0], {}, "operand 1 is of type float, the others are torch arrays"),
+        ([], {"out": V}, "out is of type ndarray, but the operands are torch arrays"),
+        ([], {"dtype": "float64"}, "dtype is a torch.dtype, not 'float64'"),
+        ([], {"casting": "X"}, "'unsafe', not 'X'"),
+        ([], {"order": "X"}, "'K', not 'X'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_go_with_tensors(others: list[Any], options: dict[str, Any], problem: str) -> None:
+    torch = pytest.importorskip("torch")
+    error = error_of("i,i->i" if others else "i->i", torch.ones(3), *others, **options)
+    assert type(error) is OperandError
+    assert problem in str(error)
+
+
+def test_out_that_does_not_fit_a_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    for out, problem in [
+        (torch.ones(2), "out has shape (2,), the result (3,)"),
+        (torch.ones(3, dtype=torch.int64), "casting='safe' doesn't convert torch.float32 to out's torch.int64"),
+    ]:
+        error = error_of("i->i", torch.ones(3), out=out)
+        assert type(error) is OperandError
+        assert problem in str(error)
+
+
+def test_errors_of_torch_itself_pass_through() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match="Float but found Double"):
+        fast_einsum("ij,jk->ik", torch.ones(2, 3), torch.ones(3, 2, dtype=torch.float64))

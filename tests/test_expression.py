@@ -1,0 +1,279 @@
+"""Expressions: the same results as the einsum that they stand for, whatever changes from call to call."""
+
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from einops_fast import OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
+from einops_fast.backends import get_backend
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(params=["numpy", "torch", "mxnet"])
+def make(request):
+    """Makes an array of each framework from NumPy's."""
+    if find_spec(request.param) is None:
+        pytest.skip(f"needs {request.param}")
+    get_backend(request.param)
+    if request.param == "torch":
+        return import_module("torch").from_numpy
+    return import_module("mxnet.numpy").array if request.param == "mxnet" else np.asarray
+
+
+def _random(*shapes, dtype="float32"):
+    generator = np.random.default_rng(0)
+    return [generator.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def _close(result, expected):
+    np.testing.assert_allclose(np.asarray(result.asnumpy() if hasattr(result, "asnumpy") else result), expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]),
+        ("bind,bjnd->bnij", [(2, 3, 4, 5), (2, 6, 4, 5)]),
+        ("ij->j", [(3, 4)]),
+        ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
+        ("...i,ij", [(2, 3, 4), (4, 5)]),
+        ("batch in, in out -> batch out", [(2, 3), (3, 4)]),
+    ],
+)
+def test_same_as_fast_einsum(equation, shapes, make):
+    arrays = _random(*shapes)
+    expected = fast_einsum(equation, *arrays)
+    expression = contract_expression(equation, *shapes)
+    for _ in range(3):
+        _close(expression(*map(make, arrays)), expected)
+
+
+@pytest.mark.parametrize("constants", [[0], [1], [2], [0, 2], (2, 0), {1, 2}, [0, 1, 2], []], ids=str)
+def test_constants(constants, make):
+    shapes = [(2, 3), (3, 4), (4, 5)]
+    arrays = [make(array) for array in _random(*shapes)]
+    expected = fast_einsum("ij,jk,kl->il", *_random(*shapes))
+    given = [arrays[at] if at in constants else shapes[at] for at in range(3)]
+    expression = contract_expression("ij,jk,kl->il", *given, constants=constants)
+    for _ in range(2):
+        _close(expression(*[array for at, array in enumerate(arrays) if at not in constants]), expected)
+
+
+def test_the_values_of_a_constant_may_change():
+    a, b = _random((2, 3), (3, 4))
+    expression = contract_expression("ij,jk", (2, 3), b, constants=[1])
+    expression(a)
+    b *= 2
+    np.testing.assert_allclose(expression(a), a @ b, rtol=1e-5)
+
+
+def test_list_form():
+    a, b = _random((2, 3), (3, 4))
+    expression = contract_expression((2, 3), ["row", "mid"], b, ["mid", "column"], ["column", "row"], constants=[1])
+    np.testing.assert_allclose(expression(a), (a @ b).T, rtol=1e-5)
+
+
+def test_arrays_may_stand_for_shapes():
+    a, b = _random((2, 3), (3, 4))
+    expression = contract_expression("ij,jk", a, b.shape)
+    np.testing.assert_allclose(expression(a, b), a @ b, rtol=1e-5)
+
+
+def test_scalars_and_lists_count_as_numpy():
+    expression = contract_expression(",i->i", (), [3])
+    for _ in range(2):
+        np.testing.assert_array_equal(expression(2, [1, 2, 3]), [2, 4, 6])
+
+
+def test_out(make):
+    a, b = _random((2, 3), (3, 4))
+    out = make(np.zeros((4, 2), "float32"))
+    expression = contract_expression("ij,jk->ki", (2, 3), (3, 4))
+    for _ in range(2):
+        assert expression(make(a), make(b), out=out) is out
+        _close(out, (a @ b).T)
+
+
+def test_options():
+    a, b = _random((2, 3), (3, 4), dtype="float64")
+    expression = contract_expression("ij,jk->ki", (2, 3), (3, 4), dtype="float32", casting="same_kind", order="C")
+    result = expression(a, b)
+    assert result.dtype == "float32"
+    assert result.flags.c_contiguous
+    np.testing.assert_allclose(result, (a @ b).T, rtol=1e-5)
+
+
+def test_shows_itself():
+    _, b = _random((2, 3), (3, 4))
+    expression = contract_expression("ij,jk", (2, 3), b, constants=[1])
+    assert repr(expression) == "ContractExpression('ij,jk', (2, 3), (3, 4), constants=[1])"
+    assert repr(contract_expression("ij->ji", (2, 3))) == "ContractExpression('ij->ji', (2, 3))"
+    assert (expression.equation, expression.shapes, expression.constants) == ("ij,jk", ((2, 3), (3, 4)), (1,))
+
+
+# ---- what may change between calls
+
+
+def test_strides_and_dtypes_change():
+    expression = contract_expression("ij,jk->ik", (6, 6), (6, 6))
+    wide = _random((12, 6))[0]
+    for a in [wide[:6], wide[::2], wide[:6].T, wide[:6].astype("float64"), wide[:6].astype("int64"), wide[5::-1]]:
+        for _ in range(2):
+            result = expression(a, a)
+            assert result.dtype == a.dtype
+            np.testing.assert_allclose(result, a @ a, rtol=1e-4)
+    np.testing.assert_allclose(expression(wide[:1].repeat(6, 0), wide[:6]), wide[:1].repeat(6, 0) @ wide[:6], rtol=1e-4)
+
+
+def test_the_framework_changes(torch):
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
+    a, b = _random((2, 3), (3, 4))
+    for _ in range(2):
+        assert type(expression(a, b)) is np.ndarray
+        assert type(expression(torch.from_numpy(a), torch.from_numpy(b))) is torch.Tensor
+
+
+def test_grad_mode_changes(torch):
+    expression = contract_expression("bij,bjk->kbi", (2, 3, 4), (2, 4, 5))
+    a, b = torch.rand(2, 3, 4), torch.rand(2, 4, 5)
+    expected = (a @ b).permute(2, 0, 1)
+    for _ in range(2):
+        a.requires_grad_(False)
+        assert not expression(a, b).requires_grad
+        a.requires_grad_()
+        result = expression(a, b)
+        torch.testing.assert_close(result, expected)
+        (gradient,) = torch.autograd.grad(result.sum(), a)
+        torch.testing.assert_close(gradient, b.sum(2)[:, None].expand(2, 3, 4))
+        with torch.no_grad():
+            assert not expression(a, b).requires_grad
+        with torch.inference_mode():
+            assert expression(a, b).is_inference()
+
+
+def test_autocast_changes(torch):
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
+    a, b = torch.rand(2, 3), torch.rand(3, 4)
+    for _ in range(2):
+        assert expression(a, b).dtype is torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert expression(a, b).dtype is torch.bfloat16
+
+
+def test_a_constant_starts_to_require_a_gradient(torch):
+    a, b = torch.rand(2, 3, 4), torch.rand(2, 4, 5)
+    expression = contract_expression("bij,bjk->kbi", (2, 3, 4), b, constants=[1])
+    expression(a)
+    b.requires_grad_()
+    expression(a).sum().backward()
+    torch.testing.assert_close(b.grad, a.sum(1)[:, :, None].expand(2, 4, 5))
+
+
+def test_transforms_of_torch(torch):
+    expression = contract_expression("ij,jk->ik", (3, 4), (4, 5))
+    a, b = torch.rand(2, 3, 4), torch.rand(2, 4, 5)
+    expression(a[0], b[0])
+    torch.testing.assert_close(torch.vmap(expression)(a, b), a @ b)
+    gradient = torch.func.grad(lambda a, b: expression(a, b).sum())(a[0], b[0])
+    torch.testing.assert_close(gradient, b[0].sum(1).expand(3, 4))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_torch_compile(called, torch):
+    a, b = torch.rand(2, 3), torch.rand(3, 4)
+    out = torch.zeros(4, 2, dtype=torch.float64)
+    expression = contract_expression("row mid, mid column -> column row", (2, 3), b, constants=[1])
+    doubled = contract_expression("ij,jk->ki", (2, 3), (3, 4), dtype=torch.float64, order="C")
+    if called:
+        expression(a)
+        doubled(a, b)
+    compiled = torch.compile(lambda a: expression(a) + 1, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(a), (a @ b).T + 1)
+    compiled = torch.compile(lambda a, b: doubled(a, b, out=out), fullgraph=True, backend="eager")
+    assert compiled(a, b).dtype is torch.float64
+    torch.testing.assert_close(out, (a.double() @ b.double()).T)
+
+
+def test_threads_with_two_frameworks(torch):
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
+    a, b = _random((2, 3), (3, 4))
+    wrong = []
+
+    def work(make, kind):
+        for _ in range(500):
+            result = expression(make(a), make(b))
+            if type(result) is not kind or not np.allclose(result, a @ b):
+                wrong.append(result)
+
+    threads = [
+        threading.Thread(target=work, args=args)
+        for args in [(np.asarray, np.ndarray), (torch.from_numpy, torch.Tensor), (np.asfortranarray, np.ndarray)]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- errors
+
+
+def test_errors_when_it_is_made():
+    with pytest.raises(SubscriptsError):
+        contract_expression("ij,jk", (2, 3))
+    with pytest.raises(ShapeError, match="'j' has size 4"):
+        contract_expression("ij,jk", (2, 3), (4, 5))
+    with pytest.raises(ShapeError):
+        contract_expression("ij,jk", (2, 3), (3, 4, 5))
+    with pytest.raises(OperandError, match="operands 0 to 1"):
+        contract_expression("ij,jk", (2, 3), (3, 4), constants=[2])
+    with pytest.raises(OperandError, match="operands 0 to 1"):
+        contract_expression("ij,jk", (2, 3), (3, 4), constants=[-1])
+    with pytest.raises(OperandError, match="operand 1 is neither a shape nor an array"):
+        contract_expression("ij,jk", (2, 3), 5)
+    with pytest.raises(OperandError, match="operand 1 is neither a shape nor an array"):
+        contract_expression("ij,jk", (2, 3), (3, "x"))
+    with pytest.raises(OperandError, match="order is one of"):
+        contract_expression("ij,jk", (2, 3), (3, 4), order="Z")
+
+
+def test_wrong_shape(make):
+    a, b, wrong = map(make, _random((2, 3), (3, 4), (3, 5)))
+    message = r"operand 1 has shape \(3, 5\); the expression was made for \(3, 4\)"
+    expression = contract_expression("ij,jk", (2, 3), (3, 4))
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=message):
+            expression(a, wrong)
+        expression(a, b)
+    with pytest.raises(ShapeError, match=message):
+        contract_expression("ij,jk", a, (3, 4), constants=[0])(wrong)
+
+
+def test_wrong_number_of_arrays():
+    a, b = _random((2, 3), (3, 4))
+    expression, constant = contract_expression("ij,jk", a, b), contract_expression("ij,jk", a, b, constants=[1])
+    for _ in range(2):
+        for arrays in [(), (a,), (a, b, b)]:
+            with pytest.raises(OperandError, match=f"takes 2 arrays, not {len(arrays)}"):
+                expression(*arrays)
+        for arrays in [(), (a, b)]:
+            with pytest.raises(OperandError, match=f"takes 1 array, not {len(arrays)}"):
+                constant(*arrays)
+        expression(a, b)
+        constant(a)
+
+
+def test_frameworks_do_not_mix(torch):
+    a, b = _random((2, 3), (3, 4))
+    with pytest.raises(OperandError, match="two frameworks"):
+        contract_expression("ij,jk", (2, 3), b, constants=[1])(torch.from_numpy(a))
+    with pytest.raises(OperandError, match="out is of type"):
+        contract_expression("ij,jk", (2, 3), (3, 4))(a, b, out=torch.zeros(2, 4))

@@ -1,0 +1,275 @@
+"""On NumPy arrays, dtypes, casting, scalars, views and memory order are those of ``numpy.einsum``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from equations import cases, operands
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einops_fast import fast_einsum
+
+Array = npt.NDArray[Any]
+
+DTYPES = [*"?bBhHiIlLefdgFDG"]
+# One for each way that a dtype of the result comes about; the last two have operands without axes.
+EQUATIONS = ["i,i->i", "i,i->", "ij,j->i", "i,i,i->i", ",i->i", "i,->i"]
+
+
+def shapes_of(equation: str, size: int = 3) -> list[tuple[int, ...]]:
+    return [(size,) * len(term) for term in equation.partition("->")[0].split(",")]
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The result, or the kind of the error: a refusal is ``TypeError`` or ``ValueError``, never both."""
+    try:
+        return call()
+    except (TypeError, ValueError) as error:
+        return TypeError if isinstance(error, TypeError) else ValueError
+
+
+# ---- dtypes
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("first", DTYPES)
+def test_dtype_of_any_two(first: str, equation: str) -> None:
+    for second in DTYPES:
+        arrays = [
+            np.full(shape, at + 2).astype(dtype)
+            for at, (shape, dtype) in enumerate(zip(shapes_of(equation), [first, second, first], strict=False))
+        ]
+        wanted, got = np.einsum(equation, *arrays), fast_einsum(equation, *arrays)
+        assert got.dtype == wanted.dtype, second
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "value", [True, 3, 300, -1, 2.5, 1e300, 1 + 2j, np.int8(3), np.float32(3), np.array(7), np.array(0.5)]
+)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float16", "float32", "float64", "complex64"])
+def test_dtype_beside_a_scalar(dtype: str, value: Any) -> None:
+    array = np.ones(3, dtype)
+    for equation, arrays in {",i->i": (value, array), "i,i,->": (array, array, value)}.items():
+        wanted, got = np.einsum(equation, *arrays), fast_einsum(equation, *arrays)
+        assert (type(got), got.dtype) == (type(wanted), wanted.dtype)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_dtype_beside_a_scalar_is_not_remembered() -> None:
+    # Before NumPy 2, the value of an array without axes decides, and the plan must not fix it.
+    array = np.ones(3, "float32")
+    for value in (2.0, 1e300, 2.0):
+        scalar = np.array(value)
+        assert fast_einsum(",i->i", scalar, array).dtype == np.einsum(",i->i", scalar, array).dtype
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        ([[1, 2], [3, 4]], [[1], [2]]),
+        ([[1, 2.5], [3, 4]], np.ones((2, 1), "float32")),
+        (((1, 2), (3, 4)), [[True], [False]]),
+        ([[1, 2], [3, 4j]], [[1], [2]]),
+        (np.ma.masked_array([[1, 2], [3, 4]], [[True, False]] * 2), np.array([[1], [2]]).view(np.recarray)),
+    ],
+    ids=["int", "mixed", "tuples and bool", "complex", "subclasses"],
+)
+def test_operands_that_are_no_plain_arrays(arrays: Sequence[Any]) -> None:
+    wanted, got = np.einsum("ij,jk->ik", *arrays), fast_einsum("ij,jk->ik", *arrays)
+    assert (type(got), got.dtype) == (type(wanted), wanted.dtype)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("equation", ["ij->i", "ij,jk->ik", "ij,kj,jl->il"])
+def test_integers_wrap_around(equation: str) -> None:
+    arrays = [np.full(shape, 100, "int8") for shape in shapes_of(equation)]
+    wanted = np.einsum(equation, *[array.astype("int64") for array in arrays]).astype("int8")
+    assert (wanted != np.einsum(equation, *[array.astype("int64") for array in arrays])).all()
+    np.testing.assert_array_equal(fast_einsum(equation, *arrays), wanted, strict=True)
+
+
+def test_bool_is_or_of_ands() -> None:
+    a, b = np.array([[True, True], [False, False]]), np.array([[True, False], [True, False]])
+    wanted = np.array([[True, False], [False, False]])
+    np.testing.assert_array_equal(fast_einsum("ij,jk->ik", a, b), wanted, strict=True)
+    np.testing.assert_array_equal(fast_einsum("ij,jk,kl->il", a, b, b), wanted, strict=True)
+    np.testing.assert_array_equal(fast_einsum("ij->i", a), np.array([True, False]), strict=True)
+
+
+@pytest.mark.parametrize("equation", ["ij->ji", "ij->i", "ij,jk->ik", "ij,jk,kl->il"])
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "object", "longdouble"])
+def test_dtypes_without_fast_paths(dtype: str, equation: str) -> None:
+    arrays = [np.arange(9).reshape(3, 3).astype(dtype) for _ in shapes_of(equation)]
+    wanted, got = np.einsum(equation, *arrays), fast_einsum(equation, *arrays)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["U2", "M8[s]"])
+def test_dtypes_without_products(dtype: str) -> None:
+    array = np.zeros((2, 2), dtype)
+    with pytest.raises(TypeError):
+        fast_einsum("ij,jk->ik", array, array)
+
+
+# ---- dtype=, casting=, out=, order=
+
+
+@pytest.mark.parametrize("casting", ["no", "equiv", "safe", "same_kind", "unsafe"])
+@pytest.mark.parametrize("dtype", [None, "int8", "int64", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("own", [("int8", "int8"), ("int64", "float32"), ("float64", "float32"), ("complex64",) * 2])
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # that casting='unsafe' drops imaginary parts
+def test_dtype_and_casting(own: Sequence[str], dtype: str | None, casting: str) -> None:
+    arrays = [np.full((3, 3), 2, each) for each in own]
+
+    def call(einsum: Callable[..., Any]) -> Any:
+        return outcome(lambda: einsum("ij,jk->ik", *arrays, dtype=dtype, casting=casting))
+
+    wanted, got = call(np.einsum), call(fast_einsum)
+    if isinstance(wanted, type):
+        assert got is wanted
+    else:
+        np.testing.assert_array_equal(got, wanted, strict=True)
+
+
+def test_dtype_holds_for_a_view_too() -> None:
+    # numpy.einsum ignores it where it returns a view.
+    assert fast_einsum("ij->ji", np.ones((2, 3), "float32"), dtype="float64").dtype == np.float64
+
+
+@pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
+@pytest.mark.parametrize("own", ["int8", "int64", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("equation", ["ij->i", "ij->ji", "ij,jk->ik"])
+def test_out(equation: str, dtype: str, own: str, casting: str) -> None:
+    """What is written to ``out``, and in what dtype it was computed: the wider one of the operands' and out's."""
+    arrays = [np.full(shape, 100, own) for shape in shapes_of(equation)]
+
+    def call(einsum: Callable[..., Any]) -> Any:
+        out = np.zeros((3,) * (len(equation) - equation.index(">") - 1), dtype)
+        result = outcome(lambda: einsum(equation, *arrays, out=out, casting=casting))
+        assert result is out or isinstance(result, type)
+        return result
+
+    wanted, got = call(np.einsum), call(fast_einsum)
+    if isinstance(wanted, type):
+        assert got is wanted
+    else:
+        np.testing.assert_array_equal(got, wanted, strict=True)
+
+
+def test_out_may_be_an_operand() -> None:
+    for equation, other in {"ij->ji": (), "ij,jk->ik": (np.arange(9.0).reshape(3, 3),)}.items():
+        a = np.arange(9.0).reshape(3, 3) + 1
+        wanted = np.einsum(equation, a.copy(), *other)
+        fast_einsum(equation, a, *other, out=a)
+        np.testing.assert_array_equal(a, wanted)
+
+
+def test_out_with_gaps_is_written_between_them() -> None:
+    memory = np.zeros((4, 6))
+    result = fast_einsum("i,j->ij", np.ones(2), np.ones(3), out=memory[::2, ::2])
+    assert result.base is memory
+    assert memory.sum() == memory[::2, ::2].sum() == 6
+
+
+def test_out_that_is_read_only() -> None:
+    out = np.zeros(2)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        fast_einsum("ij->i", np.ones((2, 3)), out=out)
+
+
+@pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("order", ["C", "F", "A"])
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->ki", "ij,ij->ij", "ij,kl->ijkl", "bij,bjk->bik"])
+def test_order(equation: str, order: Any, layouts: Any) -> None:
+    arrays = [np.ones(shape, order=each) for shape, each in zip(shapes_of(equation), layouts, strict=True)]
+    wanted = np.einsum(equation, *arrays, order=order)
+    got = fast_einsum(equation, *arrays, order=order)
+    assert (got.flags.c_contiguous, got.flags.f_contiguous) == (wanted.flags.c_contiguous, wanted.flags.f_contiguous)
+
+
+def test_order_holds_for_a_view_too() -> None:
+    # numpy.einsum ignores it where it returns a view.
+    assert fast_einsum("ij->ji", np.ones((2, 3)), order="C").flags.c_contiguous
+
+
+# ---- scalars and views
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "C"}, {"dtype": "complex128"}])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "bool"])
+@pytest.mark.parametrize("equation", ["->", ",->", "i->", "ii->", "i,i->", "ij,jk,ki->", ",i,i->"])
+def test_results_without_axes_are_scalars(equation: str, dtype: str, options: dict[str, Any]) -> None:
+    arrays = [np.ones(shape, dtype) for shape in shapes_of(equation)]
+    wanted, got = np.einsum(equation, *arrays, **options), fast_einsum(equation, *arrays, **options)
+    assert type(got) is (type(wanted) if equation != "->" else np.dtype(options.get("dtype", dtype)).type)
+    assert got == wanted
+
+
+def test_scalar_goes_into_out() -> None:
+    out = np.array(0.0)
+    assert fast_einsum("i,i->", np.ones(3), np.ones(3), out=out) is out
+    assert out == 3
+
+
+@given(data=st.data(), dtype=st.sampled_from(["float16", "float64", "int8"]), read_only=st.booleans())
+def test_views_where_numpy_returns_views(data: st.DataObject, dtype: str, read_only: bool) -> None:
+    case = data.draw(cases(max_operands=1))
+    (array,) = data.draw(operands(case.shapes, dtype=dtype))
+    if read_only:
+        array.flags.writeable = False
+    wanted, got = np.einsum(case.letters, array), fast_einsum(case.equation, array)
+    assert np.shares_memory(got, array) == np.shares_memory(wanted, array)
+    if np.shares_memory(wanted, array):
+        assert got.__array_interface__ == wanted.__array_interface__  # address, strides, read-only flag
+
+
+@pytest.mark.parametrize("equation", ["ij->ij", "ij->ji", "ii->i", "iij->ji", "i...->...i"])
+def test_views_can_be_written_to(equation: str) -> None:
+    array = np.zeros((3,) * max(2, equation.index("-")) if "." not in equation else (3, 3))
+    fast_einsum(equation, array)[...] = 1
+    wanted = np.zeros_like(array)
+    np.einsum(equation, wanted)[...] = 1
+    np.testing.assert_array_equal(array, wanted)
+
+
+@given(data=st.data())
+def test_other_results_are_new_memory(data: st.DataObject) -> None:
+    """Memory that is no operand's, and in which every element has its own place."""
+    case = data.draw(cases().filter(lambda case: len(case.shapes) > 1))
+    arrays = data.draw(operands(case.shapes))
+    got = fast_einsum(case.equation, *arrays)
+    assert not any(np.may_share_memory(got, array) for array in arrays)
+    if got.ndim and got.size:
+        assert got.flags.writeable
+        assert all(stride or size < 2 for stride, size in zip(got.strides, got.shape, strict=True))
+
+
+# ---- unusual memory
+
+
+@pytest.mark.parametrize("equation", ["i,i->", "i,j->ij", "i,i,i->i"])
+def test_fields_of_records(equation: str) -> None:
+    # Strides aren't multiples of the element size, and elements aren't aligned.
+    records = np.zeros(3, [("flag", "int8"), ("x", "float64")])
+    records["x"] = 1, 2, 3
+    arrays = [records["x"]] * len(shapes_of(equation))
+    np.testing.assert_array_equal(fast_einsum(equation, *arrays), np.einsum(equation, *arrays))
+
+
+def test_elements_that_overlap() -> None:
+    # The stride is smaller than an element, but it isn't zero.
+    values = np.arange(4.0)
+    overlapping = np.ndarray(3, "complex128", values, strides=(8,))
+    np.testing.assert_array_equal(overlapping, [0 + 1j, 1 + 2j, 2 + 3j])
+    for equation in ("i,i->", "i,i->i", "i,i,i->"):
+        arrays = [overlapping] * len(shapes_of(equation))
+        np.testing.assert_array_equal(fast_einsum(equation, *arrays), np.einsum(equation, *arrays))
