@@ -21,6 +21,7 @@ class NdarrayBackend(Backend):
     def __init__(self, xp: Any, einsum: Callable[..., Any]) -> None:
         self.xp = xp
         self.einsum = einsum
+        self.matmul, self.multiply_arrays = xp.matmul, xp.multiply
         self._ndarray = xp.ndarray
 
     def owns(self, array_type: type) -> bool:
@@ -107,7 +108,7 @@ class NdarrayBackend(Backend):
         return lambda a: a.transpose() if perm is None and a.ndim < 2 else a.transpose(perm or range(a.ndim))
 
     def multiply(self, step: Multiply) -> Run:
-        left, right, product = self.arrange(step.left), self.arrange(step.right), self.xp.multiply
+        left, right, product = self.arrange(step.left), self.arrange(step.right), self.multiply_arrays
         if not step.summed:
             return lambda a, b: product(left(a), right(b))
         axes = tuple(range(-step.summed, 0))
@@ -119,7 +120,7 @@ class NdarrayBackend(Backend):
         return run
 
     def gemm(self, step: Gemm) -> Run:
-        empty, matmul = self.xp.empty, self.xp.matmul
+        empty, matmul = self.xp.empty, self.matmul
         left, right = self._matrices(step.left, step.transpose_left), self._matrices(step.right, step.transpose_right)
         shape = step.shape
         if step.buffer is not None:

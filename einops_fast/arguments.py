@@ -64,6 +64,8 @@ def read_call(operands: Sequence[Any]) -> Call:
 
 
 def _holds_arrays(values: Sequence[Any]) -> bool:
+    if is_tracing():
+        return True  # torch.compile can't follow the search for a backend, and has nothing but tensors
     return bool(values) and all(backend_for_type(type(value)) is not None for value in values)
 
 

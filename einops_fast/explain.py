@@ -10,6 +10,7 @@ from typing import Any
 from einops_fast.backends import get_backend
 from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.einsum import plan_arguments
+from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Gemm, Multiply, Native, Step, Sum, View
 
@@ -201,7 +202,10 @@ def explain_shapes(
         multiply
     """
     chosen = get_backend(backend)
-    examples = [chosen.example(tuple(shape), dtype) for shape in shapes]
+    try:
+        examples = [chosen.example(tuple(shape), dtype) for shape in shapes]
+    except (AttributeError, TypeError) as error:
+        raise OperandError(f"{backend} has no dtype {dtype!r}") from error
     return _explained(plan_arguments((equation, *examples), None, "safe", optimize))
 
 

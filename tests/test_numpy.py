@@ -273,3 +273,12 @@ def test_elements_that_overlap() -> None:
     for equation in ("i,i->", "i,i->i", "i,i,i->"):
         arrays = [overlapping] * len(shapes_of(equation))
         np.testing.assert_array_equal(fast_einsum(equation, *arrays), np.einsum(equation, *arrays))
+
+
+def test_no_floating_point_warnings() -> None:
+    """einsum never warns, so inf times 0 passes even where NumPy is told to raise."""
+    a, b = np.array([[np.inf, 1.0]]), np.zeros((2, 1))
+    with np.errstate(all="raise"):
+        assert np.isnan(fast_einsum("ij,jk->ik", a, b)).all()
+        assert np.isnan(fast_einsum("ij,ji->ij", a, b)[0, 0])
+        assert np.isinf(fast_einsum("i,i->i", *[np.full(1, 300, "float16")] * 2)).all()
