@@ -399,6 +399,24 @@ def test_second_call_makes_no_plan(name: str, equation: str, plans_made: list[An
     assert len(plans_made) == 1
 
 
+def test_second_call_makes_no_plan_whatever_its_form(plans_made: list[Any]) -> None:
+    a, b, out = np.ones((2, 3)), np.ones((3, 4)), np.zeros((2, 4))
+    calls: list[Callable[[], Any]] = [
+        lambda: fast_einsum("ij,jk->ik", [a, b]),
+        lambda: fast_einsum(a, [0, 1], b, [1, 2]),
+        lambda: fast_einsum("ij,jk->ik", a.tolist(), b),
+        lambda: fast_einsum("ij,jk->ik", a, b, dtype="complex128"),
+        lambda: fast_einsum("ij,jk->ik", a, b, order="F"),
+        lambda: fast_einsum("ij,jk->ik", a, b, out=out),
+        lambda: fast_einsum("ij,jk,kl->il", a, b, b.T, optimize=[(1, 2), (0, 1)]),
+    ]
+    for call in calls:
+        call()
+        plans_made.clear()
+        call()
+        assert not plans_made
+
+
 def test_whatever_a_plan_depends_on_makes_another(plans_made: list[Any]) -> None:
     a = np.ones((4, 4))
     variants: list[tuple[Sequence[Any], dict[str, Any]]] = [
@@ -409,6 +427,7 @@ def test_whatever_a_plan_depends_on_makes_another(plans_made: list[Any]) -> None
         ((a.astype("float32"), a), {}),
         ((a.astype("float32"), a.astype("float32")), {}),
         ((a, a), {"order": "F"}),
+        ((a, a), {"dtype": "complex128"}),
         ((a, a), {"optimize": False}),
     ]
     for arrays, options in variants * 2:

@@ -383,15 +383,21 @@ from einops_fast import fast_einsum
 
 @torch.compile(fullgraph=True, backend="aot_eager")
 def call(a, b):
-    return fast_einsum("row middle, middle column -> row column", a, b)
+    return fast_einsum({})
 
 assert call(torch.ones(2, 3), torch.ones(3, 4)).eq(3).all()
 """
 
 
-def test_first_call_of_a_process_may_be_compiled() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    ["'row middle, middle column -> row column', a, b", "'ij,jk->ik', [a, b]", "a, [0, 1], b, [1, 2]"],
+    ids=["words", "sequence", "lists"],
+)
+def test_first_call_of_a_process_may_be_compiled(arguments: str) -> None:
     root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
+    script = FIRST_CALL.format(arguments)
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
