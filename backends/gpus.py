@@ -11,9 +11,10 @@ def _gpu(bandwidth: float, half: float, single: float, double: float, units: int
     flops = {"float16": half, "bfloat16": half, "float32": single, "float64": double}
     return Ceilings(
         bandwidth,
-        # Permuting copies and broadcast products run in kernels that don't load whole vectors.
-        runs=bandwidth / 3,
-        gather=bandwidth / 3,
+        # As measured for copies that permute axes; where another one becomes the fastest, they read whole lines
+        # for single elements.
+        runs=bandwidth / 2.7,
+        gather=bandwidth / 7,
         flops=flops,
         call=4e-6,
         # A loop of small GEMMs is bound by what the host needs to launch one.

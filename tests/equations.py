@@ -1,4 +1,4 @@
-"""Hypothesis strategies for contractions and for operands in every memory layout.
+"""Hypothesis strategies for contractions and for operands in every memory layout, and ways to compute them.
 
 A contraction is drawn in plain letters first, which is what the oracle computes, and only then spelled as a
 caller may write it. So what the oracle sees never depends on the parser under test.
@@ -6,16 +6,20 @@ caller may write it. So what the oracle sees never depends on the parser under t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-__all__ = ["Case", "arrays", "cases", "contractions", "expected", "operands", "relayout"]
+from einops_fast import cost
+
+__all__ = ["WAYS", "Case", "arrays", "cases", "contractions", "expected", "operands", "preferring", "relayout"]
 
 Labels = list[Hashable | EllipsisType]
 
@@ -227,3 +231,23 @@ def relayout(values: npt.NDArray[Any], order: Sequence[int], steps: Sequence[int
     view: npt.NDArray[Any] = memory.transpose(place)[slices]
     view[...] = values
     return view
+
+
+# ---- ways to compute
+
+# What a step costs decides which way is taken, and at sizes that a test can afford only a few would be.
+# These prices, in seconds, replace the predicted ones.
+WAYS: dict[str, dict[str, float]] = {
+    "GEMMs": {"multiply_seconds": 9e9, "native_seconds": 9e9, "copy_seconds": 0},
+    "GEMMs without copies": {"multiply_seconds": 1e9, "native_seconds": 9e9, "copy_seconds": 9e9},
+    "products": {"multiply_seconds": 0, "native_seconds": 9e9, "gemm_seconds": 9e9},
+    "loops": {"multiply_seconds": 9e9, "native_seconds": 0, "gemm_seconds": 9e9},
+}
+
+
+@contextmanager
+def preferring(way: str) -> Iterator[None]:
+    """Plans made meanwhile take this one of the `WAYS` wherever they can."""
+    prices = {function: (lambda *_, seconds=seconds: seconds) for function, seconds in WAYS[way].items()}
+    with mock.patch.multiple(cost, **prices):
+        yield

@@ -19,17 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import opt_einsum
 import pytest
-from equations import Case, cases, contractions, expected, operands, relayout
+from equations import WAYS, Case, cases, contractions, expected, operands, preferring, relayout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einops_fast import cost, fast_einsum, plan_cache
 from einops_fast import einsum as front
+from einops_fast import fast_einsum, plan_cache
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments
 from einops_fast.notation import parse
 from einops_fast.plan import compile_plan, make_plan
 from einops_fast.plan_cache import clear_plans
+from einops_fast.steps import Gemm, Multiply, Native, Step
 
 Array = npt.NDArray[Any]
 
@@ -156,23 +157,13 @@ def test_rounding_is_no_worse_than_native(name: str, dtype: str, data: st.DataOb
 
 # ---- every way to compute it
 
-# What a step costs decides which way is taken, and at sizes that a test can afford only a few would be.
-# These prices, in seconds, replace the predicted ones.
-PREFER: dict[str, dict[str, float]] = {
-    "GEMMs": {"multiply_seconds": 9e9, "native_seconds": 9e9, "copy_seconds": 0},
-    "GEMMs without copies": {"multiply_seconds": 1e9, "native_seconds": 9e9, "copy_seconds": 9e9},
-    "products": {"multiply_seconds": 0, "native_seconds": 9e9, "gemm_seconds": 9e9},
-    "loops": {"multiply_seconds": 9e9, "native_seconds": 0, "gemm_seconds": 9e9},
-}
-
 
 def plan_runner(
-    case: Case, arrays: Sequence[Any], name: str, prefer: str, optimize: Any = "auto", **abilities: Any
+    case: Case, arrays: Sequence[Any], name: str, way: str, optimize: Any = "auto", **abilities: Any
 ) -> Callable[..., Any]:
     """What runs the plan that is made for a target with other abilities and prices than the real one."""
     backend = get_backend(name)
-    prices = {function: (lambda *_, price=price: price) for function, price in PREFER[prefer].items()}
-    with mock.patch.multiple(cost, **prices):
+    with preferring(way):
         plan = make_plan(
             parse(case.equation, case.ranks),
             [backend.inspect(array) for array in arrays],
@@ -181,6 +172,16 @@ def plan_runner(
             optimize,
         )
     return compile_plan(plan, backend)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"), [("GEMMs", Gemm), ("GEMMs without copies", Gemm), ("products", Multiply), ("loops", Native)]
+)
+def test_preferred_way_is_taken(way: str, kind: type[Step]) -> None:
+    """Or else the tests below would try less than they seem to."""
+    with preferring(way):
+        plan = plan_arguments(["bk,bk->b", np.ones((2, 2)), np.ones((2, 2))], None, "safe", "auto")
+    assert [type(step) for step in plan.steps] == [kind]
 
 
 @st.composite
@@ -201,29 +202,29 @@ def abilities(draw: st.DrawFn, name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("prefer", PREFER)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
 @given(data=st.data())
-def test_every_plan_gives_the_same_values(name: str, prefer: str, data: st.DataObject) -> None:
+def test_every_plan_gives_the_same_values(name: str, way: str, data: st.DataObject) -> None:
     of = framework(name)
     case = data.draw(contractions())
     arrays = data.draw(operands(case.shapes, negative=of.negative))
     optimize = data.draw(st.sampled_from(["auto", False]))
     values = [of.make(array, "float64") for array in arrays]
-    run = plan_runner(case, values, name, prefer, optimize, **data.draw(abilities(name)))
+    run = plan_runner(case, values, name, way, optimize, **data.draw(abilities(name)))
     np.testing.assert_array_equal(of.read(run(*values)), exact(case, arrays, "float64"))
 
 
-@pytest.mark.parametrize("prefer", PREFER)
+@pytest.mark.parametrize("way", WAYS)
 @given(data=st.data())
-def test_a_plan_with_an_open_batch_holds_for_any(prefer: str, data: st.DataObject) -> None:
+def test_a_plan_with_an_open_batch_holds_for_any(way: str, data: st.DataObject) -> None:
     case = data.draw(contractions().filter(lambda case: case.shapes[0]))
     terms, size = case.letters.partition("->")[0].split(","), data.draw(st.integers(1, 5))
     run = plan_runner(
         case,
         list(map(np.zeros, case.shapes)),
         "numpy",
-        prefer,
+        way,
         strided=False,
         writes=False,
         drops_expanded=False,
@@ -251,14 +252,14 @@ def poisoned_memory() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("prefer", PREFER)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 @given(data=st.data())
-def test_sums_over_nothing_are_zero(name: str, prefer: str, data: st.DataObject) -> None:
+def test_sums_over_nothing_are_zero(name: str, way: str, data: st.DataObject) -> None:
     of = framework(name)
     case = data.draw(contractions(empty=True))
     values = [of.make(np.ones(shape), "float64") for shape in case.shapes]
-    run = plan_runner(case, values, name, prefer, **data.draw(abilities(name)))
+    run = plan_runner(case, values, name, way, **data.draw(abilities(name)))
     with poisoned_memory():
         got = of.read(run(*values))
     np.testing.assert_array_equal(got, expected(case, list(map(np.ones, case.shapes))))

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from equations import WAYS, cases, contractions, preferring
+from equations import operands as numpy_operands
+from hypothesis import given
+from hypothesis import strategies as st
 
 from einops_fast import OperandError, fast_einsum
 from einops_fast import einsum as front
@@ -200,6 +204,32 @@ def test_forward_mode(equation: str, device: str) -> None:
     torch.testing.assert_close(tangent(fast_einsum), tangent(torch.einsum))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data())
+def test_derivatives_of_any_plan(way: str, data: st.DataObject) -> None:
+    """Whatever the plan, the layout, and the operands whose gradients are wanted."""
+    case = data.draw(st.one_of(contractions(), cases(zero_sizes=False)))
+    operands = [torch.from_numpy(array) for array in data.draw(numpy_operands(case.shapes, negative=False))]
+    wants = data.draw(st.lists(st.booleans(), min_size=len(operands), max_size=len(operands)).filter(any))
+    leaves = [operand.requires_grad_(each) for operand, each in zip(operands, wants, strict=True)]
+    clear_plans()
+    with preferring(way):
+        got = gradients(fast_einsum, case.equation, leaves)
+    torch.testing.assert_close(got, gradients(torch.einsum, case.letters, leaves))
+
+    def transformed(einsum: Einsum, equation: str) -> Any:
+        def tangent(*operands: Any) -> Any:
+            return jvp(lambda *operands: einsum(equation, *operands), operands, operands)
+
+        return vmap(tangent)(*[torch.stack([leaf.detach(), leaf.detach() + 1]) for leaf in leaves])
+
+    clear_plans()
+    with preferring(way):
+        got = transformed(fast_einsum, case.equation)
+    torch.testing.assert_close(got, transformed(torch.einsum, case.letters))
+    clear_plans()
+
+
 # ---- functional transforms
 
 
@@ -259,11 +289,14 @@ def test_views_where_torch_returns_views(equation: str) -> None:
     assert wanted.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("sizes", [{}, dict.fromkeys("ijkn", 1)], ids=["", "of size 1"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("equation", [equation for equation in EQUATIONS if "," in equation] + ["ijk->", "ij->i"])
-def test_other_results_can_be_written_to(equation: str, requires_grad: bool, device: str) -> None:
+def test_other_results_can_be_written_to(
+    equation: str, requires_grad: bool, sizes: dict[str, int], device: str
+) -> None:
     """Without harm to the operands, to a second call, or to the gradient."""
-    operands = [operand.requires_grad_(requires_grad) for operand in tensors(equation, device)]
+    operands = [operand.requires_grad_(requires_grad) for operand in tensors(equation, device, **sizes)]
     before = [operand.detach().clone() for operand in operands]
     wanted, got = torch.einsum(equation, *operands), fast_einsum(equation, *operands)
     untouched = got.detach().clone()
