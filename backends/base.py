@@ -25,7 +25,7 @@ from einops_fast.steps import (
 )
 from einops_fast.target import Numerics, Operand, Target
 
-__all__ = ["Backend", "Numerics", "Operand", "Run", "Target"]
+__all__ = ["Backend", "Numerics", "Operand", "Run", "Target", "one_device"]
 
 Run = Callable[..., Any]
 
@@ -138,3 +138,17 @@ class Backend(ABC):
             Native: self.native_step,
         }
         return emitters[type(step)](step)
+
+
+def one_device(devices: Sequence[Any]) -> Any:
+    """The device that all operands are on.
+
+    Raises:
+        OperandError: they are on several.
+    """
+    for at, device in enumerate(devices):
+        if device != devices[0]:
+            raise OperandError(
+                f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
+            )
+    return devices[0]

@@ -7,9 +7,9 @@ from typing import Any
 
 import cupy as cp
 
+from einops_fast.backends.base import one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
-from einops_fast.errors import OperandError
 from einops_fast.steps import Diagonal
 from einops_fast.target import Target
 
@@ -29,15 +29,10 @@ class CupyBackend(NdarrayBackend):
         return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands])
 
     def target(self, operands: Sequence[Any]) -> Target:
-        devices = [operand.device.id for operand in operands]
-        for at, device in enumerate(devices):
-            if device != devices[0]:
-                raise OperandError(
-                    f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
-                )
-        properties = cp.cuda.runtime.getDeviceProperties(devices[0])
+        device = one_device([operand.device.id for operand in operands])
+        properties = cp.cuda.runtime.getDeviceProperties(device)
         # CuPy's matmul copies an operand whose batch axes don't merge, and its ``out`` must be contiguous.
-        return Target(self.name, f"cuda:{devices[0]}", gpu_ceilings(properties["name"].decode()), writes=False)
+        return Target(self.name, f"cuda:{device}", gpu_ceilings(properties["name"].decode()), writes=False)
 
     def room(self, operands: Sequence[Any]) -> int | None:
         free, _ = cp.cuda.runtime.memGetInfo()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.base import Backend, Run, one_device
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.mxnet_import import import_mxnet
 from einops_fast.backends.mxnet_ops import is_deferred, multiply, native_einsum, reshape, sum_over
@@ -45,13 +45,8 @@ class MxnetBackend(Backend):
         return Operand(array.shape, contiguous_strides(array.shape), np.dtype(array.dtype).name)
 
     def target(self, operands: Sequence[Any]) -> Target:
-        devices = [operand.device for operand in operands]
-        for at, device in enumerate(devices):
-            if device != devices[0]:
-                raise OperandError(
-                    f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
-                )
-        return _target(str(devices[0]), is_deferred())
+        device = one_device([operand.device for operand in operands])
+        return _target(str(device), is_deferred())
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         dtypes = [np.dtype(operand.dtype) for operand in operands]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.base import Backend, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.cost import Ceilings
@@ -61,12 +61,7 @@ class TorchBackend(Backend):
         return Operand(shape, strides, _name(array.dtype))
 
     def target(self, operands: Sequence[Any]) -> Target:
-        devices = [operand.device for operand in operands]
-        for at, device in enumerate(devices):
-            if device != devices[0]:
-                raise OperandError(
-                    f"operands 0 and {at} are on two devices, {devices[0]} and {device}; move one of them first"
-                )
+        device = one_device([operand.device for operand in operands])
         # Writing into a view of the result, and leaving out an axis, are things that no derivative is taken of.
         # oneDNN's half-precision products are slower into such a view.
         differentiated = (
@@ -76,10 +71,10 @@ class TorchBackend(Backend):
         )
         return Target(
             self.name,
-            str(devices[0]),
-            _ceilings(devices[0], operands[0].dtype in _HALF, torch.get_num_threads()),
+            str(device),
+            _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads()),
             folds_batch=True,
-            writes=not (differentiated or (devices[0].type == "cpu" and operands[0].dtype in _HALF)),
+            writes=not (differentiated or (device.type == "cpu" and operands[0].dtype in _HALF)),
             drops_expanded=not differentiated,
         )
 
