@@ -63,7 +63,8 @@ class TorchBackend(Backend):
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device for operand in operands])
         # Writing into a view of the result, and leaving out an axis, are things that no derivative is taken of.
-        # oneDNN's half-precision products are slower into such a view.
+        # oneDNN, which does half-precision products, is slow where it writes to a view or a batch axis is missing.
+        onednn = device.type == "cpu" and operands[0].dtype in _HALF
         differentiated = (
             _transforms_active()
             or forward_ad._current_level >= 0
@@ -74,7 +75,8 @@ class TorchBackend(Backend):
             str(device),
             _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads()),
             folds_batch=True,
-            writes=not (differentiated or (device.type == "cpu" and operands[0].dtype in _HALF)),
+            broadcasts=not onednn,
+            writes=not (differentiated or onednn),
             drops_expanded=not differentiated,
         )
 

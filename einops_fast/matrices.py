@@ -154,7 +154,7 @@ def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None
 
 
 def _oriented(roles: Roles, target: Target) -> Roles:
-    """The terms in the order that leaves the result as it is wanted, or else in the caller's order.
+    """The terms in the order that leaves the result as it is wanted, or else without transposing both.
 
     A matrix times a vector is turned so that the matrix is read in C order: libraries have fast kernels for
     that, and often none for the other.
@@ -162,7 +162,10 @@ def _oriented(roles: Roles, target: Target) -> Roles:
     if roles.rows and roles.columns:
         plain = roles.batch + roles.rows + roles.columns
         turned = roles.batch + roles.columns + roles.rows
-        return roles.swapped() if turned == roles.wanted != plain else roles
+        if roles.wanted in (plain, turned) and plain != turned:
+            return roles if roles.wanted == plain else roles.swapped()
+        both_transposed = roles.left.fastest in roles.rows and roles.right.fastest in roles.contracted
+        return roles.swapped() if both_transposed else roles
     vector_last = roles if roles.rows else roles.swapped()
     if not vector_last.rows or not target.strided:
         return vector_last
