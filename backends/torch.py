@@ -63,7 +63,7 @@ class TorchBackend(Backend):
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device for operand in operands])
         # Writing into a view of the result, and leaving out an axis, are things that no derivative is taken of.
-        # oneDNN, which does half-precision products, is slow where it writes to a view or a batch axis is missing.
+        # oneDNN, which does half-precision products, is slow where it writes to such a view.
         onednn = device.type == "cpu" and operands[0].dtype in _HALF
         differentiated = (
             _transforms_active()
@@ -75,8 +75,9 @@ class TorchBackend(Backend):
             str(device),
             _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads()),
             folds_batch=True,
-            broadcasts=not onednn,
             writes=not (differentiated or onednn),
+            # MKL's batched product wants a contiguous result; without it bmm is a loop.
+            writes_strided=device.type == "cuda",
             drops_expanded=not differentiated,
         )
 

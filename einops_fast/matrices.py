@@ -82,7 +82,8 @@ class GemmChoice:
         labels = "".join(self.groups) + rows + columns
         buffer = None
         if target.writes and (labels != roles.wanted or self.looped):
-            buffer = self._buffer(roles.wanted, roles)
+            if target.writes_strided:
+                buffer = self._buffer(roles.wanted, roles)
             if buffer is not None:
                 labels = roles.wanted
             elif self.looped:
@@ -275,21 +276,36 @@ def _price(
     if left.demoted or right.demoted:
         stack = product.batch * roles.size(left.demoted) * roles.size(right.demoted)
         product = cost.Product(stack, roles.size(left.free), roles.size(right.free), product.k)
+    on = target.ceilings
     loops = 1
+    seconds = 0.0
     if len(groups) > target.batch_axes:
         if not target.writes:
             return None
-        # The largest batch axis stays in the call, the others are looped over.
-        groups.append(groups.pop(groups.index(max(groups, key=roles.size))))
-        loops = product.batch // max(roles.size(groups[-1]), 1)
-    on = target.ceilings
-    seconds = cost.gemm_seconds(product, loops, dtype, on)
+        groups, loops = _loop_order(groups, left.free + right.free, roles)
+        if not target.writes_strided and "".join(groups) + left.free + right.free != roles.wanted:
+            # Whoever reads the result pays for its order.
+            seconds += cost.copy_seconds(roles.size(roles.wanted), True, dtype, on) / 2
+    seconds += cost.gemm_seconds(product, loops, dtype, on)
     for side in (left, right):
         if side.moves:
             seconds += cost.copy_seconds(side.term.size, side.in_runs, dtype, on)
     if not target.strided and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
     return GemmChoice(seconds, left, right, tuple(groups), contracted, len(groups) > target.batch_axes)
+
+
+def _loop_order(groups: list[str], matrix: str, roles: Roles) -> tuple[list[str], int]:
+    """The batch axes, those that are looped over first, and how many calls that makes.
+
+    The largest axis stays in the call, unless the result comes out as it is wanted with another one there
+    and the calls don't get much smaller.
+    """
+    wanted = sorted(groups, key=lambda group: roles.wanted.index(group[0]))
+    largest = max(groups, key=roles.size)
+    in_order = "".join(wanted) + matrix == roles.wanted and roles.size(wanted[-1]) >= min(8, roles.size(largest))
+    chosen = wanted if in_order else [*(group for group in groups if group != largest), largest]
+    return chosen, roles.size("".join(chosen[:-1]))
 
 
 def _merged_batch(labels: str, left: Side, right: Side, roles: Roles) -> list[str]:

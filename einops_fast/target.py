@@ -40,6 +40,7 @@ class Target:
         folds_batch: one GEMM also takes several batch axes that merge, and merges them itself.
         broadcasts: a batch axis may be missing from one operand of a GEMM.
         writes: a GEMM can write into a view of an array made beforehand.
+        writes_strided: it also writes fast where that view has gaps or another axis order.
         drops_expanded: an axis of stride 0 may be dropped (not where its gradient is wanted).
         free_batch: the plan must hold for any size of the first operand's first axis.
     """
@@ -52,6 +53,7 @@ class Target:
     folds_batch: bool = False
     broadcasts: bool = True
     writes: bool = True
+    writes_strided: bool = True
     drops_expanded: bool = True
     free_batch: bool = False
 
