@@ -45,6 +45,9 @@ class NumpyBackend(NdarrayBackend):
                 call=1e-6,
                 again=1e-6,
                 item=1e-8,
+                # OpenBLAS shares out every matrix of a stack, one after the other.
+                fork=3e-6 if threads > 1 else 0.0,
+                fork_above=64**3,
                 broadcast=1.2e10,
                 native=3e9,
                 native_products=5e9,

@@ -52,6 +52,8 @@ class Ceilings:
         call: seconds of one library call (launch and dispatch).
         again: seconds that each further call of a loop costs.
         item: seconds that one matrix of a batch costs beyond its FLOPs.
+        fork: seconds that it costs more if it is shared out among threads,
+        fork_above: which it is from this number of multiply-adds on.
         broadcast: bytes per second of an elementwise product with broadcasting.
         tile: extent of ``m`` or ``n`` at which a GEMM reaches half its rate.
         depth: the same for ``k``.
@@ -86,6 +88,8 @@ class Ceilings:
     dots: dict[str, float] = field(default_factory=dict, hash=False)
     dot_kernels: frozenset[str] = frozenset({"float32", "float64", "float16"})
     units: int = 1
+    fork: float = 0.0
+    fork_above: int = 0
     overlaps: bool = False
 
     def gemm_rate(self, dtype: str) -> float:
@@ -128,7 +132,7 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
         return overhead + product.full / on.dots[dtype]
     if m * n * k < on.small:
         return overhead + product.full / on.small_rate
-    overhead += product.batch * on.item
+    overhead += product.batch * (on.item + (on.fork if m * n * k > on.fork_above else 0.0))
     moved = ITEM_SIZES.get(dtype, 8) * product.batch * (m * k + k * n + m * n)
     if m == 1 or n == 1:
         return overhead + moved / on.bandwidth

@@ -155,7 +155,9 @@ def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None
 
 
 def _oriented(roles: Roles, target: Target) -> Roles:
-    """The terms in the order that leaves the result as it is wanted, or else without transposing both.
+    """The terms in the order that leaves the result as it is wanted, or else with a large transposed one right.
+
+    A transposed left operand makes libraries slower, a transposed right one hardly does.
 
     A matrix times a vector is turned so that the matrix is read in C order: libraries have fast kernels for
     that, and often none for the other.
@@ -165,8 +167,8 @@ def _oriented(roles: Roles, target: Target) -> Roles:
         turned = roles.batch + roles.columns + roles.rows
         if roles.wanted in (plain, turned) and plain != turned:
             return roles if roles.wanted == plain else roles.swapped()
-        both_transposed = roles.left.fastest in roles.rows and roles.right.fastest in roles.contracted
-        return roles.swapped() if both_transposed else roles
+        transposed = roles.left.fastest in roles.rows
+        return roles.swapped() if transposed and roles.left.size > roles.right.size else roles
     vector_last = roles if roles.rows else roles.swapped()
     if not vector_last.rows or not target.strided:
         return vector_last
