@@ -4,14 +4,13 @@ from einops_fast._version import __version__
 from einops_fast.backends import register_backend
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
-from einops_fast.explain import Explanation, explain
+from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.patch import patch, patched, unpatch
 
 __all__ = [
     "ContractExpression",
     "EinsumError",
-    "Explanation",
     "OperandError",
     "ShapeError",
     "SubscriptsError",

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from einops_fast.backends import get_backend
 from einops_fast.errors import OperandError
-from einops_fast.replacement import Replacement
+
+if TYPE_CHECKING:
+    from einops_fast.replacement import Replacement
 
 __all__ = ["patch", "patched", "unpatch"]
 
@@ -144,6 +146,9 @@ def _settle(names: Sequence[str]) -> None:
 
 
 def _replace(name: str) -> None:
+    # Imported when it is needed, as it takes time.
+    from einops_fast.replacement import Replacement
+
     modules = [sys.modules[module] for module in _MODULES[name] if module in sys.modules]
     native = vars(modules[0])["einsum"]  # no getattr: NumPy 2 warns of reading from numpy.core
     if (name, native) not in _replacements:

@@ -1,0 +1,228 @@
+"""A plan in words and numbers, for people and for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from einops_fast.cost import ITEM_SIZES, StepCost
+from einops_fast.plan import Plan
+from einops_fast.steps import Arrange, Cast, Gemm, Multiply, Native, Step, Sum, View
+
+__all__ = ["Explanation", "StepReport", "explanation_of"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of a plan, in words and numbers.
+
+    Attributes:
+        slot: where the result goes; the operands are slots 0, 1, …
+        kind: name of the step: ``'gemm'``, ``'multiply'``, ``'sum'``, ``'view'``, ``'native'`` …
+        reads: slots that it reads.
+        equation: the step as an einsum, in the caller's axis names.
+        shape: shape of the result.
+        gemm: ``(batch, m, n, k)`` of a matrix product, else ``None``.
+        operands: per operand, whether it is read as a view or copied, and why.
+        cost: FLOPs, bytes and predicted seconds.
+    """
+
+    slot: int
+    kind: str
+    reads: tuple[int, ...]
+    equation: str
+    shape: tuple[int, ...]
+    gemm: tuple[int, int, int, int] | None
+    operands: tuple[str, ...]
+    cost: StepCost
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan that can be read: print it, look at its attributes, or take :meth:`to_dict`."""
+
+    plan: Plan
+    steps: tuple[StepReport, ...]
+
+    @property
+    def path(self) -> tuple[tuple[int, ...], ...]:
+        """Order of contraction, as opt_einsum gives it."""
+        return self.plan.path
+
+    @property
+    def flops(self) -> int:
+        return sum(step.cost.flops for step in self.steps)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written by all steps."""
+        return sum(step.cost.moved for step in self.steps)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes written only to bring an operand into another layout."""
+        return sum(step.cost.copied for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time."""
+        return self.plan.seconds
+
+    @property
+    def largest_intermediate(self) -> int:
+        """Bytes of the largest array made on the way, the result left out."""
+        item = ITEM_SIZES.get(self.plan.numerics.compute, 8)
+        made = [step for step in self.steps[:-1] if step.kind not in ("view", "select", "diagonal")]
+        return max((item * abs(prod(step.shape)) for step in made), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, ready for JSON."""
+        plan = self.plan
+        return {
+            "equation": plan.subscripts.text,
+            "sizes": {plan.subscripts.spelling(label): size for label, size in plan.sizes.items()},
+            "operands": [
+                {"shape": list(each.shape), "strides": list(each.strides), "dtype": each.dtype}
+                for each in plan.operands
+            ],
+            "backend": plan.target.backend,
+            "device": plan.target.device,
+            "compute_dtype": plan.numerics.compute,
+            "result_dtype": plan.numerics.result,
+            "path": [list(pair) for pair in plan.path],
+            "flops": self.flops,
+            "moved_bytes": self.moved_bytes,
+            "copied_bytes": self.copied_bytes,
+            "largest_intermediate_bytes": self.largest_intermediate,
+            "predicted_seconds": self.seconds,
+            "steps": [
+                {
+                    "slot": step.slot,
+                    "kind": step.kind,
+                    "reads": list(step.reads),
+                    "equation": step.equation,
+                    "shape": list(step.shape),
+                    "gemm": list(step.gemm) if step.gemm else None,
+                    "operands": list(step.operands),
+                    "flops": step.cost.flops,
+                    "moved_bytes": step.cost.moved,
+                    "copied_bytes": step.cost.copied,
+                    "predicted_seconds": step.cost.seconds,
+                }
+                for step in self.steps
+            ],
+        }
+
+    def __str__(self) -> str:
+        plan = self.plan
+        sizes = ", ".join(f"{plan.subscripts.spelling(label)}={size}" for label, size in plan.sizes.items())
+        lines = [
+            plan.subscripts.text,
+            f"on {plan.target.backend} ({plan.target.device}) in {plan.numerics.compute}"
+            + (f", result in {plan.numerics.result}" if plan.numerics.result != plan.numerics.compute else ""),
+            f"with {sizes}" if sizes else "without axes",
+        ]
+        if len(plan.operands) > 2:
+            lines.append(f"path {' '.join(str(pair) for pair in plan.path)}")
+        rows = [["slot", "step", "computes", "shape", "batch×m×n×k", "flops", "moved", "copied", "time"]]
+        rows += [
+            [
+                str(step.slot),
+                f"{step.kind} {', '.join(map(str, step.reads))}",
+                step.equation,
+                "×".join(map(str, step.shape)) or "scalar",
+                "×".join(map(str, step.gemm)) if step.gemm else "",
+                _scaled(step.cost.flops, ""),
+                _scaled(step.cost.moved, "B"),
+                _scaled(step.cost.copied, "B"),
+                _scaled(step.cost.seconds, "s"),
+            ]
+            for step in self.steps
+        ]
+        totals = _scaled(self.flops, ""), _scaled(self.moved_bytes, "B"), _scaled(self.copied_bytes, "B")
+        rows.append(["", "total", "", "", "", *totals, _scaled(self.seconds, "s")])
+        lines += ["", *_aligned(rows)]
+        notes = [
+            f"slot {step.slot}: operand {read} {words}"
+            for step in self.steps
+            for read, words in zip(step.reads, step.operands, strict=False)
+        ]
+        if self.largest_intermediate:
+            notes.append(f"largest intermediate: {_scaled(self.largest_intermediate, 'B')}")
+        return "\n".join([*lines, "", *notes]) if notes else "\n".join(lines)
+
+
+def explanation_of(plan: Plan) -> Explanation:
+    """The plan, step by step, in the caller's axis names."""
+    count = len(plan.operands)
+    labels = list(plan.subscripts.inputs)
+    reports = []
+    for slot, (step, cost) in enumerate(zip(plan.steps, plan.costs, strict=True), start=count):
+        inputs = [labels[read] for read in step.reads]
+        reports.append(_report(plan, slot, step, cost, inputs))
+        labels.append(step.labels)
+    return Explanation(plan, tuple(reports))
+
+
+def _report(plan: Plan, slot: int, step: Step, cost: StepCost, inputs: Iterable[str]) -> StepReport:
+    spelled = [[str(plan.subscripts.spelling(label)) for label in term] for term in (*inputs, step.labels)]
+    # One-letter names stand side by side, as in an equation; words are set apart.
+    gap = "" if all(len(name) == 1 for term in spelled for name in term) else " "
+    *terms, output = [gap.join(term) for term in spelled]
+    gemm = None
+    operands: tuple[str, ...] = ()
+    if isinstance(step, Gemm):
+        gemm = (abs(prod(step.batch)), abs(step.m), abs(step.n), abs(step.k))
+        operands = (
+            _reading(step.left, step.transpose_left),
+            _reading(step.right, step.transpose_right),
+        )
+    elif isinstance(step, Multiply):
+        operands = (_reading(step.left), _reading(step.right))
+    elif isinstance(step, View):
+        operands = (_reading(step.how),)
+    elif isinstance(step, Native):
+        operands = (f"goes to the framework's own einsum: {step.reason}",)
+    elif isinstance(step, Cast):
+        operands = (f"is converted to {step.dtype}",)
+    elif isinstance(step, Sum):
+        operands = (f"is summed over axes {step.axes}",)
+    kind = type(step).__name__.lower()
+    equation = f"{','.join(terms)}->{output}"
+    return StepReport(slot, kind, step.reads, equation, step.shape, gemm, operands, cost)
+
+
+def _reading(how: Arrange, transposed: bool = False) -> str:
+    words = f"is copied, because {how.moves}" if how.moves else "is read as it is"
+    if how.perm is not None:
+        words += f", axes taken as {how.perm}"
+    if how.shape is not None:
+        words += f", seen as {'×'.join(map(str, how.shape)) or 'scalar'}"
+    return words + (", transposed by the GEMM" if transposed else "")
+
+
+def _scaled(value: float, unit: str) -> str:
+    """A number with three digits and a prefix.
+
+    >>> _scaled(1440, ''), _scaled(2.5e-6, 's'), _scaled(0, 'B')
+    ('1.44 k', '2.5 µs', '0 B')
+    """
+    if value == 0:
+        return f"0 {unit}".strip()
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}".strip()
+    return f"{value / 1e-9:.3g} n{unit}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < 5 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
