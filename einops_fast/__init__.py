@@ -7,6 +7,7 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError, Subscripts
 from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.patch import patch, patched, unpatch
+from einops_fast.tuning import autotune
 
 __all__ = [
     "ContractExpression",
@@ -15,6 +16,7 @@ __all__ = [
     "ShapeError",
     "SubscriptsError",
     "__version__",
+    "autotune",
     "contract_expression",
     "explain",
     "fast_einsum",

@@ -1,4 +1,4 @@
-"""The command line: run a script with its einsum calls replaced, or print the plan of one einsum."""
+"""The command line: run a script with its einsum calls replaced, print the plan of one einsum, look at the cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends import registered
 from einops_fast.cost import ITEM_SIZES
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "explain":
         return _explain(options)
+    if options.command == "cache":
+        return _cache(options)
     if not (options.module or options.script):
         run_parser.error("what shall be run? Give a script, or -m and a module")
     return _run(options)
@@ -93,6 +97,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="true, false or the name of an opt_einsum optimizer (default: %(default)s)",
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
+
+    cache = commands.add_parser(
+        "cache",
+        help="show or clear what was measured",
+        description="Show or clear the measurements that are kept on disk.",
+        allow_abbrev=False,
+    )
+    actions = cache.add_subparsers(dest="action", required=True)
+    show = actions.add_parser("show", help="print what was chosen for which problem", allow_abbrev=False)
+    show.add_argument("--json", action="store_true", help="print JSON, with all that is known")
+    actions.add_parser("clear", help="remove all entries")
+    actions.add_parser("path", help="print the folder that they are in")
     return parser, run
 
 
@@ -149,6 +165,53 @@ def _explain(options: argparse.Namespace) -> int:
         return _refuse(error)
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
     return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    folder = disk_cache.folder()
+    if options.action == "path":
+        print(folder)
+    elif options.action == "clear":
+        count = disk_cache.clear()
+        print(f"removed {count} {'entry' if count == 1 else 'entries'} from {folder}")
+    else:
+        entries = list(disk_cache.entries())
+        if options.json:
+            print(json.dumps([{**vars(entry), "path": str(entry.path)} for entry in entries], indent=2))
+        elif entries:
+            _print_table(["problem", "device", "dtype", "choice", "time, µs"], sorted(map(_cells, entries)))
+        else:
+            print(f"there are no entries in {folder}")
+    return 0
+
+
+def _cells(entry: disk_cache.Entry) -> list[str]:
+    key, record = entry.key, entry.record
+    seconds = record.get("seconds")
+    known: list[Any] = [key.get("problem"), key.get("device"), key.get("dtype"), record.get("choice")]
+    known.append(f"{seconds * 1e6:.2f}" if isinstance(seconds, (int, float)) else None)
+    return ["–" if value is None else str(value) for value in known]
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose last column holds numbers: in colour where rich is installed, else in plain text."""
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+    except ImportError:
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        for row in (columns, *rows):
+            *cells, last = map(str.ljust, row, widths)
+            print("  ".join((*cells, last.strip().rjust(widths[-1]))))
+        return
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="right" if column == columns[-1] else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    # Rich takes a file for a terminal of 80 columns.
+    Console(width=None if sys.stdout.isatty() else 180).print(table)
 
 
 def _refuse(reason: object) -> int:

@@ -1,13 +1,15 @@
-"""The command line, as a process: what a script sees, exit codes, plans."""
+"""The command line, as a process: what a script sees, exit codes, plans, the cache."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from einops_fast import disk_cache
 from einops_fast.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -165,3 +167,91 @@ def test_bad_arguments(arguments, capsys):
         main(["explain", *arguments])
     assert exit_.value.code == 2
     assert capsys.readouterr().err.startswith("usage: einops-fast explain")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A folder for measurements, which isn't there yet."""
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+KEYS = [
+    {"problem": "ij,jk->ik [2,3]", "dtype": "float16", "device": "NVIDIA H200", "versions": {"triton": "3.6"}},
+    {"problem": "i,i->", "dtype": "float64"},
+    {},
+]
+RECORDS = [
+    {"choice": "split[k]", "seconds": 1.234e-05, "candidates": {"split[k]": 1.234e-05, "cublas": None}},
+    {"choice": "cublas", "seconds": 2},
+    {"seconds": "soon"},
+]
+
+
+def _fill():
+    for key, record in zip(KEYS, RECORDS, strict=True):
+        disk_cache.write(key, record)
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["with rich", "without rich"])
+def test_shows_the_cache(rich, cache, capsys, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        for module in ("rich", "rich.console", "rich.markup", "rich.table"):
+            monkeypatch.setitem(sys.modules, module, None)
+    _fill()
+    assert main(["cache", "show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    border = re.compile("[┃│]" if rich else "  +")
+    rows = [[cell.strip() for cell in border.split(line) if cell.strip()] for line in lines if border.search(line)]
+    assert rows == [
+        ["problem", "device", "dtype", "choice", "time, µs"],
+        ["i,i->", "–", "float64", "cublas", "2000000.00"],
+        ["ij,jk->ik [2,3]", "NVIDIA H200", "float16", "split[k]", "12.34"],
+        ["–"] * 5,
+    ]
+    assert len(set(map(len, lines))) == 1
+
+
+def test_shows_the_cache_in_json(cache, capsys):
+    _fill()
+    assert main(["cache", "show", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown) == len(KEYS)
+    for entry in shown:
+        assert entry["record"] == RECORDS[KEYS.index(entry["key"])]
+        assert json.loads(Path(entry["path"]).read_text()) == {"key": entry["key"], "record": entry["record"]}
+
+
+def test_a_cache_that_is_not_there(cache):
+    for arguments, printed in [
+        (["show"], f"there are no entries in {cache}\n"),
+        (["show", "--json"], "[]\n"),
+        (["clear"], f"removed 0 entries from {cache}\n"),
+        (["path"], f"{cache}\n"),
+    ]:
+        done = _run("cache", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+    assert not cache.exists()
+
+
+def test_clears_the_cache(cache, capsys):
+    _fill()
+    (cache / "notes.txt").write_text("mine")
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"removed 3 entries from {cache}\n"
+    assert list(disk_cache.entries()) == []
+    assert (cache / "notes.txt").exists()
+    disk_cache.write({}, {})
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"removed 1 entry from {cache}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["burn"], ["clear", "--json"]])
+def test_no_such_thing_to_do_with_the_cache(arguments, cache, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["cache", *arguments])
+    assert exit_.value.code == 2
+    assert "usage: einops-fast" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Whether choices are made by measurement: the mode, from an argument, a ``with`` block or the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from einops_fast.errors import EinsumError
+
+__all__ = ["MODES", "autotune", "current_mode"]
+
+MODES = ("auto", "never", "always")
+"""What :func:`autotune` takes."""
+
+_VARIABLE = "EINOPS_FAST_AUTOTUNE"
+
+# The default may be wrong: who imports the package needn't ever ask for it, so that is said at the first use.
+_mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.get(_VARIABLE) or "auto")
+
+
+@contextmanager
+def autotune(mode: str) -> Iterator[None]:
+    """How choices are made in a ``with`` block, or in the calls of a function (no ``async`` one) decorated with it.
+
+    Blocks nest, and each thread and each asyncio task has its own. As with every context variable, a task that
+    is created inside of a block inherits its mode, while a new thread starts with the default. That is what the
+    environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else ``'auto'``.
+
+    Args:
+        mode: ``'auto'`` measures only where the predicted times are too close to choose by. ``'never'`` times
+            nothing; what was measured before, and is on disk, may still be used. ``'always'`` measures every
+            choice, takes nothing from disk, and writes what it finds there.
+
+    Raises:
+        EinsumError: there is no such mode.
+
+    Example:
+        >>> import einops_fast
+        >>> from einops_fast.tuning import current_mode
+        >>> with einops_fast.autotune('never'):
+        ...     current_mode()
+        'never'
+    """
+    token = _mode.set(_checked(mode, "the mode of autotune"))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def current_mode(override: str | None = None) -> str:
+    """The mode of a call: its own argument, else the innermost :func:`autotune` block's, else the default.
+
+    Args:
+        override: the call's own argument, where it has one.
+
+    Raises:
+        EinsumError: there is no such mode. Of the default, which nobody may need, that is said here.
+
+    Example:
+        >>> from einops_fast.tuning import current_mode
+        >>> current_mode('always')
+        'always'
+    """
+    # What a block has set is known to be right.
+    return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
+
+
+def _checked(mode: str, what: str) -> str:
+    if mode not in MODES:
+        *others, last = map(repr, MODES)
+        raise EinsumError(f"{what} is one of {', '.join(others)} and {last}, not {mode!r}")
+    return mode
