@@ -8,7 +8,9 @@ from pathlib import Path
 
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.compare import RESULTS, run_study
+from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.frameworks import FRAMEWORKS
+from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.records import Options
 from einops_fast.profiles.studies import STUDIES
 
@@ -19,15 +21,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.backward and options.study != "einsum":
         parser.error("--backward is for the study of einsum")
+    families = STUDIES[options.study].families
+    if options.cases not in families:
+        parser.error(f"--cases {options.cases} is not for the study of {options.study}")
     try:
-        select(STUDIES[options.study].cases, options.only)
+        select(families[options.cases], options.only)
     except ValueError as unknown:
         parser.error(str(unknown))
     chosen = Options(
         device=options.device,
         threads=options.threads,
         dtypes=_names(options.dtype, tuple(ITEM_SIZES)),
+        cases=options.cases,
         only=options.only,
+        peers=tuple(PEERS) if options.peers == "all" else _names(options.peers, tuple(PEERS)),
         quick=options.quick,
         backward=options.backward,
     )
@@ -46,12 +53,26 @@ def _parser() -> argparse.ArgumentParser:
         choices=tuple(STUDIES),
         default="einsum",
         help="einsum: the problems of apache/mxnet#18043 in every mode (default); contraction: many equations"
-        " against native einsum, opt_einsum and the device; overhead: tiny calls, first calls, the import",
+        " against all that contracts the same arrays, and the device; overhead: tiny calls, first calls, the import",
     )
     parser.add_argument("--framework", default="", help=f"of {', '.join(FRAMEWORKS)}, separated by commas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: gpu, if any")
     parser.add_argument("--dtype", default="", help=f"of {', '.join(ITEM_SIZES)}, separated by commas")
-    parser.add_argument("--only", default="", help="names of cases (or 0, 1, 2), separated by commas")
+    parser.add_argument(
+        "--cases",
+        choices=tuple(FAMILIES),
+        default="public",
+        help="contraction: the public cases (default), those held out, or both",
+    )
+    parser.add_argument(
+        "--only", default="", help="names of cases (or 0, 1, 2), or how names begin, separated by commas"
+    )
+    parser.add_argument(
+        "--peers",
+        default="",
+        help=f"contraction: what to measure ours against, of {', '.join(PEERS)}, separated by commas, or all;"
+        " default: all that are installed on a GPU, native and opt_einsum on a CPU",
+    )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
     parser.add_argument("--backward", action="store_true", help="einsum: forward and backward")

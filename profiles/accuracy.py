@@ -39,12 +39,18 @@ def gradient_case(case: Case, place: int) -> Case:
 
 
 class Reference:
-    """The float64 result of a case for given operands, or a grid of its elements."""
+    """The float64 result of a case for given operands, or a grid of its elements.
 
-    def __init__(self, case: Case, operands: Sequence[Values]) -> None:
+    Args:
+        case: what is computed.
+        operands: arrays of any framework.
+        to_float64: their values; only of what the grid needs.
+    """
+
+    def __init__(self, case: Case, operands: Sequence[Any], to_float64: Callable[[Any], Values] = np.asarray) -> None:
         self.case = case
         grid = _grid(case)
-        parts = [operand[_pick(term, grid)] for term, operand in zip(case.inputs, operands, strict=True)]
+        parts = [to_float64(operand[_pick(term, grid)]) for term, operand in zip(case.inputs, operands, strict=True)]
         self._values: Any = np.einsum(case.equation, *parts, optimize=True)
         self._picked = _pick(case.output, grid)
 

@@ -1,15 +1,27 @@
 """The public cases: the three problems of apache/mxnet#18043, and contractions of many shapes and ratios.
 
-A case is an equation and the shapes of its operands; no framework and no array. Its cost (elements to move,
-FLOPs of the best order) is what a measured time is held against.
+A case is an equation, the shapes of its operands and how they lie in memory; no framework and no array. Its cost
+(elements to move, FLOPs of the best order) is what a measured time is held against.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-__all__ = ["CONTRACTIONS", "ITEM_SIZES", "MODES", "PROBLEMS", "Case", "contractions", "scaled", "select"]
+__all__ = [
+    "BACKWARD",
+    "CONTRACTIONS",
+    "ITEM_SIZES",
+    "MODES",
+    "PROBLEMS",
+    "Case",
+    "Shape",
+    "contractions",
+    "scaled",
+    "select",
+]
 
 MODES = ("einsum", "einsum_optimize", "no_einsum", "th_einsum", "fast_einsum", "patched")
 """How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum,
@@ -30,6 +42,9 @@ CPU_LARGEST = 4 << 20
 CPU_FLOPS = 4e9
 """The most work of one call on a CPU."""
 
+BACKWARD = ("mx0", "mx1", "mx2", "qk-bind", "pv-bind", "proj-out", "linattn-bind")
+"""Names of the cases that models are trained through: their gradients are measured too."""
+
 Shape = tuple[int, ...]
 
 
@@ -43,6 +58,10 @@ class Case:
         shapes: one shape per operand.
         problem: its number in apache/mxnet#18043, if it is one of the three.
         uniform: every axis has the same extent, chosen to meet a budget of elements (the TCCG suite).
+        memory: for each operand its letters in the order of memory, outermost first; empty where all are
+            contiguous. A letter left out is an axis that was expanded (stride 0); ``_`` stands for an axis of two
+            of the array that the operand is a slice of.
+        spelled: the equation as it is called, if that isn't in letters alone.
     """
 
     name: str
@@ -50,6 +69,13 @@ class Case:
     shapes: tuple[Shape, ...]
     problem: int | None = None
     uniform: bool = False
+    memory: tuple[str, ...] = ()
+    spelled: str = ""
+
+    @property
+    def called(self) -> str:
+        """The equation that every implementation gets."""
+        return self.spelled or self.equation
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -60,6 +86,11 @@ class Case:
     def output(self) -> str:
         """The letters of the result."""
         return self.equation.split("->")[1]
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The order in memory of each operand's axes."""
+        return self.memory or self.inputs
 
     @property
     def extents(self) -> dict[str, int]:
@@ -78,9 +109,13 @@ class Case:
 
     @property
     def sizes(self) -> str:
-        """Shapes in words: ``64×8×100×128, 64×8×50×128 -> 64×8×100×50``."""
+        """Shapes in words: ``64×8×100×128, 64×8×50×128 -> 64×8×100×50``; what isn't contiguous with its order."""
         *operands, result = ("×".join(map(str, shape)) for shape in (*self.shapes, self.result_shape))
-        return f"{', '.join(operands)} -> {result or 'scalar'}"
+        told = (
+            text if order == term else f"{text} ({order})"
+            for text, order, term in zip(operands, self.orders, self.inputs, strict=True)
+        )
+        return f"{', '.join(told)} -> {result or 'scalar'}"
 
     @property
     def terms(self) -> int:
@@ -89,16 +124,34 @@ class Case:
 
     @property
     def elements(self) -> tuple[int, ...]:
-        """Elements of each operand, then of the result."""
-        return tuple(prod(shape) for shape in (*self.shapes, self.result_shape))
+        """Elements that have to be read of each operand (of a diagonal just that), then those of the result."""
+        extents = self.extents
+        read = (
+            prod(extents[letter] for letter in set(term) & set(order))
+            for term, order in zip(self.inputs, self.orders, strict=True)
+        )
+        return *read, prod(self.result_shape)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations in the best pairwise order (a multiplication and an addition are two)."""
+        """Floating-point operations in the best pairwise order (a multiplication and an addition are two).
+
+        Axes that are expanded, or summed in one operand alone, cost no multiplications.
+        """
         # Imports NumPy, which reads the number of threads then.
         from opt_einsum import contract_path
 
-        info = contract_path(self.equation, *self.shapes, shapes=True, optimize="optimal")[1]
+        extents, inputs = self.extents, self.inputs
+        held = [
+            "".join(dict.fromkeys(letter for letter in term if letter in order))
+            for term, order in zip(inputs, self.orders, strict=True)
+        ]
+        counts = Counter("".join(held))
+        alone = {letter for letter, count in counts.items() if count == 1 and letter not in self.output}
+        terms = ["".join(letter for letter in term if letter not in alone) for term in held]
+        output = "".join(letter for letter in self.output if any(letter in term for term in terms))
+        shapes = [tuple(extents[letter] for letter in term) for term in terms]
+        info = contract_path(f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize="optimal")[1]
         return int(info.opt_cost)
 
     def with_extents(self, extents: dict[str, int]) -> Case:
@@ -167,7 +220,7 @@ def scaled(case: Case, device: str) -> Case:
     """The case at a size that ``device`` finishes soon: as it is on a GPU, shrunk on a CPU.
 
     Halving the largest extent again and again shrinks sequences and batches and leaves heads and features,
-    whose sizes make the case what it is. The three problems fit a CPU as they are.
+    whose sizes make the case what it is; odd extents stay odd. The three problems fit a CPU as they are.
     """
     if device != "cpu" or case.problem is not None:
         return case
@@ -176,18 +229,29 @@ def scaled(case: Case, device: str) -> Case:
     while max(case.elements) > CPU_LARGEST or case.flops > CPU_FLOPS:
         extents = case.extents
         largest = max(extents, key=lambda letter: extents[letter])
-        case = case.with_extents({**extents, largest: extents[largest] // 2})
+        half = extents[largest] // 2 | extents[largest] % 2
+        case = case.with_extents({**extents, largest: half})
     return case
 
 
 def select(cases: tuple[Case, ...], only: str) -> tuple[Case, ...]:
-    """The cases named in ``only`` (separated by commas; a problem also by its number), or all of them."""
+    """The cases that ``only`` names, or all of them.
+
+    Args:
+        cases: to choose from.
+        only: names separated by commas. A problem is also named by its number, and what is no case's name stands
+            for all that begin with it.
+    """
     if not only:
         return cases
-    wanted = {f"mx{name}" if name.isdigit() else name for name in only.split(",")}
-    chosen = tuple(case for case in cases if case.name in wanted)
-    unknown = wanted - {case.name for case in chosen}
+    names = {case.name for case in cases}
+    wanted = tuple(f"mx{name}" if name.isdigit() else name for name in only.split(",") if name)
+
+    def chosen(name: str, by: str) -> bool:
+        return name == by if by in names else name.startswith(by)
+
+    unknown = [by for by in wanted if not any(chosen(name, by) for name in names)]
     if unknown:
         known = ", ".join(case.name for case in cases)
         raise ValueError(f"no such case: {', '.join(sorted(unknown))} (there are {known})")
-    return chosen
+    return tuple(case for case in cases if any(chosen(case.name, by) for by in wanted))

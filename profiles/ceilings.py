@@ -5,11 +5,9 @@ On a CPU a small case may beat its floor: operands that stay in cache don't come
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
-import numpy as np
-
-from einops_fast.profiles.accuracy import random_values
 from einops_fast.profiles.cases import ITEM_SIZES, Case
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.measure import Effort, time_calls
@@ -30,12 +28,13 @@ class Ceilings:
 
 def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilings:
     """The best that the framework's own copy and GEMM reach on its device."""
-    zeros = np.zeros(COPY_BYTES[framework.device] // ITEM_SIZES[dtype])
-    source, target = framework.array(zeros, dtype), framework.array(zeros, dtype)
+    source, target = framework.normal([(COPY_BYTES[framework.device] // ITEM_SIZES[dtype],)] * 2, dtype, 0)
     extent = GEMM_EXTENT[framework.device]
-    left, right = (framework.array(values, dtype) for values in random_values([(1, extent, extent)] * 2, 0))
+    left, right = framework.normal([(1, extent, extent)] * 2, dtype, 0)
     calls = [lambda: framework.copy(target, source), lambda: framework.matmul(left, right)]
-    copy_seconds, gemm_seconds = map(min, time_calls(calls, framework.clock(), effort=effort))
+    # They don't compete: neither may stop early.
+    both = time_calls(calls, framework.clock(), effort=replace(effort, lost=inf))
+    copy_seconds, gemm_seconds = map(min, both)
     return Ceilings(2 * COPY_BYTES[framework.device] / copy_seconds, 2 * extent**3 / gemm_seconds)
 
 

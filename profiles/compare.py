@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from einops_fast.profiles.frameworks import installed
+from einops_fast.profiles.limits import interrupts
+from einops_fast.profiles.peers import PEERS
+from einops_fast.profiles.plots import draw
 from einops_fast.profiles.records import Machine, Options, Row
-from einops_fast.profiles.report import console, print_table, save
+from einops_fast.profiles.report import console, measured_on, print_table, save, slug
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.worker import run_worker
 
@@ -32,19 +35,20 @@ def run_study(name: str, options: Options, *, frameworks: Sequence[str] = (), fo
     study = STUDIES[name]
     to = console()
     machines: list[Machine] = []
-    rows: list[Row] = []
+    measured: dict[tuple[object, ...], Row] = {}
     notes: list[str] = []
     # Not on Windows.
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
         notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
-    whole = not (frameworks or options.only or options.dtypes or options.quick or options.device)
+    some_peers = bool(options.peers) and set(options.peers) != set(PEERS)
+    whole = not (frameworks or options.only or options.quick or some_peers)
     try:
-        with to.status(name) as status:
+        with interrupts(), to.status(name) as status:
             for framework in frameworks or filter(installed, study.frameworks):
                 status.update(f"{name}: {framework}")
                 for record in run_worker(name, framework, options):
                     if isinstance(record, Row):
-                        rows.append(record)
+                        measured[record.key] = record
                         status.update(f"{name}: {framework} {record.dtype} {record.case} {record.what}")
                     elif isinstance(record, Machine):
                         machines.append(record)
@@ -53,12 +57,19 @@ def run_study(name: str, options: Options, *, frameworks: Sequence[str] = (), fo
     except KeyboardInterrupt:
         whole = False
         notes.append("Interrupted: what is missing was not measured.")
+    rows = list(measured.values())
     tables = study.tables(rows)
     for table in tables:
         print_table(to, table)
     for note in notes:
         to.print(note, highlight=False, markup=False)
     if rows:
-        for path in save(folder, name, machines, rows, tables, notes, whole=whole):
+        family = "" if options.cases == "public" else f"-{options.cases}"
+        base = slug(f"{name}{family}", measured_on(machines))
+        stem = folder / "-".join((base, *options.dtypes, *(["backward"] if options.backward else [])))
+        paths = save(stem, name, machines, rows, tables, notes, whole=whole)
+        if whole:
+            paths += draw(rows, folder / base)
+        for path in paths:
             to.print(f"wrote {path}", highlight=False)
-    return 1 if not rows or any(row.failure for row in rows) else 0
+    return 1 if not rows or any(row.failure and not row.guest for row in rows) else 0

@@ -67,6 +67,17 @@ class Framework(ABC):
     def array(self, values: Values, dtype: str) -> Any:
         """An array on the device, with these values rounded to ``dtype``."""
 
+    def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
+        """Standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
+        # Imports NumPy, which reads the number of threads then.
+        from einops_fast.profiles.accuracy import random_values
+
+        return [self.array(values, dtype) for values in random_values(shapes, seed)]
+
+    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        """The array with its axes in another order and then, where they have one element, expanded to ``shape``."""
+        raise Unavailable(f"{self.name} arrays have no strides")
+
     @abstractmethod
     def to_float64(self, array: Any) -> Values:
         """The values of an array, exactly."""
@@ -103,6 +114,17 @@ class Framework(ABC):
         """Tell a CUDA profiler around this process to start or to stop recording."""
         return
 
+    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+        """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
+        return
+
+    def extra_memory(self, call: Call) -> int | None:
+        """The most bytes on a GPU that a second ``call`` holds at once beside operands and result, if that is known.
+
+        What the first leaves behind for the second counts too.
+        """
+        return None
+
     def track(self, array: Any) -> None:
         """Ask for gradients with respect to ``array``."""
         raise Unavailable(f"{self.name} has no autograd")
@@ -126,6 +148,9 @@ class NumPy(Framework):
         if dtype == "bfloat16":
             raise Unavailable("NumPy has no bfloat16")
         return values.astype(dtype)
+
+    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        return self.np.broadcast_to(array.transpose(axes), shape)
 
     def to_float64(self, array: Any) -> Values:
         result: Values = self.np.asarray(array, "float64")
@@ -163,6 +188,18 @@ class Torch(Framework):
     def array(self, values: Values, dtype: str) -> Any:
         return self.torch.from_numpy(values).to(self._device, getattr(self.torch, dtype), copy=True)
 
+    def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
+        if self.device == "cpu":
+            return super().normal(shapes, dtype, seed)
+        torch = self.torch
+        generator = torch.Generator(self._device).manual_seed(seed)
+        wide = torch.float64 if dtype == "float64" else torch.float32
+        options = {"dtype": wide, "device": self._device, "generator": generator}
+        return [torch.randn(shape, **options).to(getattr(torch, dtype)) for shape in shapes]
+
+    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        return array.permute(axes).expand(shape)
+
     def to_float64(self, array: Any) -> Values:
         result: Values = array.detach().double().cpu().numpy()
         return result
@@ -180,6 +217,24 @@ class Torch(Framework):
         if self.device == "gpu":
             self.torch.cuda.synchronize()
 
+    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+        options = {"dtype": getattr(self.torch, dtype), "device": self._device}
+        # All at once, as gradients are: one after the other they would get the same memory.
+        [self.torch.full(shape, float("nan"), **options) for shape in shapes]
+
+    def extra_memory(self, call: Call) -> int | None:
+        if self.device == "cpu":
+            return None
+        cuda = self.torch.cuda
+        before = cuda.memory_allocated()
+        call()
+        cuda.reset_peak_memory_stats()
+        result = call()
+        peak, after = cuda.max_memory_allocated(), cuda.memory_allocated()
+        # What goes with the result is the result.
+        del result
+        return int(peak - before - (after - cuda.memory_allocated()))
+
     def clock(self, *, flush: bool = True) -> Clock:
         if self.device == "cpu":
             return super().clock()
@@ -191,6 +246,13 @@ class Torch(Framework):
             flush=cache.zero_,
             synchronize=cuda.synchronize,
         )
+
+    def versions(self) -> dict[str, str]:
+        found = super().versions()
+        # Ours compiles with it on a GPU, and so does torch.compile.
+        if self.device == "gpu" and find_spec("triton") is not None:
+            found["triton"] = str(import_module("triton").__version__)
+        return found
 
     def device_name(self) -> str:
         return str(self.torch.cuda.get_device_name()) if self.device == "gpu" else super().device_name()
@@ -278,6 +340,9 @@ class CuPy(Framework):
         if dtype == "bfloat16":
             raise Unavailable("CuPy's einsum has no bfloat16")
         return self.cp.asarray(values.astype(dtype))
+
+    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        return self.cp.broadcast_to(array.transpose(axes), shape)
 
     def to_float64(self, array: Any) -> Values:
         result: Values = self.cp.asnumpy(array).astype("float64")

@@ -8,72 +8,45 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any
 
-from einops_fast.profiles.accuracy import Reference, allowed, gradient_case, random_values
+from einops_fast.profiles.accuracy import Reference, allowed, gradient_case
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.clocks import Clock, HostClock
 from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.ways import Around, Call, Inputs, Way, bind, inputs
 
-__all__ = [
-    "FULL",
-    "QUICK",
-    "Effort",
-    "Inputs",
-    "Timing",
-    "Way",
-    "bind",
-    "check",
-    "compare",
-    "inputs",
-    "time_calls",
-]
+__all__ = ["BRIEF", "FULL", "QUICK", "Effort", "Timing", "check", "compare", "paired_ratio", "reason", "time_calls"]
 
-Around = Callable[[], AbstractContextManager[Any]]
-Call = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to compute a case.
-
-    Attributes:
-        name: what tables call it.
-        call: takes the operands, as arrays of ``framework``, and returns the result.
-        framework: whose arrays it takes.
-        around: a context that it needs, entered outside the time measured.
-    """
-
-    name: str
-    call: Callable[..., Any]
-    framework: Framework
-    around: Around = nullcontext
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Operands in one framework; with a cotangent of the result where gradients are wanted."""
-
-    operands: tuple[Any, ...]
-    cotangent: Any = None
+LOST_ROUNDS = 5
+"""After so many rounds a way that is far behind may stop."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: up to ``rounds`` rounds while ``seconds`` last, but three in any case."""
+    """How long to measure.
+
+    Attributes:
+        rounds: the most rounds.
+        seconds: rounds start while these last, but three in any case.
+        warm_up: seconds of calls that don't count, for each way.
+        lost: a way that takes this many times as long as the fastest stops after :data:`LOST_ROUNDS` rounds.
+    """
 
     rounds: int
     seconds: float
     warm_up: float
+    lost: float = inf
 
 
 FULL = Effort(rounds=21, seconds=5.0, warm_up=0.1)
+BRIEF = Effort(rounds=15, seconds=2.0, warm_up=0.02, lost=2.0)
+"""For many ways on a GPU, where a round is short and steady."""
 QUICK = Effort(rounds=3, seconds=0.0, warm_up=0.0)
 
 
@@ -88,6 +61,7 @@ class Timing:
         speedup: the first way's time over this one's, as the median within rounds.
         error: the largest, relative to the size of the result (see :mod:`einops_fast.profiles.accuracy`).
         failure: why the way doesn't count; empty if it does.
+        rounds: seconds of each round.
     """
 
     name: str
@@ -96,6 +70,7 @@ class Timing:
     speedup: float | None = None
     error: float | None = None
     failure: str = ""
+    rounds: tuple[float, ...] = ()
 
 
 def compare(
@@ -117,23 +92,44 @@ def compare(
         backward: time forward and backward together, and check the gradients.
         clock: what to measure with; default: the device's own clock.
     """
-    checked = check(case, ways, dtype, backward=backward)
-    right = [way for way, timing in zip(ways, checked, strict=True) if not timing.failure]
-    if not right:
-        return checked
+    timings = check(case, ways, dtype, backward=backward)
+    given = {way.framework.name: way.framework for way, timing in zip(ways, timings, strict=True) if not timing.failure}
+    if not given:
+        return timings
+    clock = clock or _clock(list(given.values()))
     # Not the inputs of the check: nothing remembered from there can help.
-    given = {way.framework.name: way.framework for way in right}
-    made = {name: inputs(case, framework, dtype, 1, backward) for name, framework in given.items()}
-    calls = [bind(way, made[way.framework.name]) for way in right]
-    times = time_calls(calls, clock or _clock(list(given.values())), [way.around for way in right], effort)
-    rounds = {way.name: seconds for way, seconds in zip(right, times, strict=True)}
-    return [_timing(timing, rounds.get(timing.name), rounds.get(ways[0].name)) for timing in checked]
+    made = {
+        name: inputs(case, framework, dtype, 1, backward, shared=_shared(ways)) for name, framework in given.items()
+    }
+    places: list[int] = []
+    calls: list[Call] = []
+    counts: list[int] = []
+    for place, way in enumerate(ways):
+        if timings[place].failure:
+            continue
+        try:
+            call = bind(way, made[way.framework.name])
+            with way.around():
+                count = _calls_per_sample(call, clock, effort)
+        except Exception as error:  # memory, say, may not do for two sets of inputs
+            timings[place] = Timing(way.name, failure=reason(error))
+            continue
+        places.append(place)
+        calls.append(call)
+        counts.append(count)
+    if not calls:
+        return timings
+    times = _take_turns(calls, counts, clock, [ways[place].around for place in places], effort)
+    for place, rounds in zip(places, times, strict=True):
+        timings[place] = _timing(timings[place], rounds)
+    return [replace(timing, speedup=paired_ratio(timings[0], timing)) for timing in timings]
 
 
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
     """The error of every way, and whether it is too large, if possible beside that of the first way."""
     first = ways[0].framework
-    given = {first.name: inputs(case, first, dtype, 0, backward)}
+    shared = _shared(ways)
+    given = {first.name: inputs(case, first, dtype, 0, backward, shared=shared)}
     references = _references(case, first, given[first.name])
     timings = []
     native: list[float] | None = None
@@ -141,16 +137,18 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
         framework = way.framework
         try:
             if framework.name not in given:
-                given[framework.name] = inputs(case, framework, dtype, 0, backward)
+                given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
             with way.around():
-                result = bind(way, given[framework.name])()
-            results = result if backward else (result,)
+                call = bind(way, given[framework.name])
+                framework.spoil(case.shapes if backward else [case.result_shape], dtype)
+                result = call()
+            results = result if backward else (way.finish(result),)
             errors = [
                 reference.error(array, framework.to_float64)
                 for reference, array in zip(references, results, strict=True)
             ]
         except Exception as error:  # a way that can't run is a row of the table, not its end
-            timings.append(Timing(way.name, failure=f"{type(error).__name__}: {error}".split("\n")[0]))
+            timings.append(Timing(way.name, failure=reason(error)))
             continue
         comparable = native if framework is first else None
         limits = [
@@ -165,24 +163,15 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
     return timings
 
 
-def inputs(case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False) -> Inputs:
-    """Random operands of a case; the same values in every framework."""
-    shapes = (*case.shapes, case.result_shape) if backward else case.shapes
-    arrays = [framework.array(values, dtype) for values in random_values(shapes, seed)]
-    if not backward:
-        return Inputs(tuple(arrays))
-    *operands, cotangent = arrays
-    for operand in operands:
-        framework.track(operand)
-    return Inputs(tuple(operands), cotangent)
+def paired_ratio(over: Timing, under: Timing) -> float | None:
+    """The median within rounds of one way's time over another's; of the rounds that both have."""
+    ratios = [first / second for first, second in zip(over.rounds, under.rounds, strict=False)]
+    return median(ratios) if ratios else None
 
 
-def bind(way: Way, given: Inputs) -> Call:
-    """A way as a call without arguments: of the result or, given a cotangent, of all gradients."""
-    operands, cotangent = given.operands, given.cotangent
-    if cotangent is None:
-        return lambda: way.call(*operands)
-    return lambda: way.framework.gradient(way.call, operands, cotangent)
+def reason(error: Exception) -> str:
+    """The first line of an error, as a table tells why something failed."""
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 def time_calls(
@@ -194,6 +183,13 @@ def time_calls(
     for call, around in zip(calls, arounds, strict=True):
         with around():
             counts.append(_calls_per_sample(call, clock, effort))
+    return _take_turns(calls, counts, clock, arounds, effort)
+
+
+def _take_turns(
+    calls: Sequence[Call], counts: Sequence[int], clock: Clock, arounds: Sequence[Around], effort: Effort
+) -> list[list[float]]:
+    """Samples of ``counts`` calls each, in rounds."""
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle
@@ -202,6 +198,9 @@ def time_calls(
         for done in range(effort.rounds):
             if done >= 3 and perf_counter() - start > effort.seconds:
                 break
+            if done == LOST_ROUNDS:
+                behind = effort.lost * max(min(map(min, times)), 1e-9)
+                order = [place for place in order if min(times[place]) < behind]
             shuffle(order)
             for place in order:
                 with arounds[place]():
@@ -211,14 +210,22 @@ def time_calls(
 
 def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
     """What the result, or each gradient, has to be: from the values as rounded to the dtype."""
-    values = [framework.to_float64(operand) for operand in given.operands]
+    operands = given.operands
     if given.cotangent is None:
-        return [Reference(case, values)]
-    upstream = framework.to_float64(given.cotangent)
+        return [Reference(case, operands, framework.to_float64)]
     return [
-        Reference(gradient_case(case, place), [*values[:place], upstream, *values[place + 1 :]])
-        for place in range(len(values))
+        Reference(
+            gradient_case(case, place),
+            [*operands[:place], given.cotangent, *operands[place + 1 :]],
+            framework.to_float64,
+        )
+        for place in range(len(operands))
     ]
+
+
+def _shared(ways: Sequence[Way]) -> bool:
+    """Whether the ways take arrays of several frameworks."""
+    return len({way.framework.name for way in ways}) > 1
 
 
 def _calls_per_sample(call: Call, clock: Clock, effort: Effort) -> int:
@@ -242,12 +249,9 @@ def _clock(frameworks: Sequence[Framework]) -> Clock:
     return HostClock(synchronize)
 
 
-def _timing(checked: Timing, rounds: list[float] | None, native: list[float] | None) -> Timing:
-    if rounds is None:
-        return checked
+def _timing(checked: Timing, rounds: Sequence[float]) -> Timing:
     low, _, high = quantiles(rounds, n=4)
-    speedup = median(theirs / this for theirs, this in zip(native, rounds, strict=True)) if native else None
-    return replace(checked, seconds=median(rounds), spread=high - low, speedup=speedup)
+    return replace(checked, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
 
 
 @contextmanager

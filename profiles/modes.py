@@ -9,7 +9,7 @@ from typing import Any
 import einops_fast
 from einops_fast.profiles.cases import MODES, Case
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.measure import Way
+from einops_fast.profiles.ways import Way
 
 __all__ = ["BY_HAND", "make_way"]
 

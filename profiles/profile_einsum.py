@@ -46,8 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
-    from einops_fast.profiles.measure import bind, check, inputs
+    from einops_fast.profiles.measure import check
     from einops_fast.profiles.modes import make_way
+    from einops_fast.profiles.ways import bind, inputs
 
     try:
         framework = frameworks.load(options.framework, device, threads)

@@ -20,7 +20,9 @@ class Options:
     device: str = ""
     threads: int = 0
     dtypes: tuple[str, ...] = ()
+    cases: str = "public"
     only: str = ""
+    peers: tuple[str, ...] = ()
     quick: bool = False
     backward: bool = False
 
@@ -31,13 +33,19 @@ class Row:
 
     Attributes:
         what: the way: a mode, an implementation.
-        equation: in letters.
+        equation: as it is called.
         sizes: shapes of operands and result.
         seconds: median time; ``None`` if the way failed.
         spread: interquartile range.
         speedup: time of the native einsum over this one.
         floor: seconds that the device needs at least.
         failure: why the row doesn't count; empty if it does.
+        backward: forward and backward were timed, and the gradients checked.
+        guest: a failure of this way isn't held against the run.
+        best: the fastest of the other ways.
+        to_best: time of this way over that one.
+        extra_bytes: what the call needs at most beside operands and result, on a GPU.
+        kernels: what ran.
     """
 
     framework: str
@@ -51,6 +59,12 @@ class Row:
     speedup: float | None = None
     floor: float | None = None
     failure: str = ""
+    backward: bool = False
+    guest: bool = False
+    best: str = ""
+    to_best: float | None = None
+    extra_bytes: int | None = None
+    kernels: str = ""
 
     @classmethod
     def of(cls, framework: str, case: Case, dtype: str, timing: Timing, floor: float | None = None) -> Row:
@@ -60,7 +74,7 @@ class Row:
             case.name,
             timing.name,
             dtype,
-            case.equation,
+            case.called,
             case.sizes,
             timing.seconds,
             timing.spread,
@@ -68,6 +82,11 @@ class Row:
             floor,
             timing.failure,
         )
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured. Of two rows with the same key the later one counts."""
+        return self.framework, self.dtype, self.backward, self.case, self.what
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ class Machine:
     device: str
     threads: int
     versions: dict[str, str] = field(hash=False)
+    gpu: bool = False
 
 
 @dataclass(frozen=True)

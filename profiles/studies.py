@@ -19,11 +19,11 @@ class Study(Protocol):
 
     Attributes:
         frameworks: measured unless others are asked for, where they are installed.
-        cases: what ``--only`` selects from.
+        families: the cases by family; ``--cases`` chooses one, and ``--only`` selects from it.
     """
 
     frameworks: tuple[str, ...]
-    cases: tuple[Case, ...]
+    families: dict[str, tuple[Case, ...]]
 
     def measure(self, framework: Framework, options: Options) -> Iterator[Row | Note]: ...
 

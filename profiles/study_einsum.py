@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from einops_fast.profiles.cases import MODES, PROBLEMS, Case, select
 from einops_fast.profiles.frameworks import Framework, Unavailable, installed, load
-from einops_fast.profiles.measure import FULL, QUICK, Way, compare
+from einops_fast.profiles.measure import FULL, QUICK, compare
 from einops_fast.profiles.modes import make_way
 from einops_fast.profiles.records import Note, Options, Row
 from einops_fast.profiles.report import Table, milliseconds, ratio
+from einops_fast.profiles.ways import Way
 
-__all__ = ["cases", "frameworks", "measure", "tables"]
+__all__ = ["families", "frameworks", "measure", "tables"]
 
 frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
-cases: tuple[Case, ...] = PROBLEMS
+families: dict[str, tuple[Case, ...]] = {"public": PROBLEMS}
 
 
 def measure(framework: Framework, options: Options) -> Iterator[Row | Note]:
@@ -25,7 +26,7 @@ def measure(framework: Framework, options: Options) -> Iterator[Row | Note]:
         torch = load("torch", framework.device, framework.threads)
     default = ("float32", "float16") if framework.device == "gpu" else ("float32",)
     for dtype in options.dtypes or default:
-        for case in select(cases, options.only):
+        for case in select(PROBLEMS, options.only):
             try:
                 timings = compare(
                     case,

@@ -15,16 +15,17 @@ from einops_fast.plan_cache import clear_plans
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.clocks import HostClock
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.measure import FULL, QUICK, Timing, Way, bind, compare, inputs
+from einops_fast.profiles.measure import FULL, QUICK, Timing, compare
 from einops_fast.profiles.records import Note, Options, Row
 from einops_fast.profiles.report import Table, ratio
+from einops_fast.profiles.ways import Way, bind, inputs
 
-__all__ = ["cases", "frameworks", "measure", "tables"]
+__all__ = ["families", "frameworks", "measure", "tables"]
 
 frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
-cases: tuple[Case, ...] = (TINY,)
+families: dict[str, tuple[Case, ...]] = {"public": (TINY,)}
 
 IMPORT = """
 import numpy

@@ -60,7 +60,8 @@ def main(study: str, name: str, options: Options) -> None:
             return
         packages = {package: version(package) for package in ("numpy", "opt_einsum")}
         versions = {"python": sys.version.split()[0], **packages, **framework.versions()}
-        print(encode(Machine(framework.device_name(), framework.threads, versions)), file=records)
+        gpu = framework.device == "gpu"
+        print(encode(Machine(framework.device_name(), framework.threads, versions, gpu)), file=records)
         for record in STUDIES[study].measure(framework, options):
             print(encode(record), file=records)
 

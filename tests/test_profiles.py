@@ -15,8 +15,10 @@ from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES, MODES, PROBLEMS, Case, scaled, select
 from einops_fast.profiles.ceilings import Ceilings, floor
 from einops_fast.profiles.clocks import EventClock, HostClock
+from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.modes import BY_HAND
 from einops_fast.profiles.report import Table, geomean
+from einops_fast.profiles.ways import Way
 
 SCRIPT = Path(__file__).parents[1] / "profiles" / "profile_einsum.py"
 
@@ -29,7 +31,7 @@ def numpy():
 
 
 def way(name, call, framework):
-    return measure.Way(name, call, framework)
+    return Way(name, call, framework)
 
 
 def einsum(*operands):
@@ -43,17 +45,17 @@ def ids(case):
 # Cases
 
 
-@pytest.mark.parametrize("case", CONTRACTIONS, ids=ids)
+@pytest.mark.parametrize("case", FAMILIES["all"], ids=ids)
 def test_case_is_well_formed(case):
     tiny = case.with_extents(dict.fromkeys(case.extents, 2))
-    result = np.einsum(case.equation, *[np.ones(shape) for shape in tiny.shapes])
+    result = np.einsum(case.called, *[np.ones(shape) for shape in tiny.shapes])
     assert result.shape == tiny.result_shape
     assert np.all(result == tiny.terms)
     assert case.flops > 0
     assert all(count > 0 for count in case.elements)
 
 
-@pytest.mark.parametrize("case", CONTRACTIONS, ids=ids)
+@pytest.mark.parametrize("case", FAMILIES["all"], ids=ids)
 def test_case_fits_a_cpu_when_scaled(case):
     small = scaled(case, "cpu")
     assert (small.name, small.equation) == (case.name, case.equation)
@@ -63,7 +65,7 @@ def test_case_fits_a_cpu_when_scaled(case):
 
 
 def test_names_are_unique():
-    names = [case.name for case in CONTRACTIONS]
+    names = [case.name for case in FAMILIES["all"]]
     assert len(set(names)) == len(names)
 
 
@@ -82,6 +84,13 @@ def test_select():
     assert [case.name for case in select(PROBLEMS, "2,mx0")] == ["mx0", "mx2"]
     with pytest.raises(ValueError, match="mx7"):
         select(PROBLEMS, "7")
+
+
+def test_select_by_the_beginning_of_a_name():
+    assert select(CONTRACTIONS, "mx") == PROBLEMS
+    # The name of a case is that case alone.
+    assert [case.name for case in select(CONTRACTIONS, "rowdot")] == ["rowdot"]
+    assert [case.name for case in select(CONTRACTIONS, "rowdot-,mx1")] == ["mx1", "rowdot-bind"]
 
 
 # Accuracy
@@ -322,6 +331,11 @@ def test_unknown_names_are_errors(capsys):
     with pytest.raises(SystemExit):
         main(["contraction", "--only", "nothing"])
     assert "no such case: nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["einsum", "--cases", "extra"])
+    assert "--cases extra is not for the study of einsum" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="tensorrt"):
+        main(["contraction", "--peers", "native,tensorrt"])
     with pytest.raises(SystemExit, match="jax"):
         main(["einsum", "--framework", "jax"])
 
