@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from einops_fast.errors import OperandError
 from einops_fast.steps import (
     Arrange,
     Cast,
     Diagonal,
+    Fused,
     Gemm,
     Multiply,
     Native,
@@ -24,6 +25,9 @@ from einops_fast.steps import (
     View,
 )
 from einops_fast.target import Numerics, Operand, Target
+
+if TYPE_CHECKING:
+    from einops_fast.plan import Plan
 
 __all__ = ["Backend", "Numerics", "Operand", "Run", "Target", "one_device"]
 
@@ -90,6 +94,10 @@ class Backend(ABC):
         """What is done last to a result of this rank; ``None`` for nothing."""
         return None
 
+    def differentiable(self, plan: Plan, run: Run) -> Run:
+        """A plan with ``target.gradients``, compiled as ``run``, as a callable that gradients can be taken of."""
+        return run
+
     # What each step becomes. A run takes the arrays that the step reads and returns its result.
 
     @abstractmethod
@@ -125,11 +133,23 @@ class Backend(ABC):
 
         return run
 
+    def fused(self, step: Fused) -> Run:
+        """By library calls, where a backend has no kernels of its own."""
+        return self.library(step)
+
+    def library(self, step: Fused) -> Run:
+        """The library calls that a kernel has to be faster than."""
+        # Imported here because plans are compiled by backends.
+        from einops_fast.plan import in_turn
+
+        return in_turn([(self.emit(each), each.reads) for each in step.library], len(step.reads))
+
     def emit(self, step: Step) -> Run:
         """The call that a step becomes."""
         emitters: dict[type, Callable[[Any], Run]] = {
             Cast: self.cast,
             Diagonal: self.diagonal,
+            Fused: self.fused,
             Select: self.select,
             Sum: self.sum,
             View: self.view,

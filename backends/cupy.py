@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import cupy as cp
 
-from einops_fast.backends.base import one_device
+from einops_fast.backends.base import Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
-from einops_fast.steps import Diagonal
-from einops_fast.target import Target
+from einops_fast.steps import Diagonal, Fused
+from einops_fast.target import Numerics, Target
+from einops_fast.tuning import current_mode
 
 __all__ = ["CupyBackend"]
+
+_KERNEL_DTYPES = frozenset({"float16", "float32", "float64"})
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    """Whether our own kernels can run: Triton finds the GPU through torch."""
+    return find_spec("triton") is not None and find_spec("torch") is not None
 
 
 class CupyBackend(NdarrayBackend):
@@ -26,13 +38,32 @@ class CupyBackend(NdarrayBackend):
         super().__init__(cp, cp.einsum)
 
     def signature(self, operands: Sequence[Any]) -> Hashable:
-        return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands])
+        return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands]), current_mode()
 
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device.id for operand in operands])
         properties = cp.cuda.runtime.getDeviceProperties(device)
         # CuPy's matmul copies an operand whose batch axes don't merge, and its ``out`` must be contiguous.
-        return Target(self.name, f"cuda:{device}", gpu_ceilings(properties["name"].decode()), writes=False)
+        return Target(
+            self.name,
+            f"cuda:{device}",
+            gpu_ceilings(properties["name"].decode()),
+            writes=False,
+            kernels=_KERNEL_DTYPES if properties["major"] >= 8 and _has_triton() else frozenset(),
+        )
+
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        numerics = super().numerics(operands, dtype, casting)
+        # Unlike a CPU's BLAS, cuBLAS and our own kernels multiply half-precision numbers and sum in float32.
+        return Numerics("float16", "float16") if numerics.result == "float16" else numerics
+
+    def fused(self, step: Fused) -> Run:
+        from einops_fast.backends.cupy_memory import CupyMemory
+        from einops_fast.backends.triton.choice import Choice
+
+        # As CuPy's own matmul decides it.
+        precision = "tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee"
+        return Choice(step, self.library(step), CupyMemory(), precision, current_mode())
 
     def room(self, operands: Sequence[Any]) -> int | None:
         free, _ = cp.cuda.runtime.memGetInfo()

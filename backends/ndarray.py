@@ -114,6 +114,9 @@ class NdarrayBackend(Backend):
         axes = tuple(range(-step.summed, 0))
 
         def run(a: Any, b: Any) -> Any:
+            if a.dtype.char == "e":
+                # As in a GEMM, products and sums are kept in float32 until the end.
+                return product(left(a).astype("float32"), right(b)).sum(axis=axes).astype(a.dtype)
             full = product(left(a), right(b))
             return full.sum(axis=axes, dtype=full.dtype)
 

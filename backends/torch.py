@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import repeat
 from typing import Any
 
@@ -15,13 +16,16 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
-from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.plan import Plan
+from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
+from einops_fast.tuning import current_mode
 
 __all__ = ["TorchBackend"]
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_matmul_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 _HALF = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -39,12 +43,17 @@ class TorchBackend(Backend):
         return issubclass(array_type, torch.Tensor)
 
     def signature(self, operands: Sequence[Any]) -> Hashable:
-        state = (
+        first = operands[0]
+        state: tuple[Hashable, ...] = (
             torch.is_grad_enabled(),
             _transforms_active(),
             forward_ad._current_level,
-            _autocast_enabled() and _autocasts(operands[0].device.type),
+            _autocast_enabled() and _autocasts(first.device.type),
         )
+        if first.is_cuda:
+            # What our own kernels depend on beyond the operands.
+            precise = first.dtype is torch.float32 and fp32_precision()
+            state = (*state, current_mode(), precise, _negated(operands))
         if len(operands) == 2:
             # The usual number, spelled out, which is faster than the general form.
             a, b = operands
@@ -62,23 +71,25 @@ class TorchBackend(Backend):
 
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device for operand in operands])
-        # Writing into a view of the result, and leaving out an axis, are things that no derivative is taken of.
+        # A transform sees every call that torch gets, and knows no derivative of writing into a view of the result,
+        # of leaving out an axis, or of a kernel. Gradients alone are taken of a whole pair; three operands become
+        # pairs when they are there, and of one operand, torch records each call.
+        transformed = _transforms_active() or forward_ad._current_level >= 0
+        gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
+        whole = not transformed and (not gradients or len(operands) == 2)
         # oneDNN, which does half-precision products, is slow where it writes to such a view.
         onednn = device.type == "cpu" and operands[0].dtype in _HALF
-        differentiated = (
-            _transforms_active()
-            or forward_ad._current_level >= 0
-            or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands))
-        )
         return Target(
             self.name,
             str(device),
             _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads()),
             folds_batch=True,
-            writes=not (differentiated or onednn),
+            writes=not (transformed or onednn),
             # MKL's batched product wants a contiguous result; without it bmm is a loop.
             writes_strided=device.type == "cuda",
-            drops_expanded=not differentiated,
+            drops_expanded=whole,
+            kernels=_kernel_dtypes(device.type) if whole and not _negated(operands) else frozenset(),
+            gradients=gradients,
         )
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
@@ -130,6 +141,12 @@ class TorchBackend(Backend):
             return result.permute(reverse).contiguous().permute(reverse)
         return result.contiguous() if order in ("C", "A") else result
 
+    def differentiable(self, plan: Plan, run: Run) -> Run:
+        # Imported here because it goes through fast_einsum, which is made of backends.
+        from einops_fast.backends.torch_autograd import differentiable
+
+        return differentiable(plan, run, self)
+
     def arrange(self, how: Arrange) -> Run:
         perm, shape = how.perm, how.shape
         if how.moves:
@@ -177,7 +194,13 @@ class TorchBackend(Backend):
 
     def view(self, step: View) -> Run:
         perm = tuple(range(len(step.shape))) if step.how.perm is None else step.how.perm
-        return lambda a: a.permute(perm)
+        return (lambda a: a.permute(perm).contiguous()) if step.how.moves else (lambda a: a.permute(perm))
+
+    def fused(self, step: Fused) -> Run:
+        from einops_fast.backends.torch_memory import TorchMemory
+        from einops_fast.backends.triton.choice import Choice
+
+        return Choice(step, self.library(step), TorchMemory(), fp32_precision(), current_mode())
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)
@@ -262,6 +285,29 @@ def _autocasts(device_type: str) -> bool:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=8)
+def _kernel_dtypes(device_type: str) -> frozenset[str]:
+    """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
+    if device_type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+        return frozenset()
+    return frozenset(
+        {"float16", "bfloat16", "float32", "float64"} if torch.cuda.get_device_capability()[0] >= 8 else ()
+    )
+
+
+def _negated(operands: Sequence[Any]) -> bool:
+    """Whether an operand is a view that stands for the negative of what is in memory, as ``z.conj().imag`` is."""
+    for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
+        if operand.is_neg():
+            return True
+    return False
+
+
+def fp32_precision() -> str:
+    """How cuBLAS may multiply float32 numbers, by torch's settings: ``'ieee'`` or ``'tf32'``."""
+    return "tf32" if _matmul_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from einops_fast.steps import Cast, Diagonal, Gemm, Multiply, Select, Step, Sum, View
+from einops_fast.steps import Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
 
 __all__ = [
     "ITEM_SIZES",
@@ -234,6 +234,11 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
         seconds = gemm_seconds(product, loops, dtype, on)
         seconds += sum(copy_seconds(size, False, dtype, on) for size in copies)
         return StepCost(product.flops, moved + 2 * item * sum(copies), item * sum(copies), seconds)
+    if isinstance(step, Fused):
+        full = prod(loop.size for loop in step.loops)
+        flops = full * len(reads) if full > result else full * (len(reads) - 1)
+        # What the better of a kernel and the library takes is known when both have been looked at.
+        return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, 1.3 * flops / on.gemm_rate(dtype)))
     if isinstance(step, Multiply):
         seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on)
         return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from einops_fast import tuning
 from einops_fast.arguments import Call, hashable, is_tracing, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
 from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, remember
+from einops_fast.traced import call_traced
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
 
@@ -25,6 +26,7 @@ def fast_einsum(
     order: str = "K",
     casting: str = "safe",
     optimize: Any = "auto",
+    autotune: str | None = None,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
 
@@ -41,6 +43,8 @@ def fast_einsum(
         optimize: how to choose the order of contraction of three and more operands: ``'auto'``, ``True``,
             ``False`` (left to right), the name of an opt_einsum optimizer, an explicit path, or
             ``(name, memory_limit in elements)``.
+        autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
+            :func:`einops_fast.autotune`, whose block this argument stands for.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -58,8 +62,11 @@ def fast_einsum(
         >>> fast_einsum('batch head i d, batch head j d -> batch head i j', q, k).shape
         (2, 3, 5, 6)
     """
+    if autotune is not None:
+        with tuning.autotune(autotune):
+            return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if is_tracing():
-        return _call_traced(operands, out, dtype)
+        return call_traced(operands, out, dtype, order, casting, optimize)
     if type(operands[0] if operands else None) is str and out is None and dtype is None:
         arrays = operands[1:]
         try:
@@ -70,25 +77,6 @@ def fast_einsum(
         else:
             return run(*arrays)
     return _call(operands, out, dtype, order, casting, optimize)
-
-
-def _call_traced(operands: Sequence[Any], out: Any, dtype: Any) -> Any:
-    """Under torch.compile: torch's own einsum on plain letters, which the compiler lowers and fuses itself."""
-    call = read_call(operands)
-    arrays = call.arrays
-    letters = _letters(call.spelled, tuple([array.dim() for array in arrays]))
-    if dtype is not None:
-        arrays = [array.to(dtype) for array in arrays]
-    result = sys.modules["torch"].einsum(letters, arrays)
-    return result if out is None else out.copy_(result)
-
-
-def _letters(spelled: Any, ranks: tuple[int, ...]) -> str:
-    return Call((), spelled).subscripts(ranks).equation
-
-
-# Tells torch.compile to call the function while tracing and to take its result as a constant.
-_letters._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.plan import Plan
-from einops_fast.steps import Arrange, Cast, Gemm, Multiply, Native, Step, Sum, View
+from einops_fast.steps import Arrange, Cast, Fused, Gemm, Multiply, Native, Step, Sum, View
 
 __all__ = ["Explanation", "StepReport", "explanation_of"]
 
@@ -189,9 +189,27 @@ def _report(plan: Plan, slot: int, step: Step, cost: StepCost, inputs: Iterable[
         operands = (f"is converted to {step.dtype}",)
     elif isinstance(step, Sum):
         operands = (f"is summed over axes {step.axes}",)
+    elif isinstance(step, Fused):
+        gemm = _roles(step)
+        calls = " and ".join(type(each).__name__.lower() for each in step.library)
+        operands = tuple(
+            f"is read with the strides it has, in one kernel or by {calls}, whichever is faster" for _ in step.reads
+        )
     kind = type(step).__name__.lower()
     equation = f"{','.join(terms)}->{output}"
     return StepReport(slot, kind, step.reads, equation, step.shape, gemm, operands, cost)
+
+
+def _roles(step: Fused) -> tuple[int, int, int, int] | None:
+    """Batch, rows, columns and contracted extent, where two operands are multiplied."""
+    if len(step.reads) != 2:
+        return None
+    extents = {"batch": 1, "rows": 1, "columns": 1, "contracted": 1}
+    for loop in step.loops:
+        left, right = map(bool, loop.strides)
+        role = "contracted" if not loop.kept else "batch" if left == right else "rows" if left else "columns"
+        extents[role] *= loop.size
+    return extents["batch"], extents["rows"], extents["columns"], extents["contracted"]
 
 
 def _reading(how: Arrange, transposed: bool = False) -> str:

@@ -13,6 +13,7 @@ from einops_fast.einsum import plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.plan import compile_plan
+from einops_fast.traced import einsum_traced
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -180,11 +181,11 @@ class ContractExpression:
         return lambda *operands: backend.finish(run(*operands), None, order, casting)
 
     def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
-        """Under torch.compile: torch's own einsum, which the compiler lowers and fuses itself."""
+        """Under torch.compile: see :mod:`einops_fast.traced`."""
         self._check_shapes(operands)
         if self._dtype is not None:
             operands = [operand.to(self._dtype) for operand in operands]
-        result = sys.modules["torch"].einsum(self._letters, operands)
+        result = einsum_traced(self._letters, operands, self._optimize)
         if out is None and self._order == "K":
             return result
         # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.

@@ -14,7 +14,7 @@ from math import prod
 from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides
 from einops_fast.notation import Subscripts
 from einops_fast.pairs import contract_pair
-from einops_fast.steps import Arrange, Cast, Diagonal, Native, Select, Step, Sum, View
+from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Loop, Native, Select, Step, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
 __all__ = ["lower"]
@@ -54,6 +54,9 @@ class _Lowering:
         self.steps: list[Step] = []
         self.first = len(subscripts.inputs)
         self.open = subscripts.inputs[0][:1] if target.free_batch else ""
+        # Kernels are made for the sizes of one problem.
+        open_or_empty = self.open or 0 in sizes.values()
+        self.fuses = numerics.compute in target.kernels and not numerics.native and not open_or_empty
 
     def run(self, operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
         inputs, output = self.subscripts.inputs, self.subscripts.output
@@ -73,6 +76,9 @@ class _Lowering:
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
         if self.target.drops_expanded:
             self.drop_expanded(terms)
+        if self.fuses and self.one_pass(terms):
+            self.finish(self.all_at_once(terms, operands, path))
+            return tuple(self.steps)
         terms = [self.sum_alone(at, terms) for at in range(len(terms))]
         for positions in path:
             if len(positions) < 2:
@@ -130,7 +136,39 @@ class _Lowering:
         term = terms[at]
         needed = set(self.subscripts.output).union(*(other.labels for index, other in enumerate(terms) if index != at))
         summed = tuple(axis.position for axis in term.axes if axis.label and axis.label not in needed)
-        return self.without(term, summed, Sum) if summed else term
+        if not summed:
+            return term
+        if self.fuses:
+            kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
+            unnamed = tuple(at for at in term.unnamed if at not in summed)
+            total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
+            return self.fused([term], kept, (total,), last=len(terms) == 1)
+        return self.without(term, summed, Sum)
+
+    def one_pass(self, terms: Sequence[Term]) -> bool:
+        """Whether three or more terms are best multiplied at once: one of them has all the axes there are."""
+        labels = set("".join(term.labels for term in terms))
+        untouched = not self.steps and len(terms) > 2
+        return untouched and any(labels == set(term.labels) for term in terms)
+
+    def all_at_once(self, terms: Sequence[Term], operands: Sequence[Operand], path: Path) -> Term:
+        plain = replace(self.target, kernels=frozenset())
+        library = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
+        return self.fused(terms, self.subscripts.output, library, last=True)
+
+    def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], last: bool) -> Term:
+        """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
+        labels = wanted + "".join(
+            dict.fromkeys(label for term in terms for label in term.labels if label not in wanted)
+        )
+        strides = [{axis.label: axis.stride for axis in term.axes} for term in terms]
+        loops = tuple(
+            Loop(label, self.sizes[label], tuple(each.get(label, 0) for each in strides), label in wanted)
+            for label in labels
+        )
+        shape = self.shape(wanted)
+        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, last, library))
+        return Term(slot, tuple(map(Axis, wanted, shape, contiguous_strides(shape), range(len(shape)))))
 
     def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
         rest = [axis for axis in term.axes if axis.position not in positions]
@@ -148,6 +186,15 @@ class _Lowering:
         keep = set(self.subscripts.output).union(*(term.labels for term in rest))
         wanted = self.subscripts.output if not rest else self.hint(left, right, keep, rest)
         step, strides = contract_pair(left, right, keep, wanted, self.target, self.numerics, self.open)
+        if self.fuses:
+            # In a library of its own, a step reads the operands as slots 0 and 1.
+            first, second = (int(slot == right.slot) for slot in step.reads)
+            library: tuple[Step, ...] = (replace(step, reads=(first, second)),)
+            if step.labels != wanted:
+                perm = tuple(step.labels.index(label) for label in wanted)
+                moves = "the next step reads it in another order" if rest else ""
+                library += (View((2,), wanted, self.shape(wanted), Arrange(perm, None, moves)),)
+            return self.fused([left, right], wanted, library, last=not rest)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
         return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
@@ -175,7 +222,7 @@ class _Lowering:
         output = self.subscripts.output
         perm = tuple(axis.position for axis in term.pick(output))
         ordered = perm == tuple(range(len(perm)))
-        makes_new = (Sum, Native, Cast) if self.target.strided else (Sum, Native, Cast, Diagonal)
+        makes_new = (Sum, Native, Cast, Fused) if self.target.strided else (Sum, Native, Cast, Diagonal)
         computed = any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps)
         if not ordered or not computed:
             moves = "" if self.target.strided else "arrays have no strides"

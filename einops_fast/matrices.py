@@ -68,7 +68,10 @@ class GemmChoice:
             roles = roles.swapped()
         if target.folds_batch and self._plain():
             groups = tuple("".join(self.groups))
-            return replace(self, groups=groups)._step(roles, target)
+            split = replace(self, groups=groups)._step(roles, target)
+            # Written in place, each of several batch axes but one would be looped over.
+            if split[0].buffer is None or len(groups) == 1:
+                return split
         return self._step(roles, target)
 
     def _plain(self) -> bool:

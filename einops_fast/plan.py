@@ -18,7 +18,7 @@ from einops_fast.target import Numerics, Operand, Target
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
 
-__all__ = ["Plan", "compile_plan", "make_plan"]
+__all__ = ["Plan", "compile_plan", "in_turn", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,17 @@ def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:
     answer = backend.answer(len(plan.subscripts.output))
     if answer is not None:
         program.append((answer, (count + len(program) - 1,)))
+    run = in_turn(program, count)
+    return backend.differentiable(plan, run) if plan.target.gradients else run
+
+
+def in_turn(program: Sequence[tuple[Callable[..., Any], tuple[int, ...]]], count: int) -> Callable[..., Any]:
+    """One callable of ``count`` operands that makes these calls one after the other and returns the last result.
+
+    Args:
+        program: the calls, each with the slots that it reads, as in :mod:`einops_fast.steps`.
+        count: how many operands there are.
+    """
     if len(program) == 1 and program[0][1] == tuple(range(count)):
         return program[0][0]
     if len(program) == 1 and program[0][1] == (1, 0) and count == 2:

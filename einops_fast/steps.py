@@ -17,7 +17,9 @@ __all__ = [
     "Arrange",
     "Cast",
     "Diagonal",
+    "Fused",
     "Gemm",
+    "Loop",
     "Multiply",
     "Native",
     "Select",
@@ -159,4 +161,37 @@ class Native(_Base):
         return cls(reads, output, shape, equation, reason, full)
 
 
-Step = Cast | Diagonal | Select | Sum | View | Multiply | Gemm | Native
+@dataclass(frozen=True)
+class Loop:
+    """One axis of a loop nest.
+
+    Attributes:
+        label: its letter.
+        size: its extent.
+        strides: of the arrays that are read, in elements; 0 where an array lacks the axis, or is expanded.
+        kept: whether the result has the axis; if not, it is summed over.
+    """
+
+    label: str
+    size: int
+    strides: tuple[int, ...]
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Fused(_Base):
+    """A sum of products, in one kernel that takes every operand with the strides it has.
+
+    Attributes:
+        loops: all axes; those of the result first, in the order of ``labels``.
+        any_order: the result's axes may lie in memory in any order; if not, they are in C order.
+        library: the same by library calls. They read the operands as slots 0, 1, … and may be what is run
+            after all: that is decided when operands are at hand, by prediction or by measurement.
+    """
+
+    loops: tuple[Loop, ...]
+    any_order: bool
+    library: tuple[Step, ...]
+
+
+Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native

@@ -41,8 +41,10 @@ class Target:
         broadcasts: a batch axis may be missing from one operand of a GEMM.
         writes: a GEMM can write into a view of an array made beforehand.
         writes_strided: it also writes fast where that view has gaps or another axis order.
-        drops_expanded: an axis of stride 0 may be dropped (not where its gradient is wanted).
+        drops_expanded: an axis of stride 0 may be dropped (not where the framework differentiates each step).
+        kernels: there are kernels of our own, for these dtypes, that take operands with any strides.
         free_batch: the plan must hold for any size of the first operand's first axis.
+        gradients: gradients of the result may be asked for; see :meth:`Backend.differentiable`.
     """
 
     backend: str
@@ -55,7 +57,9 @@ class Target:
     writes: bool = True
     writes_strided: bool = True
     drops_expanded: bool = True
+    kernels: frozenset[str] = frozenset()
     free_batch: bool = False
+    gradients: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,17 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+# Before anything imports Triton: without a GPU, kernels are tested in its interpreter.
+if not has_cuda():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not has_cuda():
         pytest.skip("needs torch and a CUDA device")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """A device of torch."""
+    return str(request.param)

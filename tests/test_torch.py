@@ -1,97 +1,27 @@
-"""On torch tensors: derivatives, transforms, autocast, compilation and tensors of every kind as in ``torch.einsum``.
+"""On torch tensors: values, views, modes and tensors of every kind as in ``torch.einsum``.
 
-Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
+Derivatives are in `test_torch_autograd`, compilation in `test_torch_compile`. Tests that could turn out otherwise
+on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
-from equations import WAYS, cases, contractions, preferring
-from equations import operands as numpy_operands
-from hypothesis import given
-from hypothesis import strategies as st
+from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, outcome, same, tensors
 
 from einops_fast import OperandError, fast_einsum
 from einops_fast import einsum as front
 from einops_fast.plan_cache import clear_plans
 
 torch = pytest.importorskip("torch")
-from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
-from torch.func import grad, hessian, jvp, vjp, vmap  # noqa: E402
-
-Einsum = Callable[..., Any]
-
-SIZES = dict(zip("abcdhijklmn", (2, 3, 2, 3, 2, 3, 4, 2, 3, 2, 2), strict=True))
-
-EQUATIONS = [
-    "ij->ji",
-    "ijk->",
-    "ii->i",
-    "ii->",
-    "i,j->ij",
-    "ij,ij->ij",
-    "ij,ij->",
-    "ij,kl->ik",  # each operand is summed over by itself
-    "ij,jk->ik",
-    "ij,jk->ki",
-    "iij,jk->ik",
-    "bij,bjk->bik",
-    "bij,bjk->ibk",
-    "bhid,bhjd->bhij",
-    "bhij,bhjd->bihd",
-    "bind,bjnd->bnij",
-    "abij,acjk->bcik",
-    "ii,ij->j",
-    "ij,jk,kl->il",
-    "abc,cd,bd->a",
-    "ij,ik,il->jkl",
-]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def terms_of(equation: str) -> list[str]:
-    return equation.partition("->")[0].split(",")
-
-
-def tensors(equation: str, device: str = "cpu", dtype: Any = torch.float64, **sizes: int) -> list[Any]:
-    """Random operands, the same ones at every call; ``sizes`` by letter."""
-    of = {**SIZES, **sizes}
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = [[of[label] for label in term] for term in terms_of(equation)]
-    return [torch.randn(shape, dtype=dtype, device=device, generator=generator) for shape in shapes]
-
-
-def same(got: Any, wanted: Any, **tolerance: Any) -> None:
-    """Values, dtype, device, layout, and whether a gradient is wanted."""
-    torch.testing.assert_close(got, wanted, **tolerance)
-    assert type(got) is type(wanted)
-    assert got.requires_grad == wanted.requires_grad
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    """The result, or that there was an error. Which one is for `test_errors`."""
-    try:
-        return call()
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        return Exception
 
 
 # ---- values
-
-# At these sizes every equation with a contraction is big enough for a GEMM.
-LARGE = {"a": 3, "b": 5, "c": 4, "d": 32, "h": 6, "i": 33, "j": 48, "k": 24, "l": 17, "m": 8, "n": 7}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
@@ -107,14 +37,6 @@ def test_values(equation: str, dtype: str, device: str) -> None:
     assert (got - exact).abs().max() <= 2 * (native - exact).abs().max() + rounding
 
 
-LAYOUTS: dict[str, Callable[[Any], Any]] = {
-    "reversed": lambda x: x.permute(*range(x.dim())[::-1]).contiguous().permute(*range(x.dim())[::-1]),
-    "last axis outermost": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
-    "gaps": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "gaps between rows": lambda x: x.repeat_interleave(2, 0)[::2],
-}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bkj->ikb", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
 def test_strides(equation: str, layout: str, device: str) -> None:
@@ -122,159 +44,6 @@ def test_strides(equation: str, layout: str, device: str) -> None:
     strided = [LAYOUTS[layout](operand) for operand in operands]
     assert not any(operand.is_contiguous() for operand in strided)
     torch.testing.assert_close(fast_einsum(equation, *strided), torch.einsum(equation, *operands))
-
-
-# ---- derivatives
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_gradients(equation: str, device: str) -> None:
-    """First and second derivatives, forward and backward, and batches of them."""
-    operands = [operand.requires_grad_() for operand in tensors(equation, device)]
-
-    def call(*operands: Any) -> Any:
-        return fast_einsum(equation, *operands)
-
-    assert gradcheck(call, operands, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
-    assert gradgradcheck(call, operands)
-
-
-def gradients(einsum: Einsum, equation: str, operands: Sequence[Any]) -> Sequence[Any]:
-    """Of a function of the result that isn't linear, with respect to every operand that wants one."""
-    wanting = [operand for operand in operands if operand.requires_grad]
-    return torch.autograd.grad(einsum(equation, *operands).sin().sum(), wanting)
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_gradient_of_an_expanded_operand(equation: str, device: str) -> None:
-    """It has a gradient of its own for every one of the elements that share their memory."""
-    operands = [each[:1].expand(each.shape).requires_grad_() for each in tensors(equation, device)]
-    for got, wanted in zip(
-        gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
-    ):
-        torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->bik", "ij,ij->", "ij,jk,kl->il"])
-def test_gradient_of_broadcast_axes(equation: str, device: str) -> None:
-    for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
-        operands = tensors(equation, device)
-        operands[at] = operands[at].narrow(axis, 0, 1)
-        operands = [operand.requires_grad_() for operand in operands]
-        for got, wanted in zip(
-            gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
-        ):
-            torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
-def test_gradient_is_kept_where_it_is_wanted(equation: str) -> None:
-    """Also when a plan for operands without gradients is cached already."""
-    operands = tensors(equation)
-    for wanted in itertools.product([False, True], repeat=len(operands)):
-        for operand, wants in zip(operands, wanted, strict=True):
-            operand.requires_grad_(wants)
-        assert fast_einsum(equation, *operands).requires_grad == any(wanted)
-        with torch.no_grad():
-            assert not fast_einsum(equation, *operands).requires_grad
-        if any(wanted):
-            torch.testing.assert_close(
-                gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands)
-            )
-
-
-def test_gradient_of_one_tensor_as_two_operands() -> None:
-    x = tensors("ij")[0].requires_grad_()
-    (got,) = torch.autograd.grad(fast_einsum("ij,kj->ik", x, x).sin().sum(), x)
-    (wanted,) = torch.autograd.grad((x @ x.mT).sin().sum(), x)
-    torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_forward_mode(equation: str, device: str) -> None:
-    """Tangents pass through a call whose plan was made for plain tensors."""
-    operands = tensors(equation, device)
-    fast_einsum(equation, *operands)
-
-    def tangent(einsum: Einsum) -> Any:
-        with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(operand, operand.cos()) for operand in operands]
-            return forward_ad.unpack_dual(einsum(equation, *duals)).tangent
-
-    torch.testing.assert_close(tangent(fast_einsum), tangent(torch.einsum))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@given(data=st.data())
-def test_derivatives_of_any_plan(way: str, data: st.DataObject) -> None:
-    """Whatever the plan, the layout, and the operands whose gradients are wanted."""
-    case = data.draw(st.one_of(contractions(), cases(zero_sizes=False)))
-    operands = [torch.from_numpy(array) for array in data.draw(numpy_operands(case.shapes, negative=False))]
-    wants = data.draw(st.lists(st.booleans(), min_size=len(operands), max_size=len(operands)).filter(any))
-    leaves = [operand.requires_grad_(each) for operand, each in zip(operands, wants, strict=True)]
-    clear_plans()
-    with preferring(way):
-        got = gradients(fast_einsum, case.equation, leaves)
-    torch.testing.assert_close(got, gradients(torch.einsum, case.letters, leaves))
-
-    def transformed(einsum: Einsum, equation: str) -> Any:
-        def tangent(*operands: Any) -> Any:
-            return jvp(lambda *operands: einsum(equation, *operands), operands, operands)
-
-        return vmap(tangent)(*[torch.stack([leaf.detach(), leaf.detach() + 1]) for leaf in leaves])
-
-    clear_plans()
-    with preferring(way):
-        got = transformed(fast_einsum, case.equation)
-    torch.testing.assert_close(got, transformed(torch.einsum, case.letters))
-    clear_plans()
-
-
-# ---- functional transforms
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_vmap(equation: str, device: str) -> None:
-    """Over any of the operands, with the mapped axis first or last."""
-    operands = tensors(equation, device)
-    fast_einsum(equation, *operands)
-    for mapped in itertools.product([0, -1, None], repeat=len(operands)):
-        if mapped.count(None) == len(mapped):
-            continue
-        batches = [
-            operand if axis is None else torch.stack([operand, operand.sin()], axis)
-            for operand, axis in zip(operands, mapped, strict=True)
-        ]
-
-        def mapped_call(einsum: Einsum, mapped: Any = mapped, batches: Any = batches) -> Any:
-            return vmap(lambda *operands: einsum(equation, *operands), in_dims=mapped)(*batches)
-
-        torch.testing.assert_close(mapped_call(fast_einsum), mapped_call(torch.einsum))
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vjp", "hessian", "vmap of grad"])
-def test_transforms(equation: str, transform: str) -> None:
-    operands = tensors(equation)
-    fast_einsum(equation, *operands)
-
-    def transformed(einsum: Einsum) -> Any:
-        def call(*operands: Any) -> Any:
-            return einsum(equation, *operands)
-
-        def scalar(*operands: Any) -> Any:
-            return call(*operands).sin().sum()
-
-        if transform == "jvp":
-            return jvp(call, tuple(operands), tuple(operand.cos() for operand in operands))
-        if transform == "vjp":
-            result, pull = vjp(call, *operands)
-            return pull(result)
-        if transform == "vmap of grad":
-            return vmap(grad(scalar))(*[torch.stack([operand, operand.sin()]) for operand in operands])
-        return {"grad": grad, "hessian": hessian}[transform](scalar)(*operands)
-
-    torch.testing.assert_close(transformed(fast_einsum), transformed(torch.einsum))
 
 
 # ---- views, and writing to results
@@ -347,99 +116,6 @@ def test_grad_modes(equation: str, mode: Callable[[], AbstractContextManager[Any
         got, wanted = fast_einsum(equation, *operands), torch.einsum(equation, *operands)
     same(got, wanted)
     assert got.is_inference() == wanted.is_inference()
-
-
-def test_checkpoint_recomputes() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    a, b = tensors("ij,jk->ik")
-    a.requires_grad_()
-    checkpoint(lambda a: fast_einsum("ij,jk->ik", a, b).sin(), a, use_reentrant=False).sum().backward()
-    torch.testing.assert_close(a.grad, (a @ b).cos() @ b.mT)
-
-
-# ---- compilation
-
-
-def three_spellings(a: Any, b: Any) -> Any:
-    words = fast_einsum("row middle, middle column -> row column", a, b)
-    lists = fast_einsum(a, [0, 1], b, [1, 2], [0, 2])
-    return words + lists + fast_einsum("...i,ij", a, b)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(
-    "function",
-    [
-        three_spellings,
-        lambda a, b: fast_einsum("ij,jk->ik", [a, b]),
-        lambda a, b: fast_einsum("ij,jk,kl->il", a, b, b.mT, optimize=[(1, 2), (0, 1)]),
-        lambda a, b: fast_einsum("ij,jk->ik", a, b, dtype=torch.complex128),
-        lambda a, b: fast_einsum("ij,jk->ik", a, b, out=b.new_zeros(a.shape[0], b.shape[1])),
-        lambda a, b: vmap(lambda row: fast_einsum("j,jk->k", row, b))(a),
-        lambda a, b: fast_einsum("ii->i", a @ a.mT),
-    ],
-    ids=["spellings", "sequence", "three operands", "dtype", "out", "vmap", "diagonal"],
-)
-def test_compiles_without_graph_breaks(function: Callable[..., Any], dynamic: bool) -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for i in (3, 5):
-        operands = tensors("ij,jk", i=i)
-        torch.testing.assert_close(compiled(*operands), function(*operands))
-
-
-def test_compiled_out_is_written() -> None:
-    torch.compiler.reset()
-    a, b = tensors("ij,jk")
-    out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def call(a: Any, b: Any) -> None:
-        fast_einsum("ij,jk->ik", a, b, out=out)
-
-    call(a, b)
-    torch.testing.assert_close(out, a @ b)
-
-
-def test_compiled_gradient() -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(three_spellings, fullgraph=True, backend="aot_eager")
-    operands = [operand.requires_grad_() for operand in tensors("ij,jk")]
-    got, wanted = (torch.autograd.grad(call(*operands).sin().sum(), operands) for call in (compiled, three_spellings))
-    torch.testing.assert_close(got, wanted)
-
-
-FIRST_CALL = """
-import torch
-from einops_fast import fast_einsum
-
-@torch.compile(fullgraph=True, backend="aot_eager")
-def call(a, b):
-    return fast_einsum({})
-
-assert call(torch.ones(2, 3), torch.ones(3, 4)).eq(3).all()
-"""
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["'row middle, middle column -> row column', a, b", "'ij,jk->ik', [a, b]", "a, [0, 1], b, [1, 2]"],
-    ids=["words", "sequence", "lists"],
-)
-def test_first_call_of_a_process_may_be_compiled(arguments: str) -> None:
-    root = Path(__file__).parents[1]
-    script = FIRST_CALL.format(arguments)
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_symbolic_trace_fits_other_sizes() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    traced = make_fx(lambda a, b: fast_einsum("bij,bjk->ibk", a, b), tracing_mode="symbolic")(*tensors("bij,bjk"))
-    operands = tensors("bij,bjk", b=5, i=7, j=6, k=8)
-    torch.testing.assert_close(traced(*operands), torch.einsum("bij,bjk->ibk", *operands))
 
 
 # ---- tensors of every kind

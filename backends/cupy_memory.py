@@ -1,0 +1,73 @@
+"""CuPy's arrays, as the kernels of our own see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any
+
+import cupy as cp
+
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["CupyMemory"]
+
+
+class CupyMemory(Memory):
+    """Arrays of CuPy. Kernels go to CuPy's current stream, and memory comes from its pool."""
+
+    def empty(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        flat = cp.empty(prod(shape), like.dtype)
+        item = like.itemsize
+        return cp.ndarray(shape, like.dtype, memptr=flat.data, strides=tuple([stride * item for stride in strides]))
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        return cp.empty(elements, dtype)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def device(self, array: Any) -> int:
+        return int(array.device.id)
+
+    def current_device(self) -> int:
+        return int(cp.cuda.runtime.getDevice())
+
+    def on_device(self, device: int) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = cp.cuda.Device(device)
+        return context
+
+    def stream(self, device: int) -> int:
+        return int(cp.cuda.get_current_stream().ptr)
+
+    def dtype(self, array: Any) -> str:
+        return str(array.dtype)
+
+    def device_name(self, device: int) -> str:
+        return str(cp.cuda.runtime.getDeviceProperties(device)["name"].decode())
+
+    def versions(self) -> dict[str, str]:
+        runtime = cp.cuda.runtime
+        return {
+            "cupy": cp.__version__,
+            "cuda": str(runtime.runtimeGetVersion()),
+            "driver": str(runtime.driverGetVersion()),
+        }
+
+    def may_measure(self) -> bool:
+        return not cp.cuda.get_current_stream().is_capturing()
+
+    def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        size = int(cp.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
+        flush = cp.empty(4 * size, cp.int8)
+        events = []
+        for _ in range(repeat):
+            start, end = cp.cuda.Event(), cp.cuda.Event()
+            flush.fill(0)
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        cp.cuda.get_current_stream().synchronize()
+        return [cp.cuda.get_elapsed_time(start, end) / 1e3 for start, end in events]

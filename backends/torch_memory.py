@@ -1,0 +1,77 @@
+"""torch's tensors, as the kernels of our own see them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["TorchMemory"]
+
+# torch without CUDA has neither; its tensors are for Triton's interpreter then.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+
+
+class TorchMemory(Memory):
+    """Tensors on a CUDA device, or on the CPU for Triton's interpreter."""
+
+    pointer = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
+    current_device = staticmethod(_current_device)
+    stream = staticmethod(_raw_stream)  # type: ignore[assignment]
+    empty = staticmethod(torch.Tensor.new_empty_strided)  # type: ignore[assignment]
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        return like.new_empty(elements, dtype=getattr(torch, dtype))
+
+    def device(self, array: Any) -> int:
+        return int(array.device.index) if array.is_cuda else 0
+
+    def on_device(self, device: int) -> AbstractContextManager[Any]:
+        return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()
+
+    def dtype(self, array: Any) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    def device_name(self, device: int) -> str:
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
+
+    def may_measure(self) -> bool:
+        return not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
+
+    def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        flush = _cache_flush(device)
+        new_event: Any = torch.cuda.Event
+        events = []
+        for _ in range(repeat):
+            start, end = new_event(enable_timing=True), new_event(enable_timing=True)
+            flush.zero_()
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize(device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+def _cache_flush(device: int) -> torch.Tensor:
+    """Memory to overwrite so that the device's cache holds nothing else; long enough to hide the next launch."""
+    size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
+    return torch.empty(4 * size, dtype=torch.int8, device=torch.device("cuda", device))
+
+
+@lru_cache(maxsize=1)
+def _driver() -> str:
+    version = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)

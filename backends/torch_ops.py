@@ -1,0 +1,106 @@
+"""einsum as an operator of torch, ``torch.ops.einops_fast.einsum``, for code that torch.compile compiles.
+
+The compiler takes the operator as one call, whose result is a new tensor in C order, and leaves it as it is; at
+run time it is :func:`einops_fast.fast_einsum` on the tensors that there are. So nothing is planned for symbolic
+sizes. Its gradients are calls of the operator again. Importing this module registers it.
+"""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from einops_fast.backends.torch_autograd import gradient_equation, product_order, spread
+from einops_fast.einsum import fast_einsum
+from einops_fast.errors import SubscriptsError
+from einops_fast.notation import Subscripts, bind_sizes, parse
+
+__all__ = ["einsum", "in_product_order"]
+
+_NAME = "einops_fast::einsum"
+
+torch.library.define(
+    _NAME,
+    "(Tensor[] operands, str equation, str optimize) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+
+#: Takes a list of tensors, an equation in letters with ``'->'`` and no label twice in a term, and ``optimize`` of
+#: :func:`einops_fast.fast_einsum` as text.
+einsum: Any = torch.ops.einops_fast.einsum.default
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _compute(operands: Sequence[Any], equation: str, optimize: str) -> Any:
+    if torch.compiler.is_compiling():
+        # Constants are folded while the compiler is at work, when fast_einsum would call the operator.
+        result = torch.einsum(equation, operands).contiguous()
+    else:
+        result = fast_einsum(equation, *operands, order="C", optimize=_evaluated(optimize))
+    # Alone, an operand may be its own result.
+    shares = len(operands) == 1 and result.untyped_storage().data_ptr() == operands[0].untyped_storage().data_ptr()
+    return result.clone() if shares else result
+
+
+@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
+def _shape(operands: Sequence[Any], equation: str, optimize: str) -> Any:
+    subscripts, sizes = _read(equation, operands)
+    return operands[0].new_empty([sizes[label] for label in subscripts.output])
+
+
+def _setup(ctx: Any, inputs: tuple[Sequence[Any], str, str], output: Any) -> None:
+    operands, ctx.equation, _ = inputs
+    ctx.save_for_backward(*operands)
+
+
+def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None]:
+    operands = ctx.saved_tensors
+    subscripts, sizes = _read(ctx.equation, operands)
+    shapes = [operand.shape for operand in operands]
+    gradients: list[Any] = []
+    for of, (labels, wanted) in enumerate(zip(subscripts.inputs, ctx.needs_input_grad[0], strict=True)):
+        if not wanted:
+            gradients.append(None)
+            continue
+        equation, kept = gradient_equation(subscripts, sizes, shapes, of)
+        equation, order = in_product_order(equation)
+        others = [operand.conj() for at, operand in enumerate(operands) if at != of]
+        gradient = einsum([grad, *others], equation, "auto").permute(order)
+        gradients.append(gradient if kept == labels else spread(gradient, labels, kept, shapes[of]))
+    return gradients, None, None
+
+
+torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
+
+
+@lru_cache(maxsize=1024)
+def in_product_order(equation: str) -> tuple[str, tuple[int, ...]]:
+    """An equation whose result a GEMM can write in C order, and the axis order that makes it that of ``equation``.
+
+    So where the result has to be permuted, that is a view, which the compiler can see.
+    """
+    inputs, _, output = equation.partition("->")
+    terms = inputs.split(",")
+    order = product_order(terms, output) if len(terms) == 2 else output
+    return f"{inputs}->{order}", tuple(map(order.index, output))
+
+
+def _read(equation: str, operands: Sequence[Any]) -> tuple[Subscripts, dict[str, int]]:
+    """The equation and the size of every label; sizes may be symbolic."""
+    subscripts = parse(equation, tuple([operand.dim() for operand in operands]), words=False)
+    if any(len(set(term)) < len(term) for term in subscripts.inputs):
+        raise SubscriptsError(f"{equation!r} has a label twice in one term: take the diagonal first")
+    return subscripts, bind_sizes(subscripts, [operand.shape for operand in operands])
+
+
+@lru_cache(maxsize=256)
+def _evaluated(optimize: str) -> Any:
+    """``optimize`` as it was before it was made text: a name stands for itself."""
+    try:
+        return literal_eval(optimize)
+    except ValueError:
+        return optimize

@@ -1,0 +1,169 @@
+"""The ways to run a fused step: our kernels with tiles worth trying, and the library's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from einops_fast.backends.triton import contraction_tilings, reduction_tilings
+from einops_fast.backends.triton.contraction import ContractionTiling
+from einops_fast.backends.triton.launch import Kernel, accumulator
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.problems import layouts, problem, with_copies, with_more_rows
+from einops_fast.backends.triton.reduction import ReductionTiling
+from einops_fast.backends.triton.reduction_tilings import Reduction
+from einops_fast.cost import ITEM_SIZES, Ceilings, step_costs
+from einops_fast.steps import Fused
+
+__all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
+
+Run = Callable[..., Any]
+
+_COPIES_WORTH_TRYING = 3
+"""Kernels that are tried on a copied operand."""
+
+
+class Candidate:
+    """One way to run a step.
+
+    Attributes:
+        name: unique among the ways to run one step, and stable, so that a measured choice can be kept.
+        seconds: predicted time.
+        in_order: whether the result lies in C order.
+    """
+
+    name: str
+    seconds: float
+    in_order: bool
+
+    def compile(self) -> None:
+        """Do beforehand what takes long the first time."""
+
+    def run(self, memory: Memory, device: int) -> Run:
+        """What takes the operands, on a device that is the current one, and returns the result."""
+        raise NotImplementedError
+
+
+class LibraryCandidate(Candidate):
+    """The framework's own calls."""
+
+    name = "library"
+    in_order = True  # or in whatever order users of the framework are used to
+
+    def __init__(self, step: Fused, calls: Run, dtype: str, on: Ceilings) -> None:
+        self._calls = calls
+        operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
+        self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
+
+    def run(self, memory: Memory, device: int) -> Run:
+        return self._calls
+
+
+class KernelCandidate(Candidate):
+    """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round."""
+
+    def __init__(
+        self,
+        order: int,
+        seconds: float,
+        tiling: Any,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        swapped: bool,
+        dtype: str,
+    ) -> None:
+        self.name = f"{tiling.name}, order {order}" if order else tiling.name
+        self.seconds, self.in_order = seconds, order == 0
+        self.tiling: ContractionTiling | ReductionTiling = tiling
+        self._shape, self._strides, self._swapped, self._dtype = shape, strides, swapped, dtype
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return Kernel(self.tiling, self._dtype, self._dtype if self.tiling.split == 1 else accumulator(self._dtype))
+
+    def compile(self) -> None:
+        self._kernel.compile()
+
+    def run(self, memory: Memory, device: int) -> Run:
+        launch, empty, shape, strides = self._kernel.launch, memory.empty, self._shape, self._strides
+        swapped = self._swapped
+        if self.tiling.split == 1:
+
+            def run(*operands: Any) -> Any:
+                out = empty(operands[0], shape, strides)
+                launch(memory, device, operands[::-1] if swapped else operands, out)
+                return out
+
+            return run
+        parts, elements, wide = self.tiling.split, prod(shape), accumulator(self._dtype)
+        addition = Kernel(reduction_tilings.sum_of_parts(parts, elements), wide, self._dtype)
+
+        def run_in_parts(*operands: Any) -> Any:
+            # Partial results first, then their sum, always in the same order.
+            workspace = memory.workspace(operands[0], parts * elements, wide)
+            launch(memory, device, operands[::-1] if swapped else operands, workspace)
+            out = empty(operands[0], shape, strides)
+            addition.launch(memory, device, (workspace,), out)
+            return out
+
+        return run_in_parts
+
+
+class CopyCandidate(Candidate):
+    """Copies of operands in an order that suits the kernel, then the kernel."""
+
+    def __init__(self, copies: dict[int, Candidate], then: Candidate) -> None:
+        which = " and ".join(f"operand {at}" for at in copies)
+        self.name, self.in_order = f"copy of {which}, {then.name}", then.in_order
+        self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
+        self._copies, self._then = copies, then
+
+    def compile(self) -> None:
+        for way in (*self._copies.values(), self._then):
+            way.compile()
+
+    def run(self, memory: Memory, device: int) -> Run:
+        copies = {at: copy.run(memory, device) for at, copy in self._copies.items()}
+        then, first, second = self._then.run(memory, device), copies.get(0), copies.get(1)
+
+        def run(a: Any, b: Any) -> Any:
+            return then(first(a) if first else a, second(b) if second else b)
+
+        return run
+
+
+def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> list[Candidate]:
+    """Kernels for a step, the one predicted to be fastest first.
+
+    Args:
+        step: the step.
+        dtype: of its operands and its result.
+        on: ceilings of the device.
+        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
+    """
+    found = _direct(step, dtype, on, precision)
+    for copies, then in with_copies(step, tensor_cores=ITEM_SIZES[dtype] == 2 or precision != "ieee"):
+        first = {at: _direct(copy, dtype, on, precision)[0] for at, copy in copies.items()}
+        direct = _direct(then, dtype, on, precision)[:_COPIES_WORTH_TRYING]
+        found += [CopyCandidate(first, each) for each in direct]
+    return sorted(found, key=lambda candidate: candidate.seconds)
+
+
+def _direct(step: Fused, dtype: str, on: Ceilings, precision: str) -> list[Candidate]:
+    found: list[Candidate] = []
+    step, swapped = with_more_rows(step)
+    for order, strides in enumerate(layouts(step)):
+        loops = problem(step, strides)
+        tilings: list[tuple[float, Any]]
+        if isinstance(loops, Reduction):
+            tilings = reduction_tilings.tilings(loops, ITEM_SIZES[dtype], on)
+        else:
+            tilings = contraction_tilings.tilings(loops, dtype, on, precision)
+        found += [
+            KernelCandidate(order, seconds, tiling, step.shape, strides, swapped, dtype) for seconds, tiling in tilings
+        ]
+        if order == 0 and not any(tiling.scattered for _, tiling in tilings):
+            break  # the kernel stores C order as fast as any other
+    return sorted(found, key=lambda candidate: candidate.seconds)

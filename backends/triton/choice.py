@@ -1,0 +1,163 @@
+"""Which way a fused step is run: by prediction where the margin is clear, else by measurement at first use."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import prod
+from typing import Any
+
+from einops_fast import disk_cache
+from einops_fast._version import __version__
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
+from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.cost import ITEM_SIZES
+from einops_fast.steps import Fused
+
+__all__ = ["Choice"]
+
+_MARGIN = {"auto": 1.4, "always": 4.0}
+"""How many times the best prediction a way may be predicted to take and still be measured, by mode."""
+
+_LIBRARY_MARGIN = 2.5
+"""The same for the library's calls, which need no compiling."""
+
+_MOST = {"auto": 6, "always": 24}
+"""The most kernels that are measured, by mode."""
+
+_SMALL_BYTES, _SMALL_PRODUCTS = 1 << 20, 1 << 27
+"""Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
+
+_SPREAD = 1.25
+"""Ways that took longer than this times the best in the first round are out."""
+
+_ORDER_BONUS = 1.04
+"""How much faster a result in another order than C has to come, for whoever reads it next."""
+
+
+class Choice:
+    """A fused step that finds out, when it is first run, how to be run.
+
+    Args:
+        step: the step.
+        calls: the same by library calls.
+        memory: the framework's arrays.
+        precision: of float32 products.
+        mode: see :func:`einops_fast.autotune`.
+    """
+
+    def __init__(self, step: Fused, calls: Callable[..., Any], memory: Memory, precision: str, mode: str) -> None:
+        self.step, self.calls, self.memory = step, calls, memory
+        self.precision, self.mode = precision, mode
+        self.chosen: Candidate | None = None
+        self._run: Callable[..., Any] | None = None
+        self._device = 0
+        self._current_device = memory.current_device
+
+    def __call__(self, *operands: Any) -> Any:
+        run = self._run
+        if run is None:
+            run = self._first(operands)
+        if self._current_device() == self._device:
+            return run(*operands)
+        with self.memory.on_device(self._device):
+            return run(*operands)
+
+    def _first(self, operands: Sequence[Any]) -> Callable[..., Any]:
+        self._device = self.memory.device(operands[0])
+        if not self.memory.may_measure():
+            # Nothing is compiled or timed while a graph is being captured; the next call may choose.
+            return self.calls
+        with self.memory.on_device(self._device):
+            self.chosen = self._choose(operands)
+            self._run = self.chosen.run(self.memory, self._device)
+        return self._run
+
+    def _choose(self, operands: Sequence[Any]) -> Candidate:
+        dtype = self.memory.dtype(operands[0])
+        on = gpu_ceilings(self.memory.device_name(self._device))
+        library = LibraryCandidate(self.step, self.calls, dtype, on)
+        if self._small(dtype) and self.mode != "always" and not interpreted():
+            return library
+        kernels = kernel_candidates(self.step, dtype, on, self.precision)
+        if interpreted():
+            return kernels[0]
+        ways = sorted([library, *kernels], key=lambda way: way.seconds)
+        key = self._key(dtype)
+        if self.mode != "always":
+            known = (disk_cache.read(key) or {}).get("choice")
+            found = next((way for way in ways if way.name == known and _works(way)), None)
+            if found is not None:
+                return found
+        near = [] if self.mode == "never" else self._near(ways, library)
+        if len(near) < 2:
+            return next(way for way in ways if _works(way))
+        times = measure(near, operands, self.memory, self._device)
+        best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
+        candidates = {way.name: times.get(way) for way in near}
+        disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})
+        return best
+
+    def _near(self, ways: Sequence[Candidate], library: Candidate) -> list[Candidate]:
+        """Those of which one may be the fastest, by their predictions; the library where it has a chance."""
+        least = ways[0].seconds
+        near = [way for way in ways if way.seconds <= _MARGIN[self.mode] * least and way is not library]
+        near = near[: _MOST[self.mode]]
+        return [*near, library] if library.seconds <= _LIBRARY_MARGIN * least or not near else near
+
+    def _small(self, dtype: str) -> bool:
+        operands = range(len(self.step.reads))
+        elements = sum(prod(loop.size for loop in self.step.loops if loop.strides[at]) for at in operands)
+        products = prod(loop.size for loop in self.step.loops)
+        moved = (elements + prod(self.step.shape)) * ITEM_SIZES[dtype]
+        return moved < _SMALL_BYTES and products < _SMALL_PRODUCTS
+
+    def _key(self, dtype: str) -> dict[str, Any]:
+        terms = [
+            "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops if loop.strides[at])
+            for at in range(len(self.step.reads))
+        ]
+        return {
+            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}",
+            "any_order": self.step.any_order,
+            "dtype": dtype,
+            "precision": self.precision,
+            "device": self.memory.device_name(self._device),
+            "versions": {"einops_fast": __version__, **self.memory.versions()},
+        }
+
+
+def _works(way: Candidate) -> bool:
+    try:
+        way.compile()
+    except Exception:  # whatever the compiler says: too large a tile for this device is the usual reason
+        return False
+    return True
+
+
+def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, device: int) -> dict[Candidate, float]:
+    """Median seconds of each way that works; of slow ones from few runs."""
+    with ThreadPoolExecutor(min(len(ways), os.cpu_count() or 1, 8)) as pool:
+        working = [way for way, works in zip(ways, pool.map(_works, ways), strict=True) if works]
+    runs: dict[Candidate, Callable[[], Any]] = {}
+    times: dict[Candidate, list[float]] = {}
+    for way in working:
+        run = partial(way.run(memory, device), *operands)
+        try:
+            # The first runs load the kernel and fill the framework's pools of memory.
+            run(), run()
+            times[way] = memory.seconds(run, device, 3)
+        except Exception:  # out of memory for a copy, say: then it isn't a way
+            continue
+        runs[way] = run
+    for _ in range(2):
+        best = min(map(min, times.values()))
+        for way in runs:
+            if min(times[way]) <= _SPREAD * best:
+                times[way] += memory.seconds(runs[way], device, 5)
+    return {way: statistics.median(each) for way, each in times.items()}

@@ -1,0 +1,234 @@
+"""The contraction kernel: a batched matrix product whose operands and result have any strides and axis order.
+
+One program computes one tile of the result. Permutations are part of the address arithmetic: a tile of an
+operand is gathered along whichever axis is contiguous, and the tile of the result is regrouped before it is
+stored if the result is contiguous along another axis than the operands are.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.indexing import (
+    block_of,
+    counted,
+    group_block,
+    group_inside,
+    group_offsets,
+    inside,
+    tile_offsets,
+)
+from einops_fast.backends.triton.tiling import Axis, Role
+
+__all__ = ["ContractionTiling", "contract_kernel"]
+
+LEFT, RIGHT, OUT = 0, 1, 2
+"""Where an array's strides are in an axis."""
+
+
+@dataclass(frozen=True)
+class ContractionTiling:
+    """Everything that the kernel is specialised for.
+
+    Attributes:
+        batch: axes of both operands and the result.
+        rows, columns, contracted: the other roles.
+        rest: a second part of each tile's columns, where their number is no power of two.
+        split: into how many parts the contracted range is cut; each writes a result of its own.
+        swath: tiles of rows that are worked on together, for the L2 cache.
+        turned: the right operand is gathered with the groups of the contracted axes in the other order.
+        scattered: the result's contiguous axis is not where the product has it.
+        wide: offsets need 64 bits.
+        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
+        warps, stages: of a program.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: Role
+    columns: Role
+    contracted: Role
+    rest: Role | None = None
+    split: int = 1
+    swath: int = 8
+    turned: bool = False
+    scattered: bool = False
+    wide: bool = False
+    precision: str = "ieee"
+    warps: int = 4
+    stages: int = 3
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        tile = "×".join(str(role.width) for role in (self.rows, self.columns, self.contracted))
+        return f"contraction {tile}, {self.warps} warps, {self.stages} stages, split {self.split}"
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        batch = prod(axis.size for axis in self.batch)
+        return batch * self.rows.tiles * self.columns.tiles, self.split, 1
+
+    @property
+    def elements(self) -> int:
+        """Of the result."""
+        return prod(axis.size for axis in self.batch) * self.rows.extent * self.columns.extent
+
+
+@triton.constexpr_function
+def _batch(tiling):
+    return tiling.batch
+
+
+@triton.constexpr_function
+def _rows(tiling):
+    return tiling.rows
+
+
+@triton.constexpr_function
+def _columns(tiling):
+    return tiling.columns
+
+
+@triton.constexpr_function
+def _rest(tiling):
+    return tiling.rest
+
+
+@triton.constexpr_function
+def _in_two(tiling):
+    return tiling.rest is not None
+
+
+@triton.constexpr_function
+def _contracted(tiling):
+    return tiling.contracted
+
+
+@triton.constexpr_function
+def _tiles(role):
+    return role.tiles
+
+
+@triton.constexpr_function
+def _field(tiling, name):
+    return getattr(tiling, name)
+
+
+@triton.jit
+def contract_kernel(left, right, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+    """Write the tiles of the result, or of ``split`` partial results one after the other.
+
+    ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
+    """
+    rows: tl.constexpr = _rows(tiling)
+    columns: tl.constexpr = _columns(tiling)
+    contracted: tl.constexpr = _contracted(tiling)
+    wide: tl.constexpr = _field(tiling, "wide")
+    in_two: tl.constexpr = _in_two(tiling)
+    split: tl.constexpr = _field(tiling, "split")
+    swath: tl.constexpr = _field(tiling, "swath")
+
+    row_tiles: tl.constexpr = _tiles(rows)
+    column_tiles: tl.constexpr = _tiles(columns)
+    program = tl.program_id(0)
+    part = tl.program_id(1)
+    batch = program // (row_tiles * column_tiles)
+    program = program % (row_tiles * column_tiles)
+    first = program // (swath * column_tiles) * swath
+    height = min(row_tiles - first, swath)
+    row_tile = first + program % (swath * column_tiles) % height
+    column_tile = program % (swath * column_tiles) // height
+
+    # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
+    left += counted(batch, _batch(tiling), 0, True)
+    right += counted(batch, _batch(tiling), 1, True)
+    out += counted(batch, _batch(tiling), 2, True)
+    left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
+    row_inside = inside(row_tile, rows, False)[:, None]
+
+    product = tl.zeros((block_of(rows), block_of(columns)), acc_type)
+    if in_two:
+        further = tl.zeros((block_of(rows), block_of(_rest(tiling))), acc_type)
+    steps: tl.constexpr = (_tiles(contracted) + split - 1) // split
+    begin = part * steps
+    for step in range(begin, min(begin + steps, _tiles(contracted))):
+        a = tl.load(
+            left + left_rows + tile_offsets(step, contracted, 0, False, wide)[None, :],
+            mask=row_inside & inside(step, contracted, False)[None, :],
+            other=0,
+        )
+        b = _right_tile(right, step, column_tile, tiling, columns)
+        if upcast:
+            a = a.to(acc_type)
+            b = b.to(acc_type)
+        product = tl.dot(a, b, product, input_precision=_field(tiling, "precision"), out_dtype=acc_type)
+        if in_two:
+            b = _right_tile(right, step, column_tile, tiling, _rest(tiling))
+            if upcast:
+                b = b.to(acc_type)
+            further = tl.dot(a, b, further, input_precision=_field(tiling, "precision"), out_dtype=acc_type)
+
+    if split > 1:
+        out += part.to(tl.int64) * _field(tiling, "elements")
+    _store(out, product, row_tile, column_tile, tiling, columns)
+    if in_two:
+        _store(out, further, row_tile, column_tile, tiling, _rest(tiling))
+
+
+@triton.jit
+def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+    """The right operand's part of one step: contracted axes × columns."""
+    contracted: tl.constexpr = _contracted(tiling)
+    wide: tl.constexpr = _field(tiling, "wide")
+    turned: tl.constexpr = _field(tiling, "turned")
+    b = tl.load(
+        right
+        + tile_offsets(step, contracted, 1, turned, wide)[:, None]
+        + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
+        mask=inside(step, contracted, turned)[:, None] & inside(column_tile, columns, False)[None, :],
+        other=0,
+    )
+    if turned:
+        outer: tl.constexpr = group_block(contracted, 0)
+        inner: tl.constexpr = group_block(contracted, 1)
+        b = b.reshape((inner, outer, block_of(columns))).permute((1, 0, 2))
+        b = b.reshape((outer * inner, block_of(columns)))
+    return b
+
+
+@triton.jit
+def _store(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+    """A tile of the result, in its own dtype and order of axes."""
+    rows: tl.constexpr = _rows(tiling)
+    wide: tl.constexpr = _field(tiling, "wide")
+    value = product.to(out.dtype.element_ty)
+    if _field(tiling, "scattered"):
+        value = value.reshape(
+            (group_block(rows, 0), group_block(rows, 1), group_block(columns, 0), group_block(columns, 1))
+        )
+        place = (
+            group_offsets(row_tile, rows, 0, 2, wide)[:, None, None, None]
+            + group_offsets(row_tile, rows, 1, 2, wide)[None, :, None, None]
+            + group_offsets(column_tile, columns, 0, 2, wide)[None, None, :, None]
+            + group_offsets(column_tile, columns, 1, 2, wide)[None, None, None, :]
+        )
+        exists = (
+            group_inside(row_tile, rows, 0)[:, None, None, None]
+            & group_inside(row_tile, rows, 1)[None, :, None, None]
+            & group_inside(column_tile, columns, 0)[None, None, :, None]
+            & group_inside(column_tile, columns, 1)[None, None, None, :]
+        )
+        tl.store(out + place, value, mask=exists)
+    else:
+        place = (
+            tile_offsets(row_tile, rows, 2, False, wide)[:, None]
+            + tile_offsets(column_tile, columns, 2, False, wide)[None, :]
+        )
+        exists = inside(row_tile, rows, False)[:, None] & inside(column_tile, columns, False)[None, :]
+        tl.store(out + place, value, mask=exists)

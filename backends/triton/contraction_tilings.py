@@ -1,0 +1,284 @@
+"""Which tiles to try for a contraction: from axes and strides to a short list, best prediction first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from einops_fast.backends.triton.contraction import LEFT, OUT, RIGHT, ContractionTiling
+from einops_fast.backends.triton.tiling import (
+    NOTHING,
+    Axis,
+    Group,
+    Role,
+    by_stride,
+    linear_role,
+    merge_axes,
+    power_of_two,
+)
+from einops_fast.cost import ITEM_SIZES, Ceilings
+
+__all__ = ["Contraction", "tilings"]
+
+_RUN_BYTES = 32
+"""Neighbours that a tile takes along a second contiguous axis: a sector of the memory system."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Two operands and a result as loops by role; every axis has the strides of left, right and result."""
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    contracted: tuple[Axis, ...]
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """Of batch, rows, columns and contracted axes."""
+        roles = (self.batch, self.rows, self.columns, self.contracted)
+        batch, m, n, k = (prod(axis.size for axis in role) for role in roles)
+        return batch, m, n, k
+
+    @property
+    def wide(self) -> bool:
+        """Whether an offset may not fit in 32 bits."""
+        axes = self.rows + self.columns + self.contracted
+        reach = max(sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in (LEFT, RIGHT, OUT))
+        # Tiles at the edge reach beyond the extents.
+        return reach >= 1 << 30
+
+
+# Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
+# smaller ones for small results.
+_HALF = (
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 256, 32, 8, 4),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 4, 3),
+    (128, 128, 32, 8, 4),
+    (256, 64, 32, 8, 4),
+    (64, 256, 32, 8, 4),
+    (256, 64, 64, 8, 3),
+    (64, 256, 64, 8, 3),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 64, 4, 4),
+    (64, 64, 128, 4, 3),
+    (64, 32, 64, 4, 4),
+    (32, 64, 64, 4, 4),
+    (32, 32, 64, 4, 4),
+    (128, 16, 64, 4, 4),
+    (16, 128, 64, 4, 4),
+    (64, 16, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (16, 16, 64, 4, 4),
+    (256, 32, 32, 8, 3),
+    (32, 256, 32, 8, 3),
+    (128, 32, 32, 4, 4),
+    (32, 128, 32, 4, 4),
+    (512, 32, 32, 8, 2),
+    (32, 512, 32, 8, 2),
+)
+_SINGLE = (
+    (128, 128, 16, 8, 3),
+    (128, 128, 32, 8, 3),
+    (128, 64, 16, 4, 3),
+    (64, 128, 16, 4, 3),
+    (128, 64, 32, 4, 3),
+    (64, 128, 32, 4, 3),
+    (64, 64, 16, 4, 4),
+    (64, 64, 32, 4, 3),
+    (64, 32, 32, 4, 3),
+    (32, 64, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (256, 32, 16, 8, 3),
+    (32, 256, 16, 8, 3),
+    (256, 64, 16, 8, 3),
+    (64, 256, 16, 8, 3),
+    (128, 16, 32, 4, 3),
+    (16, 128, 32, 4, 3),
+    (16, 16, 64, 4, 3),
+)
+_SHARED = 224 << 10
+"""Bytes of shared memory that a program may use."""
+
+
+def tilings(
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> list[tuple[float, ContractionTiling]]:
+    """Tilings with predicted seconds, fastest first."""
+    item = ITEM_SIZES[dtype]
+    found: dict[ContractionTiling, float] = {}
+    for shape in _SINGLE if item >= 4 else _HALF:
+        for tiling in _of_shape(problem, shape, item, on, precision):
+            found[tiling] = _seconds(problem, tiling, dtype, on)
+    return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
+
+
+def _of_shape(
+    problem: Contraction, shape: tuple[int, int, int, int, int], item: int, on: Ceilings, precision: str
+) -> Iterator[ContractionTiling]:
+    rows, columns, depth, warps, stages = shape
+    _, m, n, k = problem.extents
+    # A tile of twice the extent does the work of none.
+    if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
+        return
+    depth = min(depth, max(16, power_of_two(k)))
+    run = max(_RUN_BYTES // item, 8)
+    row_role = _free_role(problem.rows, LEFT, rows, run)
+    column_role = _free_role(problem.columns, RIGHT, columns, run)
+    contracted, turned = _contracted_role(problem.contracted, depth, run)
+    tiling = ContractionTiling(
+        problem.batch,
+        row_role,
+        column_role,
+        contracted,
+        turned=turned,
+        scattered=_scattered(row_role, column_role),
+        wide=problem.wide,
+        precision=precision if item == 4 else "ieee",
+        warps=warps,
+        stages=stages,
+    )
+    for each in (tiling, *_in_two_parts(tiling, problem)):
+        yield from _splits(_fitting(each, item), on)
+
+
+def _in_two_parts(tiling: ContractionTiling, problem: Contraction) -> Iterator[ContractionTiling]:
+    """Tiles whose columns are a power of two and a smaller one, where that leaves less of them empty."""
+    first, second = tiling.columns.groups
+    if tiling.scattered or tiling.columns.outer or first.block > 1:
+        return
+    for part in (second.block // 2, second.block // 4, second.block // 8):
+        width = second.block + part
+        padded = -(-second.extent // width) * width
+        if part >= 16 and padded < 0.93 * tiling.columns.padded and tiling.rows.block * width <= 128 * 320:
+            main = replace(second, period=width)
+            rest = replace(second, block=part, period=width, start=second.block)
+            yield replace(
+                tiling, columns=Role((), (NOTHING, main)), rest=Role((), (NOTHING, rest)), warps=max(tiling.warps, 4)
+            )
+
+
+def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
+    """The tiling with as many stages as shared memory holds and the loop has use for."""
+    stages = min(tiling.stages, max(1, tiling.contracted.tiles))
+    each = (tiling.rows.block + tiling.columns.width) * tiling.contracted.block * item
+    return replace(tiling, stages=max(1, min(stages, _SHARED // each)))
+
+
+def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
+    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty."""
+    yield tiling
+    tiles, steps = tiling.grid[0], tiling.contracted.tiles
+    if tiles > on.units or steps < 8:
+        return
+    for rounds in (1, 2):
+        split = min(rounds * on.units // tiles, steps // 4)
+        if split > 1:
+            yield replace(tiling, split=-(-steps // -(-steps // split)))
+
+
+def _fastest(axes: Sequence[Axis], array: int) -> Axis | None:
+    """The axis along which the array is contiguous, if it is one of these."""
+    return next((axis for axis in axes if abs(axis.strides[array]) == 1), None)
+
+
+def _free_role(axes: tuple[Axis, ...], operand: int, block: int, run: int) -> Role:
+    """Rows or columns: contiguous in the operand along one axis, perhaps in the result along another."""
+    read, written = _fastest(axes, operand), _fastest(axes, OUT)
+    if read is None and written is None:
+        return linear_role(by_stride(axes, OUT), block)
+    if read is None or written is None or read == written:
+        last = read or written
+        rest = [axis for axis in by_stride(axes, operand if read else OUT) if axis is not last]
+        return linear_role([*rest, *([last] if last else [])], block)
+    # A run along each; what is left of the block goes to the one that is read.
+    along = min(_run_block(written.size, run), block)
+    rest = [axis for axis in by_stride(axes, operand) if axis is not read and axis is not written]
+    inner = linear_role([*rest, read], max(block // along, 1))
+    return Role(inner.outer, (Group(along, (written,)), inner.groups[1]))
+
+
+def _run_block(size: int, run: int) -> int:
+    """Neighbours to take of an axis of this size so that few fall outside."""
+    if size <= run:
+        return power_of_two(size)
+    for block in (2 * run, run, run // 2):
+        if block >= 8 and -(-size // block) * block <= size * 1.1:
+            return block
+    return run
+
+
+def _contracted_role(axes: tuple[Axis, ...], block: int, run: int) -> tuple[Role, bool]:
+    """The contracted axes, and whether the right operand wants its two groups the other way round."""
+    left, right = _fastest(axes, LEFT), _fastest(axes, RIGHT)
+    if left is not None and right is not None and left != right:
+        along = min(_run_block(right.size, run), max(block // 8, 8))
+        rest = [axis for axis in by_stride(axes, LEFT) if axis is not left and axis is not right]
+        inner = linear_role([*rest, left], max(block // along, 8))
+        return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
+    last = left or right
+    rest = [axis for axis in by_stride(axes, LEFT if left or not right else RIGHT) if axis is not last]
+    return linear_role([*rest, *([last] if last else [])], block), False
+
+
+def _scattered(rows: Role, columns: Role) -> bool:
+    """Whether the result is contiguous along an axis that isn't the fastest of its role in a tile."""
+    return any(
+        role.groups[0].block > 1 and any(abs(axis.strides[OUT]) == 1 for axis in role.groups[0].axes)
+        for role in (rows, columns)
+    )
+
+
+# How much longer than its traffic and arithmetic a kernel takes, as measured on an H200:
+_TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
+"""where the right operand is turned around in registers, by bytes of an element;"""
+_SCATTERED = 1.6
+"""where the result is regrouped before it is stored;"""
+_ALONG_CONTRACTED = (1.0, 1.2, 2.2)
+"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes."""
+
+
+def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
+    """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
+
+    A kernel that has fewer programs than the device has multiprocessors leaves some idle.
+    """
+    item = ITEM_SIZES[dtype]
+    batch, m, n, k = problem.extents
+    rows, columns, contracted = tiling.rows, tiling.columns, tiling.contracted
+    programs = tiling.grid[0] * tiling.split
+    waves = programs / on.units
+    idle = -(-programs // on.units) / waves if waves < 4 else 1.0
+    padded = 2 * batch * rows.padded * columns.padded * contracted.padded
+    # Small tiles don't reach the peak.
+    reach: float = min(1.0, (rows.block * columns.width / 32768) ** 0.15)
+    arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
+    if item > 2 and tiling.precision == "ieee":
+        along = sum(_fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
+        arithmetic *= _ALONG_CONTRACTED[along]
+    reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
+    cache = idle * reads / (on.bandwidth * 1.5)
+    memory = item * batch * (m * k + k * n + m * n) / on.bandwidth
+    written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
+    seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
+    seconds *= (_TURNED[item] if tiling.turned else 1.0) * (_SCATTERED if tiling.scattered else 1.0)
+    return seconds + on.call
+
+
+def contraction(
+    batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis], contracted: Sequence[Axis]
+) -> Contraction:
+    """Loops by role, with whatever can be joined joined."""
+    return Contraction(
+        merge_axes(by_stride(batch, OUT)),
+        merge_axes(by_stride(rows, OUT)),
+        merge_axes(by_stride(columns, OUT)),
+        merge_axes(by_stride(contracted, LEFT)),
+    )

@@ -1,0 +1,170 @@
+"""Device functions from a tile's number to memory offsets. All extents and strides are known while compiling.
+
+A role always has two groups here (see :mod:`~einops_fast.backends.triton.tiling`); one without axes and with
+block 1 stands for a group that isn't needed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# The functions run on the GPU: Triton's types aren't Python's.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["block_of", "counted", "group_block", "group_inside", "group_offsets", "inside", "lacks", "tile_offsets"]
+
+
+@triton.constexpr_function
+def _length(axes):
+    return len(axes)
+
+
+@triton.constexpr_function
+def _size(axes, at):
+    return axes[at].size
+
+
+@triton.constexpr_function
+def _stride(axes, at, array):
+    return axes[at].strides[array]
+
+
+@triton.constexpr_function
+def _outer(role):
+    return role.outer
+
+
+@triton.constexpr_function
+def _axes(role, at):
+    return role.groups[at].axes
+
+
+@triton.constexpr_function
+def _tiles(role, at):
+    return role.groups[at].tiles
+
+
+@triton.constexpr_function
+def _extent(role, at):
+    return role.groups[at].extent
+
+
+@triton.constexpr_function
+def _even(role, at):
+    return role.groups[at].extent % role.groups[at].step == 0
+
+
+@triton.constexpr_function
+def _step(role, at):
+    return role.groups[at].step
+
+
+@triton.constexpr_function
+def _start(role, at):
+    return role.groups[at].start
+
+
+@triton.constexpr_function
+def group_block(role, at):
+    """How many neighbours of group ``at`` a tile takes."""
+    return role.groups[at].block
+
+
+@triton.constexpr_function
+def block_of(role):
+    """Extent of a tile along the whole role."""
+    return role.block
+
+
+@triton.constexpr_function
+def lacks(role, at, array):
+    """Whether the array has no axis of this group, so that one element of it serves the whole run."""
+    return role.groups[at].missing(array)
+
+
+@triton.jit
+def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offsets, in one array, of positions in the loop nest ``axes``, whose last axis is the fastest."""
+    if wide:
+        offset = (index * 0).to(tl.int64)
+    else:
+        offset = index * 0
+    for at in tl.static_range(_length(axes) - 1, -1, -1):
+        digit = index
+        if at > 0:
+            digit = index % _size(axes, at)
+            index = index // _size(axes, at)
+        if _stride(axes, at, array) != 0:
+            if wide:
+                digit = digit.to(tl.int64)
+            offset += digit * _stride(axes, at, array)
+    return offset
+
+
+@triton.jit
+def _first(tile, role: tl.constexpr, at: tl.constexpr):
+    """Position in group ``at`` where tile number ``tile`` begins."""
+    if at == 0:
+        tile = tile // _tiles(role, 1)
+    return (tile % _tiles(role, at)) * _step(role, at) + _start(role, at)
+
+
+@triton.jit
+def _outside(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offset of the tile by the outer axes."""
+    return counted(tile // (_tiles(role, 0) * _tiles(role, 1)), _outer(role), array, wide)
+
+
+@triton.jit
+def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offsets of a tile's run along one group; those of the outer axes are in that of group 0."""
+    if lacks(role, at, array):
+        offset = counted(tl.arange(0, 1), (), array, wide)
+    else:
+        offset = counted(_first(tile, role, at) + tl.arange(0, group_block(role, at)), _axes(role, at), array, wide)
+    if at == 0:
+        offset += _outside(tile, role, array, wide)
+    return offset
+
+
+@triton.jit
+def group_inside(tile, role: tl.constexpr, at: tl.constexpr):
+    """Which positions of a tile's run along one group exist."""
+    if _even(role, at):
+        found = tl.full((group_block(role, at),), True, tl.int1)
+    else:
+        found = _first(tile, role, at) + tl.arange(0, group_block(role, at)) < _extent(role, at)
+    return found
+
+
+@triton.jit
+def _digit(role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
+    """For each position along a tile, the position in group ``at``: group 1 is the fastest, or, turned, 0."""
+    run = tl.arange(0, block_of(role))
+    if (at == 1) == turned:
+        # The slower of the two; where the faster has block 1, this changes nothing.
+        run = run // group_block(role, 1 - at)
+    elif group_block(role, at) < block_of(role):
+        run = run % group_block(role, at)
+    return run
+
+
+@triton.jit
+def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+    """Offsets of all positions along a tile, both groups counted through as one."""
+    offset = _outside(tile, role, array, wide)
+    for at in tl.static_range(2):
+        if not lacks(role, at, array):
+            offset += counted(_first(tile, role, at) + _digit(role, at, turned), _axes(role, at), array, wide)
+    return offset + tl.zeros((block_of(role),), offset.dtype)
+
+
+@triton.jit
+def inside(tile, role: tl.constexpr, turned: tl.constexpr):
+    """Which positions along a tile exist."""
+    found = tl.full((block_of(role),), True, tl.int1)
+    for at in tl.static_range(2):
+        if not _even(role, at):
+            found &= _first(tile, role, at) + _digit(role, at, turned) < _extent(role, at)
+    return found

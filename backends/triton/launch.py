@@ -1,0 +1,98 @@
+"""Compiling a kernel for one tiling, and launching it with as little as possible on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
+
+__all__ = ["DTYPES", "Kernel", "accumulator", "interpreted"]
+
+DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "float64": tl.float64}
+"""What the kernels compute on."""
+
+_ALIGNMENT = 16
+"""Bytes that a thread loads at once; a pointer that isn't a multiple of it gets a kernel of its own."""
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype that sums are kept in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on arrays in the memory of the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+class Kernel:
+    """A kernel for one tiling, compiled when it is launched first, once per alignment of its arrays.
+
+    Args:
+        tiling: what the kernel is specialised for.
+        dtype: of the operands.
+        result: of the result.
+    """
+
+    def __init__(self, tiling: ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
+        self.tiling = tiling
+        self._grid = tiling.grid
+        acc = DTYPES[accumulator(dtype)]
+        operand, out = f"*{DTYPES[dtype].name}", f"*{DTYPES[result].name}"
+        self._function: Any
+        self._types: dict[str, Any]
+        if isinstance(tiling, ContractionTiling):
+            self._function = contract_kernel
+            self._types = {"left": operand, "right": operand, "out": out}
+            self._constants = {"tiling": tiling, "acc_type": acc, "upcast": interpreted() and dtype == "bfloat16"}
+            self._options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+        else:
+            self._function = reduce_kernel
+            self._types = {"arrays": (operand,) * tiling.operands, "out": out}
+            self._constants = {"tiling": tiling, "acc_type": acc}
+            self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        self._together = "arrays" in self._types
+        self._rest = tuple(self._constants.values())
+        self._compiled: dict[bool, Any] = {}
+
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
+        """Queue the kernel on the framework's stream of the device, which is the current one."""
+        if interpreted():
+            first = (tuple(operands),) if self._together else tuple(operands)
+            self._function[self._grid](*first, out, **self._constants)
+            return
+        pointers = tuple(map(memory.pointer, operands))
+        address = memory.pointer(out)
+        bits = address
+        for pointer in pointers:
+            bits |= pointer
+        compiled = self._compiled.get(bits % _ALIGNMENT == 0)
+        if compiled is None:
+            compiled = self.compile(bits % _ALIGNMENT == 0)
+        arrays = (pointers, address) if self._together else (*pointers, address)
+        grid = self._grid
+        compiled.run(
+            grid[0], grid[1], grid[2], memory.stream(device), compiled.function, compiled.packed_metadata,
+            None, None, None, *arrays, *self._rest,
+        )  # fmt: skip
+
+    def compile(self, aligned: bool = True) -> Any:
+        """Compile for the current device, or take the kernel from Triton's own cache."""
+        types = {**self._types, **dict.fromkeys(self._constants, "constexpr")}
+        operands: list[tuple[int, ...]]
+        operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,)]
+        out = (1,) if self._together else (2,)
+        hints = {path: [["tt.divisibility", _ALIGNMENT]] for path in (*operands, out)} if aligned else {}
+        source = ASTSource(self._function, types, self._constants, hints)
+        compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
+        compiled._init_handles()
+        self._compiled[aligned] = compiled
+        return compiled

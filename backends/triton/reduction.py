@@ -1,0 +1,166 @@
+"""The loop kernel: products of any number of operands, summed over some axes, in one pass over memory.
+
+Sums, dots, outer and elementwise products, traces and permuted copies are all this: bound by memory, so every
+operand is read once, along whichever axis it is contiguous. A tile has four dimensions: two groups of the
+result's axes and two of the summed ones.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.indexing import group_block, group_inside, group_offsets, lacks
+from einops_fast.backends.triton.tiling import Role
+
+__all__ = ["ReductionTiling", "reduce_kernel"]
+
+
+@dataclass(frozen=True)
+class ReductionTiling:
+    """Everything that the kernel is specialised for. In an axis, the result's stride follows the operands'.
+
+    Attributes:
+        operands: how many there are.
+        free: axes of the result.
+        summed: all other axes.
+        split: into how many parts the summed range is cut; each writes a result of its own.
+        wide: offsets need 64 bits.
+        warps: of a program.
+    """
+
+    operands: int
+    free: Role
+    summed: Role
+    split: int = 1
+    wide: bool = False
+    warps: int = 4
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.free.tiles, self.split, 1
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the result is contiguous along another axis than the operands are."""
+        return self.free.groups[0].block > 1
+
+    @property
+    def elements(self) -> int:
+        """Of the result."""
+        return self.free.extent
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        tile = "×".join(str(group.block) for role in (self.free, self.summed) for group in role.groups)
+        return f"reduction {tile}, {self.warps} warps, split {self.split}"
+
+
+@triton.constexpr_function
+def _free(tiling):
+    return tiling.free
+
+
+@triton.constexpr_function
+def _summed(tiling):
+    return tiling.summed
+
+
+@triton.constexpr_function
+def _tiles(role):
+    return role.tiles
+
+
+@triton.constexpr_function
+def _field(tiling, name):
+    return getattr(tiling, name)
+
+
+@triton.jit
+def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    return (
+        group_offsets(tile, free, 0, array, wide)[:, None, None, None]
+        + group_offsets(tile, free, 1, array, wide)[None, :, None, None]
+        + group_offsets(step, summed, 0, array, wide)[None, None, :, None]
+        + group_offsets(step, summed, 1, array, wide)[None, None, None, :]
+    )
+
+
+@triton.jit
+def _run(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr):
+    """Which positions along a group exist; a single one where the array has no axis of the group."""
+    if lacks(role, at, array):
+        found = tl.full((1,), True, tl.int1)
+    else:
+        found = group_inside(tile, role, at)
+    return found
+
+
+@triton.jit
+def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr):
+    return (
+        _run(tile, free, 0, array)[:, None, None, None]
+        & _run(tile, free, 1, array)[None, :, None, None]
+        & _run(step, summed, 0, array)[None, None, :, None]
+        & _run(step, summed, 1, array)[None, None, None, :]
+    )
+
+
+@triton.constexpr_function
+def _ragged(tiling):
+    """Whether a summed position that doesn't exist may be multiplied with an operand that has no such axis."""
+    return any(
+        group.extent % group.block != 0 and any(group.missing(at) for at in range(tiling.operands))
+        for group in tiling.summed.groups
+    )
+
+
+@triton.jit
+def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
+    """Write the tiles of the result, or of ``split`` partial results one after the other."""
+    free: tl.constexpr = _free(tiling)
+    summed: tl.constexpr = _summed(tiling)
+    wide: tl.constexpr = _field(tiling, "wide")
+    split: tl.constexpr = _field(tiling, "split")
+    operands: tl.constexpr = _field(tiling, "operands")
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    f0: tl.constexpr = group_block(free, 0)
+    f1: tl.constexpr = group_block(free, 1)
+    s0: tl.constexpr = group_block(summed, 0)
+    s1: tl.constexpr = group_block(summed, 1)
+    begin = part * ((_tiles(summed) + split - 1) // split)
+    end = min(begin + (_tiles(summed) + split - 1) // split, _tiles(summed))
+    total = tl.zeros((f0, f1, s0, s1), acc_type)
+    for step in range(begin, end):
+        product = tl.load(
+            arrays[0] + _place(tile, step, free, summed, 0, wide), mask=_exists(tile, step, free, summed, 0), other=0
+        ).to(acc_type)
+        for at in tl.static_range(1, operands):
+            product *= tl.load(
+                arrays[at] + _place(tile, step, free, summed, at, wide),
+                mask=_exists(tile, step, free, summed, at),
+                other=0,
+            ).to(acc_type)
+        if _ragged(tiling):
+            # Infinity times a position that doesn't exist is nothing.
+            exists = group_inside(step, summed, 0)[:, None] & group_inside(step, summed, 1)[None, :]
+            product = tl.where(exists[None, None, :, :], product, 0)
+        total += product
+    if s1 > 1:
+        total = tl.sum(total, 3, keep_dims=True)
+    if s0 > 1:
+        total = tl.sum(total, 2, keep_dims=True)
+    if split > 1:
+        out += part.to(tl.int64) * _field(tiling, "elements")
+    place = (
+        group_offsets(tile, free, 0, operands, wide)[:, None, None, None]
+        + group_offsets(tile, free, 1, operands, wide)[None, :, None, None]
+    )
+    exists = group_inside(tile, free, 0)[:, None, None, None] & group_inside(tile, free, 1)[None, :, None, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)

@@ -1,0 +1,131 @@
+"""Which tiles to try for a memory-bound loop nest: a short list, best prediction first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from einops_fast.backends.triton.reduction import ReductionTiling
+from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, merge_axes, power_of_two
+from einops_fast.cost import Ceilings
+
+__all__ = ["Reduction", "reduction", "tilings"]
+
+_ELEMENTS = (1024, 2048, 4096, 8192)
+"""Positions of the nest in a tile."""
+_RUN = 32
+"""Neighbours that a tile takes along a second contiguous axis."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A product of ``operands`` arrays as loops; in every axis the result's stride follows the operands'."""
+
+    operands: int
+    free: tuple[Axis, ...]
+    summed: tuple[Axis, ...]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Elements of the result, and how many products each is the sum of."""
+        return prod(axis.size for axis in self.free), prod(axis.size for axis in self.summed)
+
+    @property
+    def wide(self) -> bool:
+        """Whether an offset may not fit in 32 bits."""
+        axes = self.free + self.summed
+        return any(
+            sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) >= 1 << 30
+            for array in range(self.operands + 1)
+        )
+
+    def size(self, array: int) -> int:
+        """Elements of one array."""
+        return prod(axis.size for axis in self.free + self.summed if axis.strides[array])
+
+
+def reduction(operands: int, free: Sequence[Axis], summed: Sequence[Axis]) -> Reduction:
+    """Loops by role with whatever can be joined joined."""
+    whole = Reduction(operands, tuple(free), tuple(summed))
+    largest = _largest(whole)
+    return Reduction(operands, merge_axes(by_stride(free, operands)), merge_axes(by_stride(summed, largest)))
+
+
+def _largest(problem: Reduction) -> int:
+    return max(range(problem.operands), key=problem.size)
+
+
+def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, ReductionTiling]]:
+    """Tilings with predicted seconds, the most promising first.
+
+    Args:
+        problem: the loops.
+        item: bytes of an element.
+        on: ceilings of the device.
+    """
+    free, summed = problem.extents
+    found: dict[ReductionTiling, None] = {}
+    for elements in (4096, 2048, 8192, 1024):
+        whole = power_of_two(summed)
+        depths = [min(whole, elements)]
+        if summed > 1 and free > 1:
+            depths += [depth for depth in (elements // 16, elements // 64) if 1 < depth < depths[0]]
+        for depth in depths:
+            width = min(elements // depth, power_of_two(free))
+            tiling = _of_blocks(problem, width, depth)
+            positions = tiling.free.block * tiling.summed.block
+            tiling = replace(tiling, warps=8 if positions >= 8192 else 4 if positions >= 512 else 1)
+            found.update(dict.fromkeys(_splits(tiling, on)))
+    least = sum(map(problem.size, range(problem.operands + 1))) * item / on.bandwidth
+    return [
+        # Larger tiles have more loads in flight; the order of the list is what experience says beyond that.
+        (least * (1.05 + 0.03 * rank) + on.call * (2 if tiling.split > 1 else 1), tiling)
+        for rank, tiling in enumerate(found)
+    ]
+
+
+def sum_of_parts(parts: int, elements: int) -> ReductionTiling:
+    """Tiles for adding up partial results that lie one after the other."""
+    free = Axis(elements, (1, 1))
+    summed = Axis(parts, (elements, 0))
+    few = elements < 1 << 12
+    width = min(64 if few else 512, power_of_two(elements))
+    depth = min(64 if few else 4, power_of_two(parts))
+    if elements == 1:
+        depth = min(1024, power_of_two(parts))
+    return ReductionTiling(1, linear_role([free], width), linear_role([summed], depth))
+
+
+def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
+    """The tiling with its summed range cut so that the device is full; in parts none of which is empty."""
+    programs, steps = tiling.free.tiles, tiling.summed.tiles
+    if programs >= 2 * on.units or steps < 8:
+        return [tiling]
+    split = min(-(-8 * on.units // programs), steps // 2)
+    each = -(-steps // split)
+    return [replace(tiling, split=-(-steps // each))] if split > 1 else [tiling]
+
+
+def _of_blocks(problem: Reduction, width: int, depth: int) -> ReductionTiling:
+    out = problem.operands
+    order = sorted(range(out), key=problem.size, reverse=True)
+    free = _role(problem.free, [*order, out] if problem.size(out) < problem.size(order[0]) else [out, *order], width)
+    summed = _role(problem.summed, order, depth)
+    return ReductionTiling(out, free, summed, wide=problem.wide)
+
+
+def _role(axes: tuple[Axis, ...], arrays: Sequence[int], block: int) -> Role:
+    """Axes with a run along those where the most important arrays are contiguous, two at most."""
+    runs: list[Axis] = []
+    for array in arrays:
+        axis = next((axis for axis in axes if abs(axis.strides[array]) == 1), None)
+        if axis is not None and axis not in runs:
+            runs.append(axis)
+    rest = [axis for axis in by_stride(axes, arrays[0]) if axis not in runs[:2]]
+    if len(runs) < 2:
+        return linear_role([*rest, *runs], block)
+    first, second = runs[:2]
+    along = min(_RUN, power_of_two(second.size), max(block // 8, 1))
+    inner = linear_role([*rest, first], max(block // along, 1))
+    return Role(inner.outer, (Group(along, (second,)), inner.groups[1]))

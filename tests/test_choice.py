@@ -1,0 +1,187 @@
+"""How a way to run a step is chosen: by prediction, by measurement, from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from einops_fast import disk_cache
+
+pytest.importorskip("triton")
+torch: Any = pytest.importorskip("torch")
+
+from einops_fast.backends.triton import choice as module  # noqa: E402
+from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
+from einops_fast.backends.triton.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.memory import Memory  # noqa: E402
+from einops_fast.steps import Fused, Loop  # noqa: E402
+
+
+class FakeMemory(Memory):
+    """Arrays that are their own result; a run takes as long as what it returns says."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.measured: list[str] = []
+
+    def empty(self, like: Any, shape: Any, strides: Any) -> Any:
+        raise AssertionError
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        raise AssertionError
+
+    def pointer(self, array: Any) -> int:
+        return 0
+
+    def device(self, array: Any) -> int:
+        return 0
+
+    def current_device(self) -> int:
+        return 0
+
+    def on_device(self, device: int) -> Any:
+        return nullcontext()
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def dtype(self, array: Any) -> str:
+        return "float16"
+
+    def device_name(self, device: int) -> str:
+        return "NVIDIA H200"
+
+    def versions(self) -> dict[str, str]:
+        return {"framework": "1"}
+
+    def may_measure(self) -> bool:
+        return not self.capturing
+
+    def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        name, seconds = run()
+        self.measured.append(name)
+        return [seconds] * repeat
+
+
+class Way(Candidate):
+    """A way that is predicted to take one time and takes another."""
+
+    def __init__(
+        self, name: str, predicted: float, real: float, *, broken: bool = False, in_order: bool = True
+    ) -> None:
+        self.name, self.seconds, self.in_order = name, predicted, in_order
+        self.real, self.broken = real, broken
+
+    def compile(self) -> None:
+        if self.broken:
+            raise RuntimeError("no such tile")
+
+    def run(self, memory: Memory, device: int) -> Callable[..., Any]:
+        return lambda *operands: (self.name, self.real)
+
+
+LARGE = 4096
+STEP = Fused((0,), "a", (LARGE,), (Loop("a", LARGE, (1,), True), Loop("b", LARGE, (LARGE,), False)), True, ())
+"""A step too large to be left to the library unseen."""
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMemory:
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "interpreted", lambda: False)
+    return FakeMemory()
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch, memory: FakeMemory) -> Callable[..., Choice]:
+    def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP) -> Choice:
+        monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
+        monkeypatch.setattr(module, "LibraryCandidate", lambda *_: library)
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode)
+
+    return make
+
+
+def library(predicted: float, real: float) -> Way:
+    return Way("library", predicted, real)
+
+
+def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: FakeMemory) -> None:
+    choose = offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))
+    assert choose("array") == ("two", 5)
+    assert set(memory.measured) == {"one", "two", "library"}
+    memory.measured.clear()
+    assert choose("array") == ("two", 5)
+    assert not memory.measured
+
+
+def test_a_clear_margin_is_not_measured(offer: Any, memory: FakeMemory) -> None:
+    assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(80, 1))("array")[0] == "one"
+    assert not memory.measured
+
+
+def test_the_choice_is_kept_on_disk(offer: Any, memory: FakeMemory) -> None:
+    ways = Way("one", 10, 9), Way("two", 11, 5)
+    offer(*ways, library=library(10, 7))("array")
+    memory.measured.clear()
+    assert offer(*ways, library=library(10, 7))("array")[0] == "two"
+    assert not memory.measured
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.record["candidates"] == {"one": 9, "two": 5, "library": 7}
+
+
+def test_always_measures_again_and_more(offer: Any, memory: FakeMemory) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    again = offer(Way("one", 10, 2), Way("two", 11, 5), Way("far", 30, 1), library=library(10, 7), mode="always")
+    assert again("array")[0] == "far"
+    assert next(iter(disk_cache.entries())).record["choice"] == "far"
+
+
+def test_never_takes_the_best_prediction_that_compiles(offer: Any, memory: FakeMemory) -> None:
+    ways = Way("broken", 1, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)
+    assert offer(*ways, library=library(12, 7), mode="never")("array")[0] == "one"
+    assert not memory.measured
+
+
+def test_what_does_not_compile_is_left_out(offer: Any, memory: FakeMemory) -> None:
+    choose = offer(Way("broken", 10, 1, broken=True), Way("one", 11, 9), library=library(10, 7))
+    assert choose("array")[0] == "library"
+    assert next(iter(disk_cache.entries())).record["candidates"]["broken"] is None
+
+
+def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: FakeMemory) -> None:
+    assert offer(Way("broken", 1, 1, broken=True), library=library(90, 7))("array")[0] == "library"
+
+
+def test_another_order_has_to_be_clearly_faster(offer: Any, memory: FakeMemory) -> None:
+    assert offer(Way("c", 10, 1.0), Way("other", 10, 0.98, in_order=False), library=library(10, 7))("array")[0] == "c"
+    step = Fused((0,), "a", (LARGE,), (*STEP.loops[:1], Loop("b", LARGE, (2 * LARGE,), False)), True, ())
+    choose = offer(Way("c", 10, 1.0), Way("other", 10, 0.9, in_order=False), library=library(10, 7), step=step)
+    assert choose("array")[0] == "other"
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: FakeMemory) -> None:
+    choose = offer(Way("one", 10, 1), Way("two", 11, 5), library=library(10, 7))
+    memory.capturing = True
+    assert choose("array")[0] == "library"
+    assert not memory.measured
+    memory.capturing = False
+    assert choose("array")[0] == "one"
+
+
+def test_small_problems_are_the_library_s(offer: Any, memory: FakeMemory) -> None:
+    small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
+    assert offer(Way("one", 1, 1), library=library(10, 7), step=small)("array")[0] == "library"
+    assert not memory.measured
+
+
+def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: FakeMemory) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    (entry,) = disk_cache.entries()
+    disk_cache.write(entry.key, {"choice": "gone"})
+    assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"

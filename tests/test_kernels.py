@@ -1,0 +1,217 @@
+"""Our own kernels against float64, every tiling: on a GPU, or in Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.notation import parse
+from einops_fast.plan import make_plan
+from einops_fast.steps import Fused
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton.candidates import Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.target import Numerics, Operand, Target  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and not interpreted():
+    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
+
+ON = gpu_ceilings("H200")
+KERNEL_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Poisoned(TorchMemory):
+    """Memory that is full of NaN when it is handed out."""
+
+    def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
+        return like.new_empty_strided(shape, strides).fill_(float("nan"))
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        return super().workspace(like, elements, dtype).fill_(float("nan"))
+
+
+MEMORY = Poisoned()
+
+
+def fused_step(equation: str, operands: Sequence[Any], precision: str = "ieee") -> Fused:
+    """The only step of a plan for these operands."""
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    target = Target("torch", "cuda:0", ON, kernels=frozenset(KERNEL_DTYPES), drops_expanded=False)
+    described = [Operand(tuple(each.shape), tuple(each.stride()), dtype) for each in operands]
+    subscripts = parse(equation, tuple(each.dim() for each in operands))
+    steps = make_plan(subscripts, described, target, Numerics(dtype, dtype)).steps
+    fused = [step for step in steps if isinstance(step, Fused)]
+    assert len(fused) == 1, steps
+    return fused[0]
+
+
+# The interpreter takes milliseconds for each program.
+MOST = 4 if DEVICE == "cuda" else 2
+
+
+def ways(equation: str, operands: Sequence[Any], most: int = MOST) -> list[Candidate]:
+    """A sample of the kernels for a contraction, the same in every run: the first, and some others."""
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    chance = random.Random(zlib.crc32(f"{equation} {dtype}".encode()))
+    return found[:1] + chance.sample(found[1:], min(most - 1, len(found) - 1))
+
+
+def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
+    """Each way's error is at most twice that of torch in the same precision, or rounding."""
+    expected = torch.einsum(equation, *(each.double() for each in operands))
+    scale = torch.einsum(equation, *(each.double().abs() for each in operands)).clamp_min(1e-30)
+    eps = torch.finfo(operands[0].dtype).eps
+
+    def error(result: Any) -> float:
+        """Root mean square over the elements, each against the sum of its terms' magnitudes."""
+        return float(((result.double() - expected) / scale).square().mean().sqrt())
+
+    theirs = error(torch.einsum(equation, *operands))
+    for way in candidates:
+        result = way.run(MEMORY, 0)(*operands)
+        assert result.dtype == operands[0].dtype
+        assert result.shape == expected.shape
+        assert error(result) <= max(2 * theirs, eps), way.name
+
+
+def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(DEVICE, getattr(torch, dtype))
+
+
+MATRICES = [
+    ("bnid,bnjd->bnij", (2, 3, 20, 16), (2, 3, 7, 16)),
+    ("bind,bjnd->bnij", (2, 20, 3, 16), (2, 7, 3, 16)),
+    ("bind,jnd->bnij", (2, 20, 3, 16), (7, 3, 16)),
+    ("bind,bine->bnde", (2, 33, 3, 17), (2, 33, 3, 5)),
+    ("bik,bjk->ij", (3, 9, 30), (3, 11, 30)),
+    ("dbea,ec->abcd", (4, 3, 9, 12), (9, 6)),
+    ("ecbfa,fd->abcde", (6, 5, 4, 6, 8), (6, 5)),
+    ("dega,gfbc->abcdef", (4, 5, 6, 7), (6, 3, 4, 5)),
+    ("acd,dbc->ab", (18, 10, 12), (12, 17, 10)),
+    ("aebf,fdec->abcd", (8, 4, 8, 12), (12, 9, 4, 10)),
+    ("aebf,dfce->abcd", (8, 4, 3, 12), (9, 12, 5, 4)),
+    ("ik,kj->ij", (1, 37), (37, 41)),
+    ("ik,kj->ji", (130, 3), (3, 90)),
+    ("ik,kj->ij", (17, 300), (300, 2)),
+    ("ijk,kj->i", (19, 6, 7), (7, 6)),
+]
+
+LOOPS = [
+    ("bnid,bnid->bni", (2, 3, 40, 16), (2, 3, 40, 16)),
+    ("bind,bind->bni", (2, 40, 3, 16), (2, 40, 3, 16)),
+    ("bij,bij->", (4, 30, 50), (4, 30, 50)),
+    ("bij,bij->b", (4, 30, 50), (4, 30, 50)),
+    ("bij,bj->bij", (4, 10, 50), (4, 50)),
+    ("bi,bj->bij", (4, 10), (4, 50)),
+    ("bi,bij,bj->b", (4, 10), (4, 10, 31), (4, 31)),
+    ("ij,j->i", (40, 103), (103,)),
+    ("ij,i->j", (40, 103), (40,)),
+    ("ij,ji->", (41, 30), (30, 41)),
+    ("ij,ji->ij", (41, 30), (30, 41)),
+    ("abc,c->ba", (50, 6, 20), (20,)),
+    ("abc->b", (13, 6, 20)),
+    ("ab->", (1, 1)),
+    ("i->", (2500,)),
+]
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
+def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands))
+
+
+def _sliced(array: Any) -> Any:
+    wide = array.new_full([2 * size + 1 for size in array.shape], float("nan"))
+    window = tuple(slice(1, None, 2) for _ in array.shape)
+    wide[window] = array
+    return wide[window]
+
+
+def _expanded(array: Any) -> Any:
+    """The array without its first axis' differences: stride 0."""
+    return array[:1].expand(array.shape)
+
+
+LAYOUTS: dict[str, Callable[[Any], list[Any]]] = {
+    "permuted": lambda array: [
+        array.permute(order).contiguous().permute([order.index(at) for at in range(array.dim())])
+        for order in list(permutations(range(array.dim())))[1 :: 1 if array.dim() < 3 else 7]
+    ],
+    "sliced": lambda array: [_sliced(array)],
+    "expanded": lambda array: [_expanded(array)],
+    "unaligned": lambda array: [torch.cat([array.new_zeros(1), array.flatten()])[1:].view(array.shape)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2])])
+def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
+    plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    for at, operand in enumerate(plain):
+        for relaid in LAYOUTS[layout](operand):
+            operands = [*plain[:at], relaid, *plain[at + 1 :]]
+            check(equation, operands, ways(equation, operands, 2))
+
+
+def test_every_part_of_a_split_is_deterministic() -> None:
+    left, right = randn(20, 1100, dtype="float16"), randn(1100, 24, dtype="float16", seed=1)
+    split = [
+        way
+        for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)
+        if "split 1" not in way.name
+    ]
+    assert split
+    for way in split[:2]:
+        run = way.run(MEMORY, 0)
+        first = run(left, right)
+        assert all(torch.equal(run(left, right), first) for _ in range(3))
+
+
+def test_infinity_beyond_the_edge_stays_out() -> None:
+    """A tile reaches beyond the summed extent; what an operand without that axis has there must not count."""
+    left, right = randn(5, 33), randn(33)
+    left[0, 0] = float("inf")
+    right[0] = 1.0
+    for way in ways("ij,j->i", (left, right)):
+        result = way.run(MEMORY, 0)(left, right)
+        assert result[0] == float("inf")
+        assert result[1:].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
+    left, right = randn(256, 512), randn(512, 256, seed=1)
+    expected = left.double() @ right.double()
+    way = kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float32", ON, precision)[0]
+    error = ((way.run(MEMORY, 0)(left, right).double() - expected).norm() / expected.norm()).item()
+    low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-4, 2e-3), "tf32x3": (0.0, 5e-6)}[precision]
+    assert low <= error <= high
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits() -> None:
+    rows = (1 << 31) // 1024 + 513
+    left = torch.randn(rows, 1024, device="cuda", dtype=torch.float16)
+    right = torch.randn(1024, 16, device="cuda", dtype=torch.float16)
+    expected = left @ right
+    for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(left, right), expected, rtol=2e-2, atol=2e-1)
+    vector = right[:, 0]
+    for way in kernel_candidates(fused_step("ik,k->i", (left, vector)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(left, vector), expected[:, 0], rtol=2e-2, atol=2e-1)
