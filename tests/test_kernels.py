@@ -132,7 +132,7 @@ LOOPS = [
 @pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
 def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    check(equation, operands, ways(equation, operands))
+    check(equation, operands, ways(equation, operands, MOST if dtype in ("float16", "float32") else MOST // 2))
 
 
 def _sliced(array: Any) -> Any:
@@ -150,7 +150,7 @@ def _expanded(array: Any) -> Any:
 LAYOUTS: dict[str, Callable[[Any], list[Any]]] = {
     "permuted": lambda array: [
         array.permute(order).contiguous().permute([order.index(at) for at in range(array.dim())])
-        for order in list(permutations(range(array.dim())))[1 :: 1 if array.dim() < 3 else 7]
+        for order in list(permutations(range(array.dim())))[1 :: 1 if array.dim() < 3 else 11]
     ],
     "sliced": lambda array: [_sliced(array)],
     "expanded": lambda array: [_expanded(array)],

@@ -1,0 +1,168 @@
+"""From an equation to our own kernels, whatever is drawn: on a GPU, or in Triton's interpreter without one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from equations import Case, cases, contractions, expected, operands
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einops_fast import ShapeError, contract_expression, explain, fast_einsum
+from einops_fast.plan_cache import clear_plans
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from einops_fast.backends import torch as torch_backend  # noqa: E402
+from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and not interpreted():
+    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
+
+EXAMPLES = 100 if DEVICE == "cuda" else 10
+"""The interpreter takes milliseconds for each program, the compiler half a second for each kernel."""
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Every step that can be is run by a kernel, any of those that might be tried; counts them."""
+    chance = random.Random(0)
+    ran: list[str] = []
+
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), gpu_ceilings("H200"), self.precision)
+        way = chance.choice(found[:20])
+        ran.append(way.name)
+        return way
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(torch_backend, "_kernel_dtypes", lambda _: frozenset({"float16", "float32", "float64"}))
+    clear_plans()
+    yield ran
+    clear_plans()
+
+
+def _on_device(array: Any) -> Any:
+    """A tensor with the strides of a NumPy array."""
+    return torch.from_numpy(array).to(DEVICE) if DEVICE == "cpu" else _strided_copy(array)
+
+
+def _strided_copy(array: Any) -> Any:
+    strides = [stride // array.itemsize for stride in array.strides]
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+    flat = np.lib.stride_tricks.as_strided(array, (max(reach, 0) if array.size else 0,), (array.itemsize,))
+    return torch.from_numpy(flat.copy()).to(DEVICE).as_strided(array.shape, strides)
+
+
+def _run(case: Case, arrays: Sequence[Any]) -> None:
+    clear_plans()
+    result = fast_einsum(case.equation, *map(_on_device, arrays))
+    wanted = expected(case, [array.astype("float64") for array in arrays])
+    assert tuple(result.shape) == wanted.shape
+    np.testing.assert_array_equal(result.double().cpu().numpy(), wanted)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_any_contraction(data: st.DataObject) -> None:
+    case = data.draw(contractions(max_size=3))
+    _run(case, data.draw(operands(case.shapes, dtype="float32", negative=False)))
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_any_spelling_and_any_broadcast(data: st.DataObject) -> None:
+    case = data.draw(cases(max_operands=3, max_size=3))
+    _run(case, data.draw(operands(case.shapes, dtype="float64", negative=False)))
+
+
+def randn(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.float64).to(DEVICE, torch.float32)
+
+
+def test_kernels_are_what_runs(kernels: list[str]) -> None:
+    a, b = randn(2, 9, 3, 8), randn(2, 7, 3, 8)
+    result = fast_einsum("bind,bjnd->bnij", a, b)
+    assert len(kernels) == 1
+    torch.testing.assert_close(result, torch.einsum("bind,bjnd->bnij", a, b))
+
+
+def test_three_operands_in_one_pass(kernels: list[str]) -> None:
+    a, m, b = randn(4, 9), randn(4, 9, 10), randn(4, 10)
+    torch.testing.assert_close(fast_einsum("bi,bij,bj->b", a, m, b), torch.einsum("bi,bij,bj->b", a, m, b))
+    assert len(kernels) == 1
+    assert kernels[0].startswith("reduction")
+
+
+def test_chains_go_from_kernel_to_kernel(kernels: list[str]) -> None:
+    chain = randn(6, 5), randn(5, 7), randn(7, 4)
+    torch.testing.assert_close(fast_einsum("ij,jk,kl->li", *chain), torch.einsum("ij,jk,kl->li", *chain))
+    assert len(kernels) == 2
+
+
+def test_expressions_take_kernels_too(kernels: list[str]) -> None:
+    a, b = randn(6, 5), randn(5, 7)
+    product = contract_expression("ij,jk->ki", a.shape, b.shape)
+    torch.testing.assert_close(product(a, b), (a @ b).T)
+    torch.testing.assert_close(product(2 * a, b), 2 * (a @ b).T)
+    assert len(kernels) == 1
+
+
+def test_gradients_go_through_kernels(kernels: list[str]) -> None:
+    a, b = randn(3, 6, 5).double().requires_grad_(), randn(3, 5, 7).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: fast_einsum("bij,bjk->kbi", a, b), (a, b))
+    assert len(kernels) == 3  # the product, and a gradient for each operand
+
+
+def test_explain_tells_of_the_kernel() -> None:
+    told = explain("bind,bjnd->bnij", randn(2, 9, 3, 8), randn(2, 7, 3, 8))
+    (step,) = told.steps
+    assert step.kind == "fused"
+    assert step.gemm == (6, 9, 7, 8)
+    assert told.copied_bytes == 0
+    assert "with the strides it has" in str(told)
+
+
+def test_errors_come_before_any_kernel(kernels: list[str]) -> None:
+    with pytest.raises(ShapeError, match="operand 1"):
+        fast_einsum("ij,jk->ik", randn(3, 4), randn(5, 6))
+    assert not kernels
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_replays_kernels(kernels: list[str]) -> None:
+    a, b = randn(64, 100, 8, 32), randn(64, 50, 8, 32)
+    fast_einsum("bind,bjnd->bnij", a, b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        fast_einsum("bind,bjnd->bnij", a, b)
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        result = fast_einsum("bind,bjnd->bnij", a, b)
+    a.normal_()
+    graph.replay()
+    torch.testing.assert_close(result, torch.einsum("bind,bjnd->bnij", a, b), rtol=1e-4, atol=1e-4)
+    assert len(kernels) == 1
+
+
+@pytest.mark.gpu
+def test_extra_memory_of_a_contraction_is_none() -> None:
+    a, b = randn(64, 100, 8, 128).half(), randn(64, 50, 8, 128).half()
+    fast_einsum("bind,bjnd->bnij", a, b)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = fast_einsum("bind,bjnd->bnij", a, b)
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra <= result.numel() * result.element_size() + 512
