@@ -28,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not interpreted():
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
 
-EXAMPLES = 100 if DEVICE == "cuda" else 10
+EXAMPLES = 100 if DEVICE == "cuda" else 30
 """The interpreter takes milliseconds for each program, the compiler half a second for each kernel."""
 
 
@@ -118,7 +118,7 @@ def test_expressions_take_kernels_too(kernels: list[str]) -> None:
 
 
 def test_gradients_go_through_kernels(kernels: list[str]) -> None:
-    a, b = randn(3, 6, 5).double().requires_grad_(), randn(3, 5, 7).double().requires_grad_()
+    a, b = randn(2, 2, 2).double().requires_grad_(), randn(2, 2, 2).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: fast_einsum("bij,bjk->kbi", a, b), (a, b))
     assert len(kernels) == 3  # the product, and a gradient for each operand
 
