@@ -13,6 +13,7 @@ import cupy as cp
 from einops_fast.backends.base import Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
+from einops_fast.backends.triton import usable
 from einops_fast.steps import Diagonal, Fused
 from einops_fast.target import Numerics, Target
 from einops_fast.tuning import current_mode
@@ -25,7 +26,7 @@ _KERNEL_DTYPES = frozenset({"float16", "float32", "float64"})
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
     """Whether our own kernels can run: Triton finds the GPU through torch."""
-    return find_spec("triton") is not None and find_spec("torch") is not None
+    return usable() and find_spec("torch") is not None
 
 
 class CupyBackend(NdarrayBackend):

@@ -82,8 +82,8 @@ class NdarrayBackend(Backend):
         return run
 
     def cast(self, step: Cast) -> Run:
-        dtype = self.xp.dtype(step.dtype)
-        return lambda a: a.astype(dtype)
+        dtype, order = self.xp.dtype(step.dtype), "C" if step.in_order else "K"
+        return lambda a: a.astype(dtype, order=order)
 
     def diagonal(self, step: Diagonal) -> Run:
         source = [""] * sum(map(len, step.groups))
@@ -104,8 +104,11 @@ class NdarrayBackend(Backend):
         return lambda a: a.sum(axis=axes, dtype=a.dtype)
 
     def view(self, step: View) -> Run:
-        perm = step.how.perm
-        return lambda a: a.transpose() if perm is None and a.ndim < 2 else a.transpose(perm or range(a.ndim))
+        perm = step.how.perm or tuple(range(len(step.shape)))
+        if step.how.moves:
+            ordered = self.xp.ascontiguousarray
+            return lambda a: ordered(a.transpose(perm))
+        return lambda a: a.transpose(perm)
 
     def multiply(self, step: Multiply) -> Run:
         left, right, product = self.arrange(step.left), self.arrange(step.right), self.multiply_arrays

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from itertools import repeat
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.autograd import forward_ad
 from einops_fast.backends.base import Backend, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
+from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
@@ -24,8 +24,10 @@ from einops_fast.tuning import current_mode
 __all__ = ["TorchBackend"]
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 _autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_matmul_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+# From torch 2.9 on, reading the older setting is an error once the newer one was used.
+_matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 _HALF = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -52,8 +54,7 @@ class TorchBackend(Backend):
         )
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
-            precise = first.dtype is torch.float32 and fp32_precision()
-            state = (*state, current_mode(), precise, _negated(operands))
+            state = (*state, current_mode(), fp32_precision(), _negated(operands))
         if len(operands) == 2:
             # The usual number, spelled out, which is faster than the general form.
             a, b = operands
@@ -74,7 +75,7 @@ class TorchBackend(Backend):
         # A transform sees every call that torch gets, and knows no derivative of writing into a view of the result,
         # of leaving out an axis, or of a kernel. Gradients alone are taken of a whole pair; three operands become
         # pairs when they are there, and of one operand, torch records each call.
-        transformed = _transforms_active() or forward_ad._current_level >= 0
+        transformed = _transforms_active() or forward_ad._current_level >= 0 or _jit_tracing()
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
         # oneDNN, which does half-precision products, is slow where it writes to such a view.
@@ -88,7 +89,7 @@ class TorchBackend(Backend):
             # MKL's batched product wants a contiguous result; without it bmm is a loop.
             writes_strided=device.type == "cuda",
             drops_expanded=whole,
-            kernels=_kernel_dtypes(device.type) if whole and not _negated(operands) else frozenset(),
+            kernels=_kernel_dtypes(device) if whole and not _negated(operands) else frozenset(),
             gradients=gradients,
         )
 
@@ -159,6 +160,8 @@ class TorchBackend(Backend):
 
     def cast(self, step: Cast) -> Run:
         dtype = getattr(torch, step.dtype)
+        if step.in_order:
+            return lambda a: a.to(dtype, memory_format=torch.contiguous_format)
         return lambda a: a.to(dtype)
 
     def diagonal(self, step: Diagonal) -> Run:
@@ -287,14 +290,13 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@lru_cache(maxsize=8)
-def _kernel_dtypes(device_type: str) -> frozenset[str]:
+@lru_cache(maxsize=64)
+def _kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
-    if device_type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+    if device.type != "cuda" or torch.version.hip is not None or not usable():
         return frozenset()
-    return frozenset(
-        {"float16", "bfloat16", "float32", "float64"} if torch.cuda.get_device_capability()[0] >= 8 else ()
-    )
+    modern = torch.cuda.get_device_capability(device) >= (8, 0)
+    return frozenset({"float16", "bfloat16", "float32", "float64"}) if modern else frozenset()
 
 
 def _negated(operands: Sequence[Any]) -> bool:
@@ -307,6 +309,8 @@ def _negated(operands: Sequence[Any]) -> bool:
 
 def fp32_precision() -> str:
     """How cuBLAS may multiply float32 numbers, by torch's settings: ``'ieee'`` or ``'tf32'``."""
+    if _matmul_precision is None:
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     return "tf32" if _matmul_precision("cuda", "matmul") == "tf32" else "ieee"
 
 

@@ -1,4 +1,4 @@
-"""What a step costs: bytes and FLOPs against a device's ceilings. The one place where time is predicted."""
+"""What a step costs: bytes and FLOPs against a device's ceilings. Tiles of our own kernels are priced elsewhere."""
 
 from __future__ import annotations
 
@@ -237,8 +237,10 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
     if isinstance(step, Fused):
         full = prod(loop.size for loop in step.loops)
         flops = full * len(reads) if full > result else full * (len(reads) - 1)
-        # What the better of a kernel and the library takes is known when both have been looked at.
-        return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, 1.3 * flops / on.gemm_rate(dtype)))
+        # What the better of a kernel and the library takes is known when both have been looked at. A product that
+        # is made on the way into a kernel costs no time of its own.
+        arithmetic = 1.3 * min(flops, 2 * full) / on.gemm_rate(dtype)
+        return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, arithmetic))
     if isinstance(step, Multiply):
         seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on)
         return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds)

@@ -44,7 +44,8 @@ def fast_einsum(
             ``False`` (left to right), the name of an opt_einsum optimizer, an explicit path, or
             ``(name, memory_limit in elements)``.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
-            :func:`einops_fast.autotune`, whose block this argument stands for.
+            :func:`einops_fast.autotune`, whose block this argument stands for. Under torch.compile, only such a
+            block around the compiled function counts.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -62,11 +63,11 @@ def fast_einsum(
         >>> fast_einsum('batch head i d, batch head j d -> batch head i j', q, k).shape
         (2, 3, 5, 6)
     """
+    if is_tracing():
+        return call_traced(operands, out, dtype, order, casting, optimize)
     if autotune is not None:
         with tuning.autotune(autotune):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    if is_tracing():
-        return call_traced(operands, out, dtype, order, casting, optimize)
     if type(operands[0] if operands else None) is str and out is None and dtype is None:
         arrays = operands[1:]
         try:

@@ -14,7 +14,7 @@ from math import prod
 from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides
 from einops_fast.notation import Subscripts
 from einops_fast.pairs import contract_pair
-from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Loop, Native, Select, Step, Sum, View
+from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
 __all__ = ["lower"]
@@ -29,6 +29,7 @@ def lower(
     path: Path,
     target: Target,
     numerics: Numerics,
+    otherwise: Path = (),
 ) -> tuple[Step, ...]:
     """The steps that compute ``subscripts`` for operands of these shapes and strides.
 
@@ -39,8 +40,27 @@ def lower(
         path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
         target: what can be done where the plan will run.
         numerics: the dtypes of the call.
+        otherwise: the path that the library's calls follow in a step of more than two operands.
     """
-    return _Lowering(subscripts, sizes, target, numerics).run(operands, path)
+    return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
+
+
+def product_times_matrix(inputs: Sequence[str], output: str) -> tuple[int, int, int] | None:
+    """Whether two of three operands, multiplied element by element, make a left operand for the third.
+
+    Returns:
+        Positions of a factor, of the right operand, and of the other factor; ``None`` if it isn't so.
+    """
+    if len(inputs) != 3 or any(len(set(term)) < len(term) for term in inputs):
+        return None
+    for right in range(3):
+        first, second = (at for at in range(3) if at != right)
+        left, columns = set(inputs[first]) | set(inputs[second]), set(inputs[right])
+        contracted = (left & columns) - set(output)
+        summed_alone = (left ^ columns) - set(output)
+        if contracted and left - columns and columns - left and not summed_alone:
+            return first, right, second
+    return None
 
 
 class _Lowering:
@@ -58,7 +78,7 @@ class _Lowering:
         open_or_empty = self.open or 0 in sizes.values()
         self.fuses = numerics.compute in target.kernels and not numerics.native and not open_or_empty
 
-    def run(self, operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
+    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
         inputs, output = self.subscripts.inputs, self.subscripts.output
         if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
             compute, full = self.numerics.compute, prod(self.sizes.values())
@@ -76,9 +96,11 @@ class _Lowering:
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
         if self.target.drops_expanded:
             self.drop_expanded(terms)
-        if self.fuses and self.one_pass(terms):
-            self.finish(self.all_at_once(terms, operands, path))
-            return tuple(self.steps)
+        if self.fuses and not self.steps and len(terms) > 2:
+            together = self.together(terms, path)
+            if together is not None:
+                self.finish(self.fused(together, output, self.library(together, operands, otherwise), last=True))
+                return tuple(self.steps)
         terms = [self.sum_alone(at, terms) for at in range(len(terms))]
         for positions in path:
             if len(positions) < 2:
@@ -106,8 +128,9 @@ class _Lowering:
         """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
         shape, strides = operand.shape, operand.strides
         if operand.dtype != self.numerics.compute:
-            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute))
-            strides = compact_strides(shape, strides)
+            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute, self.fuses))
+            # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
+            strides = contiguous_strides(shape) if self.fuses else compact_strides(shape, strides)
         if len(set(labels)) < len(labels):
             unique = "".join(dict.fromkeys(labels))
             groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
@@ -142,19 +165,27 @@ class _Lowering:
             kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
             unnamed = tuple(at for at in term.unnamed if at not in summed)
             total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
-            return self.fused([term], kept, (total,), last=len(terms) == 1)
+            return self.fused([term], kept, self.in_order(total, kept, len(terms) == 1), last=len(terms) == 1)
         return self.without(term, summed, Sum)
 
-    def one_pass(self, terms: Sequence[Term]) -> bool:
-        """Whether three or more terms are best multiplied at once: one of them has all the axes there are."""
+    def together(self, terms: Sequence[Term], path: Path) -> Sequence[Term] | None:
+        """The terms in the order in which one kernel takes all of them, if it is to."""
         labels = set("".join(term.labels for term in terms))
-        untouched = not self.steps and len(terms) > 2
-        return untouched and any(labels == set(term.labels) for term in terms)
+        if any(labels == set(term.labels) for term in terms):
+            return terms  # each is read once, and there's nothing to compute beyond that
+        order = product_times_matrix([term.labels for term in terms], self.subscripts.output)
+        if len(path) > 1 or order is None:
+            return None
+        first, right, second = (terms[at] for at in order)
+        # The factor that is contiguous along the same contracted axis as the right operand is gathered like it.
+        return [second, right, first] if second.fastest == right.fastest else [first, right, second]
 
-    def all_at_once(self, terms: Sequence[Term], operands: Sequence[Operand], path: Path) -> Term:
+    def library(self, terms: Sequence[Term], operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
+        """The whole contraction by library calls, which read the operands in the order of these terms."""
         plain = replace(self.target, kernels=frozenset())
-        library = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
-        return self.fused(terms, self.subscripts.output, library, last=True)
+        steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
+        places = {term.slot: at for at, term in enumerate(terms)}
+        return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
     def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], last: bool) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
@@ -189,15 +220,22 @@ class _Lowering:
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             first, second = (int(slot == right.slot) for slot in step.reads)
-            library: tuple[Step, ...] = (replace(step, reads=(first, second)),)
-            if step.labels != wanted:
-                perm = tuple(step.labels.index(label) for label in wanted)
-                moves = "the next step reads it in another order" if rest else ""
-                library += (View((2,), wanted, self.shape(wanted), Arrange(perm, None, moves)),)
+            library = self.in_order(replace(step, reads=(first, second)), wanted, not rest)
             return self.fused([left, right], wanted, library, last=not rest)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
         return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
+
+    def in_order(self, step: Step, wanted: str, last: bool) -> tuple[Step, ...]:
+        """A library's step with its axes as wanted and, unless it is the last one, in C order: kernels rely on it."""
+        perm = tuple(step.labels.index(label) for label in wanted)
+        ordered = perm == tuple(range(len(perm)))
+        # An elementwise product, or a sum, lies in memory like its operands.
+        if ordered and (last or isinstance(step, Gemm)):
+            return (step,)
+        moves = "" if last else "the next step relies on the order"
+        how = Arrange(None if ordered else perm, None, moves)
+        return step, View((len(step.reads),), wanted, self.shape(wanted), how)
 
     def hint(self, left: Term, right: Term, keep: set[str], rest: Sequence[Term]) -> str:
         """Axis order of an intermediate in which the next step is most likely to need no copy.

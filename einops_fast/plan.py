@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.cost import StepCost, step_costs
-from einops_fast.lowering import lower
+from einops_fast.lowering import lower, product_times_matrix
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.path import Path, candidate_paths
 from einops_fast.steps import Step
@@ -69,19 +70,16 @@ def make_plan(
     """
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)
-    plans = [
-        Plan(
-            subscripts,
-            sizes,
-            tuple(operands),
-            target,
-            numerics,
-            path,
-            lower(subscripts, sizes, operands, path, target, numerics),
-        )
-        for path in candidate_paths(subscripts, shapes, optimize, room)
-    ]
-    return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: plan.seconds)
+
+    def plan(path: Path, otherwise: Path = ()) -> Plan:
+        steps = lower(subscripts, sizes, operands, path, target, numerics, otherwise)
+        return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
+
+    plans = [plan(path) for path in candidate_paths(subscripts, shapes, optimize, room)]
+    kernels = numerics.compute in target.kernels and optimize in ("auto", True)
+    if kernels and product_times_matrix(subscripts.inputs, subscripts.output) is not None:
+        plans.append(plan(((0, 1, 2),), otherwise=min(plans, key=attrgetter("seconds")).path))
+    return plans[0] if len(plans) == 1 else min(plans, key=attrgetter("seconds"))
 
 
 def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:

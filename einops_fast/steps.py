@@ -61,9 +61,10 @@ class _Base:
 
 @dataclass(frozen=True)
 class Cast(_Base):
-    """Convert the operand to another dtype (a name such as ``'float32'``)."""
+    """Convert the operand to another dtype (a name such as ``'float32'``); ``in_order`` if to C order, too."""
 
     dtype: str
+    in_order: bool = False
 
 
 @dataclass(frozen=True)

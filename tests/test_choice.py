@@ -158,6 +158,11 @@ def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: 
     assert offer(Way("broken", 1, 1, broken=True), library=library(90, 7))("array")[0] == "library"
 
 
+def test_the_library_runs_where_no_kernel_compiles(offer: Any, memory: FakeMemory) -> None:
+    broken = Way("one", 1, 1, broken=True), Way("two", 1.1, 1, broken=True)
+    assert offer(*broken, library=library(90, 7))("array")[0] == "library"
+
+
 def test_another_order_has_to_be_clearly_faster(offer: Any, memory: FakeMemory) -> None:
     assert offer(Way("c", 10, 1.0), Way("other", 10, 0.98, in_order=False), library=library(10, 7))("array")[0] == "c"
     step = Fused((0,), "a", (LARGE,), (*STEP.loops[:1], Loop("b", LARGE, (2 * LARGE,), False)), True, ())

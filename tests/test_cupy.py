@@ -76,4 +76,4 @@ def test_frameworks_do_not_mix(cupy: Any) -> None:
 
 def test_axes_that_do_not_merge_are_copied_not_multiplied_out(cupy: Any) -> None:
     step = explain("bind,bjnd->bnij", cupy.ones((16, 100, 8, 128)), cupy.ones((16, 50, 8, 128))).steps[0]
-    assert step.kind == "gemm"
+    assert step.kind in ("gemm", "fused")  # by what is installed

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import LibraryCandidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 
@@ -121,6 +121,33 @@ def test_gradients_go_through_kernels(kernels: list[str]) -> None:
     a, b = randn(2, 2, 2).double().requires_grad_(), randn(2, 2, 2).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: fast_einsum("bij,bjk->kbi", a, b), (a, b))
     assert len(kernels) == 3  # the product, and a gradient for each operand
+
+
+def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        if len(self.step.library) > 1 or self.step.labels != "ac":
+            return LibraryCandidate(self.step, self.calls, "float32", gpu_ceilings("H200"))
+        return kernel_candidates(self.step, "float32", gpu_ceilings("H200"))[0]
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    a, b, c = randn(7, 5).T, randn(7, 5).T, randn(7, 6)
+    wanted = torch.einsum("ab,ab,bc->ac", a, b, c)
+    result = fast_einsum("ab,ab,bc->ac", a, b, c, optimize=[(0, 1), (0, 1)])
+    torch.testing.assert_close(result, wanted)
+    summed = fast_einsum("abd,bc->ac", randn(5, 3, 7).permute(2, 1, 0), randn(3, 6))
+    assert summed.shape == (7, 6)
+
+
+def test_expanded_operands_are_converted() -> None:
+    v, w = randn(12), randn(12, 3)
+    result = fast_einsum("ij,jk->ik", v.expand(8, 12), w, dtype=torch.float64)
+    torch.testing.assert_close(result, v.double().expand(8, 12) @ w.double())
+
+
+def test_windows_that_overlap() -> None:
+    windows = randn(40).unfold(0, 9, 1)
+    torch.testing.assert_close(fast_einsum("ij->", windows), windows.sum())
+    torch.testing.assert_close(fast_einsum("ij,j->i", windows, randn(9) * 0 + 1), windows.sum(1))
 
 
 def test_explain_tells_of_the_kernel() -> None:

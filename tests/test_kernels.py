@@ -20,7 +20,9 @@ pytest.importorskip("triton")
 
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
 from einops_fast.target import Numerics, Operand, Target  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,8 +81,9 @@ def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate
         return float(((result.double() - expected) / scale).square().mean().sqrt())
 
     theirs = error(torch.einsum(equation, *operands))
+    read = [operands[slot] for slot in fused_step(equation, operands).reads]
     for way in candidates:
-        result = way.run(MEMORY, 0)(*operands)
+        result = way.run(MEMORY, 0)(*read)
         assert result.dtype == operands[0].dtype
         assert result.shape == expected.shape
         assert error(result) <= max(2 * theirs, eps), way.name
@@ -109,6 +112,13 @@ MATRICES = [
     ("ijk,kj->i", (19, 6, 7), (7, 6)),
 ]
 
+FACTORED = [
+    ("bi,oij,bj->bo", (21, 6), (5, 6, 17), (21, 17)),
+    ("bj,oij,bi->ob", (21, 17), (5, 6, 17), (21, 6)),
+    ("abk,kc,ak->cab", (3, 7, 18), (18, 9), (3, 18)),
+    ("nbi,nj,nijo->nbo", (2, 20, 3), (2, 17), (2, 3, 17, 6)),
+]
+
 LOOPS = [
     ("bnid,bnid->bni", (2, 3, 40, 16), (2, 3, 40, 16)),
     ("bind,bind->bni", (2, 40, 3, 16), (2, 40, 3, 16)),
@@ -129,7 +139,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *FACTORED, *LOOPS)])
 def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
     check(equation, operands, ways(equation, operands, MOST if dtype in ("float16", "float32") else MOST // 2))
@@ -193,6 +203,15 @@ def test_infinity_beyond_the_edge_stays_out() -> None:
         assert result[1:].isfinite().all()
 
 
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5])])
+def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 64-bit way, which only arrays of gigabytes take."""
+    monkeypatch.setattr(Contraction, "wide", True)
+    monkeypatch.setattr(Reduction, "wide", True)
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
 def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
@@ -212,6 +231,10 @@ def test_offsets_beyond_32_bits() -> None:
     expected = left @ right
     for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)[:2]:
         torch.testing.assert_close(way.run(MEMORY, 0)(left, right), expected, rtol=2e-2, atol=2e-1)
+    flat = left.flatten()[: (1 << 31) + 7]
+    ones = torch.ones_like(flat)
+    for way in kernel_candidates(fused_step("i,i->", (flat, ones)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(flat, ones), flat.sum(), rtol=1e-2, atol=50.0)
     vector = right[:, 0]
     for way in kernel_candidates(fused_step("ik,k->i", (left, vector)), "float16", ON)[:2]:
         torch.testing.assert_close(way.run(MEMORY, 0)(left, vector), expected[:, 0], rtol=2e-2, atol=2e-1)

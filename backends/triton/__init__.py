@@ -5,3 +5,23 @@ The way of a :class:`~einops_fast.steps.Fused` step: :mod:`problems` sorts its l
 and runs one of the kernels (:mod:`contraction`, :mod:`reduction`) with such tiles, and :mod:`choice` picks one of
 them, or the library's calls, by prediction or by measurement. The frameworks come in through :mod:`memory`.
 """
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["usable"]
+
+_OLDEST = (3, 6)
+
+
+@lru_cache(maxsize=1)
+def usable() -> bool:
+    """Whether Triton is installed, and new enough. Doesn't import it."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return False
+    major, minor, *_ = found.split(".")
+    return (int(major), int(minor)) >= _OLDEST

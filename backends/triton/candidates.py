@@ -144,11 +144,15 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
     """
     found = _direct(step, dtype, on, precision)
-    for copies, then in with_copies(step, tensor_cores=ITEM_SIZES[dtype] == 2 or precision != "ieee"):
+    for copies, then in with_copies(step, tensor_cores=_on_tensor_cores(dtype, precision)):
         first = {at: _direct(copy, dtype, on, precision)[0] for at, copy in copies.items()}
         direct = _direct(then, dtype, on, precision)[:_COPIES_WORTH_TRYING]
         found += [CopyCandidate(first, each) for each in direct]
     return sorted(found, key=lambda candidate: candidate.seconds)
+
+
+def _on_tensor_cores(dtype: str, precision: str) -> bool:
+    return ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
 
 
 def _direct(step: Fused, dtype: str, on: Ceilings, precision: str) -> list[Candidate]:

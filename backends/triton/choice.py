@@ -10,6 +10,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import triton
+
 from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends.gpus import gpu_ceilings
@@ -71,7 +73,7 @@ class Choice:
     def _first(self, operands: Sequence[Any]) -> Callable[..., Any]:
         self._device = self.memory.device(operands[0])
         if not self.memory.may_measure():
-            # Nothing is compiled or timed while a graph is being captured; the next call may choose.
+            # Nothing is chosen while a graph is being captured; the next call may do so.
             return self.calls
         with self.memory.on_device(self._device):
             self.chosen = self._choose(operands)
@@ -98,6 +100,8 @@ class Choice:
         if len(near) < 2:
             return next(way for way in ways if _works(way))
         times = measure(near, operands, self.memory, self._device)
+        if not times:
+            return library
         best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
         candidates = {way.name: times.get(way) for way in near}
         disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})
@@ -119,16 +123,16 @@ class Choice:
 
     def _key(self, dtype: str) -> dict[str, Any]:
         terms = [
-            "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops if loop.strides[at])
+            "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops)
             for at in range(len(self.step.reads))
         ]
         return {
             "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}",
             "any_order": self.step.any_order,
             "dtype": dtype,
-            "precision": self.precision,
+            "precision": self.precision if dtype == "float32" else "ieee",
             "device": self.memory.device_name(self._device),
-            "versions": {"einops_fast": __version__, **self.memory.versions()},
+            "versions": {"einops_fast": __version__, "triton": triton.__version__, **self.memory.versions()},
         }
 
 
@@ -142,8 +146,13 @@ def _works(way: Candidate) -> bool:
 
 def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, device: int) -> dict[Candidate, float]:
     """Median seconds of each way that works; of slow ones from few runs."""
+
+    def works(way: Candidate) -> bool:
+        with memory.on_device(device):  # each thread has a current device of its own
+            return _works(way)
+
     with ThreadPoolExecutor(min(len(ways), os.cpu_count() or 1, 8)) as pool:
-        working = [way for way, works in zip(ways, pool.map(_works, ways), strict=True) if works]
+        working = [way for way, ready in zip(ways, pool.map(works, ways), strict=True) if ready]
     runs: dict[Candidate, Callable[[], Any]] = {}
     times: dict[Candidate, list[float]] = {}
     for way in working:
@@ -155,7 +164,7 @@ def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, 
         except Exception:  # out of memory for a copy, say: then it isn't a way
             continue
         runs[way] = run
-    for _ in range(2):
+    for _ in range(2 if times else 0):
         best = min(map(min, times.values()))
         for way in runs:
             if min(times[way]) <= _SPREAD * best:

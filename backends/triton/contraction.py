@@ -22,14 +22,16 @@ from einops_fast.backends.triton.indexing import (
     group_inside,
     group_offsets,
     inside,
+    run_inside,
+    run_offsets,
     tile_offsets,
 )
 from einops_fast.backends.triton.tiling import Axis, Role
 
 __all__ = ["ContractionTiling", "contract_kernel"]
 
-LEFT, RIGHT, OUT = 0, 1, 2
-"""Where an array's strides are in an axis."""
+LEFT, RIGHT, OUT, FACTOR = range(4)
+"""Where an array's strides are in an axis; the last, where the left operand is the product of two arrays."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ContractionTiling:
         split: into how many parts the contracted range is cut; each writes a result of its own.
         swath: tiles of rows that are worked on together, for the L2 cache.
         turned: the right operand is gathered with the groups of the contracted axes in the other order.
+        factored: the left operand is the product of two arrays, multiplied when they are loaded.
         scattered: the result's contiguous axis is not where the product has it.
         wide: offsets need 64 bits.
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
@@ -57,6 +60,7 @@ class ContractionTiling:
     split: int = 1
     swath: int = 8
     turned: bool = False
+    factored: bool = False
     scattered: bool = False
     wide: bool = False
     precision: str = "ieee"
@@ -121,9 +125,10 @@ def _field(tiling, name):
 
 
 @triton.jit
-def contract_kernel(left, right, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
     """Write the tiles of the result, or of ``split`` partial results one after the other.
 
+    ``factor`` is read only where the left operand is a product, and else any array.
     ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
     """
     rows: tl.constexpr = _rows(tiling)
@@ -138,6 +143,10 @@ def contract_kernel(left, right, out, tiling: tl.constexpr, acc_type: tl.constex
     column_tiles: tl.constexpr = _tiles(columns)
     program = tl.program_id(0)
     part = tl.program_id(1)
+    if wide:
+        # Positions that are counted from these may need 64 bits, too.
+        program = program.to(tl.int64)
+        part = part.to(tl.int64)
     batch = program // (row_tiles * column_tiles)
     program = program % (row_tiles * column_tiles)
     first = program // (swath * column_tiles) * swath
@@ -149,6 +158,8 @@ def contract_kernel(left, right, out, tiling: tl.constexpr, acc_type: tl.constex
     left += counted(batch, _batch(tiling), 0, True)
     right += counted(batch, _batch(tiling), 1, True)
     out += counted(batch, _batch(tiling), 2, True)
+    if _field(tiling, "factored"):
+        factor += counted(batch, _batch(tiling), 3, True)
     left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
     row_inside = inside(row_tile, rows, False)[:, None]
 
@@ -163,6 +174,17 @@ def contract_kernel(left, right, out, tiling: tl.constexpr, acc_type: tl.constex
             mask=row_inside & inside(step, contracted, False)[None, :],
             other=0,
         )
+        if _field(tiling, "factored"):
+            # Where it lacks the axes of the tile, one element serves the whole run.
+            other = tl.load(
+                factor
+                + tile_offsets(row_tile, rows, 3, False, wide)[:, None]
+                + run_offsets(step, contracted, 3, wide)[None, :],
+                mask=row_inside & run_inside(step, contracted, 3)[None, :],
+                other=0,
+            )
+            multiplied = a.to(acc_type) * other.to(acc_type)
+            a = tl.where(inside(step, contracted, False)[None, :], multiplied, 0).to(a.dtype)
         b = _right_tile(right, step, column_tile, tiling, columns)
         if upcast:
             a = a.to(acc_type)

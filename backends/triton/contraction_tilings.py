@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from einops_fast.backends.triton.contraction import LEFT, OUT, RIGHT, ContractionTiling
+from einops_fast.backends.triton.contraction import FACTOR, LEFT, OUT, RIGHT, ContractionTiling
 from einops_fast.backends.triton.tiling import (
     NOTHING,
     Axis,
@@ -19,7 +19,7 @@ from einops_fast.backends.triton.tiling import (
 )
 from einops_fast.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["Contraction", "tilings"]
+__all__ = ["Contraction", "contraction", "tilings"]
 
 _RUN_BYTES = 32
 """Neighbours that a tile takes along a second contiguous axis: a sector of the memory system."""
@@ -42,10 +42,17 @@ class Contraction:
         return batch, m, n, k
 
     @property
+    def arrays(self) -> int:
+        """How many there are: two operands, the result, and a factor of the left operand if it is a product."""
+        return len((self.rows + self.columns + self.contracted)[0].strides)
+
+    @property
     def wide(self) -> bool:
-        """Whether an offset may not fit in 32 bits."""
+        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
         axes = self.rows + self.columns + self.contracted
-        reach = max(sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in (LEFT, RIGHT, OUT))
+        if max(self.extents) >= 1 << 30:
+            return True
+        reach = max(sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in range(self.arrays))
         # Tiles at the edge reach beyond the extents.
         return reach >= 1 << 30
 
@@ -61,6 +68,8 @@ _HALF = (
     (128, 128, 32, 8, 4),
     (256, 64, 32, 8, 4),
     (64, 256, 32, 8, 4),
+    (64, 256, 32, 4, 4),
+    (64, 256, 64, 4, 3),
     (256, 64, 64, 8, 3),
     (64, 256, 64, 8, 3),
     (128, 64, 64, 4, 4),
@@ -139,6 +148,7 @@ def _of_shape(
         column_role,
         contracted,
         turned=turned,
+        factored=problem.arrays > FACTOR,
         scattered=_scattered(row_role, column_role),
         wide=problem.wide,
         precision=precision if item == 4 else "ieee",

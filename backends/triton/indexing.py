@@ -12,7 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["block_of", "counted", "group_block", "group_inside", "group_offsets", "inside", "lacks", "tile_offsets"]
+__all__ = [
+    "block_of",
+    "counted",
+    "group_block",
+    "group_inside",
+    "group_offsets",
+    "inside",
+    "lacks",
+    "run_inside",
+    "run_offsets",
+    "tile_offsets",
+]
 
 
 @triton.constexpr_function
@@ -86,10 +97,10 @@ def lacks(role, at, array):
 @triton.jit
 def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
     """Offsets, in one array, of positions in the loop nest ``axes``, whose last axis is the fastest."""
+    offset = index * 0
     if wide:
-        offset = (index * 0).to(tl.int64)
-    else:
-        offset = index * 0
+        # A number of 64 bits makes what it is added to, or multiplied with, as wide.
+        offset = offset + tl.full((), 0, tl.int64)
     for at in tl.static_range(_length(axes) - 1, -1, -1):
         digit = index
         if at > 0:
@@ -97,8 +108,9 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
             index = index // _size(axes, at)
         if _stride(axes, at, array) != 0:
             if wide:
-                digit = digit.to(tl.int64)
-            offset += digit * _stride(axes, at, array)
+                offset += digit * tl.full((), _stride(axes, at, array), tl.int64)
+            else:
+                offset += digit * _stride(axes, at, array)
     return offset
 
 
@@ -161,10 +173,30 @@ def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.const
 
 
 @triton.jit
+def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """The same, but a single offset where the array has none of the groups' axes."""
+    if lacks(role, 0, array) and lacks(role, 1, array):
+        offset = counted(tl.arange(0, 1), (), array, wide) + _outside(tile, role, array, wide)
+    else:
+        offset = tile_offsets(tile, role, array, False, wide)
+    return offset
+
+
+@triton.jit
 def inside(tile, role: tl.constexpr, turned: tl.constexpr):
     """Which positions along a tile exist."""
     found = tl.full((block_of(role),), True, tl.int1)
     for at in tl.static_range(2):
         if not _even(role, at):
             found &= _first(tile, role, at) + _digit(role, at, turned) < _extent(role, at)
+    return found
+
+
+@triton.jit
+def run_inside(tile, role: tl.constexpr, array: tl.constexpr):
+    """Which of the positions that :func:`run_offsets` gives exist."""
+    if lacks(role, 0, array) and lacks(role, 1, array):
+        found = tl.full((1,), True, tl.int1)
+    else:
+        found = inside(tile, role, False)
     return found

@@ -51,7 +51,7 @@ class Kernel:
         self._types: dict[str, Any]
         if isinstance(tiling, ContractionTiling):
             self._function = contract_kernel
-            self._types = {"left": operand, "right": operand, "out": out}
+            self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
             self._constants = {"tiling": tiling, "acc_type": acc, "upcast": interpreted() and dtype == "bfloat16"}
             self._options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
         else:
@@ -66,7 +66,7 @@ class Kernel:
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one."""
         if interpreted():
-            first = (tuple(operands),) if self._together else tuple(operands)
+            first = (tuple(operands),) if self._together else self._in_place(operands)
             self._function[self._grid](*first, out, **self._constants)
             return
         pointers = tuple(map(memory.pointer, operands))
@@ -77,19 +77,24 @@ class Kernel:
         compiled = self._compiled.get(bits % _ALIGNMENT == 0)
         if compiled is None:
             compiled = self.compile(bits % _ALIGNMENT == 0)
-        arrays = (pointers, address) if self._together else (*pointers, address)
+        arrays = (pointers, address) if self._together else (*self._in_place(pointers), address)
         grid = self._grid
         compiled.run(
             grid[0], grid[1], grid[2], memory.stream(device), compiled.function, compiled.packed_metadata,
             None, None, None, *arrays, *self._rest,
         )  # fmt: skip
 
+    @staticmethod
+    def _in_place(operands: Sequence[Any]) -> tuple[Any, ...]:
+        """The arrays of a contraction where its kernel takes them; without a factor, the left one stands in."""
+        return (*operands, operands[0]) if len(operands) == 2 else tuple(operands)
+
     def compile(self, aligned: bool = True) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
         types = {**self._types, **dict.fromkeys(self._constants, "constexpr")}
         operands: list[tuple[int, ...]]
-        operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,)]
-        out = (1,) if self._together else (2,)
+        operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,), (2,)]
+        out = (1,) if self._together else (3,)
         hints = {path: [["tt.divisibility", _ALIGNMENT]] for path in (*operands, out)} if aligned else {}
         source = ASTSource(self._function, types, self._constants, hints)
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)

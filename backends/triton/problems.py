@@ -23,11 +23,10 @@ def layouts(step: Fused) -> list[tuple[int, ...]]:
     if not step.any_order or len(kept) < 2:
         return found
     if _multiplies_matrices(step):
-        batch = [loop for loop in kept if loop.strides[LEFT] and loop.strides[RIGHT]]
-        rows = _slowest_first((loop for loop in kept if not loop.strides[RIGHT]), LEFT)
-        columns = _slowest_first((loop for loop in kept if not loop.strides[LEFT]), RIGHT)
-        both = (batch + rows + columns, batch + columns + rows)
-        orders = [order for order in both if len(order) == len(kept)]
+        batch = [loop for loop in kept if _role(loop) == "batch"]
+        rows = _slowest_first((loop for loop in kept if _role(loop) == "rows"), LEFT)
+        columns = _slowest_first((loop for loop in kept if _role(loop) == "columns"), RIGHT)
+        orders = [batch + rows + columns, batch + columns + rows]
     else:
         largest = max(range(len(step.reads)), key=lambda at: prod(loop.size for loop in kept if loop.strides[at]))
         orders = [_slowest_first(kept, largest)]
@@ -42,7 +41,7 @@ def with_more_rows(step: Fused) -> tuple[Fused, bool]:
 
     A tile's columns can be fitted to an odd extent, its rows can't.
     """
-    if not _multiplies_matrices(step):
+    if not _multiplies_matrices(step) or len(step.reads) > 2:
         return step, False
     rows, columns = (prod(loop.size for loop in step.loops if _role(loop) == role) for role in ("rows", "columns"))
     if rows >= columns:
@@ -60,9 +59,12 @@ def with_copies(step: Fused, tensor_cores: bool) -> list[tuple[dict[int, Fused],
     Returns:
         For each way, the copies as steps of one operand, by position, and the step that reads these instead.
     """
-    if not _multiplies_matrices(step):
+    if not _multiplies_matrices(step) or len(step.reads) > 2:
         return []
-    along = [next((loop for loop in step.loops if not loop.kept and loop.strides[at] == 1), None) for at in (0, 1)]
+    along = [
+        next((loop for loop in step.loops if not loop.kept and loop.strides[at] == 1 and loop.size > 1), None)
+        for at in (0, 1)
+    ]
     sizes = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in (0, 1)]
     smaller = int(sizes[1] <= sizes[0])
     if tensor_cores:
@@ -100,26 +102,31 @@ def _with_strides(loop: Loop, strides: tuple[int, ...]) -> Loop:
 def problem(step: Fused, strides: Sequence[int]) -> Contraction | Reduction:
     """The step as loops by role, for a result with these strides."""
     of_result = dict(zip(step.labels, strides, strict=True))
+    if _multiplies_matrices(step):
+        roles: dict[str, list[Axis]] = {"batch": [], "rows": [], "columns": [], "contracted": []}
+        for loop in step.loops:
+            left, right, *factor = loop.strides
+            roles[_role(loop)].append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *factor)))
+        return contraction(**roles)
     axes = [(loop, Axis(loop.size, (*loop.strides, of_result.get(loop.label, 0)))) for loop in step.loops]
-    if not _multiplies_matrices(step):
-        free = [axis for loop, axis in axes if loop.kept]
-        return reduction(len(step.reads), free, [axis for loop, axis in axes if not loop.kept])
-    roles: dict[str, list[Axis]] = {"batch": [], "rows": [], "columns": [], "contracted": []}
-    for loop, axis in axes:
-        roles[_role(loop)].append(axis)
-    return contraction(**roles)
+    free = [axis for loop, axis in axes if loop.kept]
+    return reduction(len(step.reads), free, [axis for loop, axis in axes if not loop.kept])
 
 
 def _role(loop: Loop) -> str:
     if not loop.kept:
         return "contracted"
-    left, right, *_ = loop.strides
+    right = loop.strides[RIGHT]
+    left = any(stride for at, stride in enumerate(loop.strides) if at != RIGHT)
     return "rows" if left and not right else "columns" if right and not left else "batch"
 
 
 def _multiplies_matrices(step: Fused) -> bool:
-    """Whether elements of both operands are used more than once: there are rows, columns and a sum."""
-    if len(step.reads) != 2:
+    """Whether elements of both operands are used more than once: there are rows, columns and a sum.
+
+    Of three operands, the first and the last are multiplied element by element to be the left one.
+    """
+    if len(step.reads) not in (2, 3):
         return False
     roles = {_role(loop) for loop in step.loops if loop.size > 1}
     return roles >= {"rows", "columns", "contracted"}

@@ -46,7 +46,7 @@ class ReductionTiling:
 
     @property
     def scattered(self) -> bool:
-        """Whether the result is contiguous along another axis than the operands are."""
+        """Whether the tile has two runs along the result's axes: not all arrays are contiguous along the same one."""
         return self.free.groups[0].block > 1
 
     @property
@@ -130,6 +130,10 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     operands: tl.constexpr = _field(tiling, "operands")
     tile = tl.program_id(0)
     part = tl.program_id(1)
+    if wide:
+        # Positions that are counted from these may need 64 bits, too.
+        tile = tile.to(tl.int64)
+        part = part.to(tl.int64)
     f0: tl.constexpr = group_block(free, 0)
     f1: tl.constexpr = group_block(free, 1)
     s0: tl.constexpr = group_block(summed, 0)

@@ -10,10 +10,8 @@ from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, merge_axes, power_of_two
 from einops_fast.cost import Ceilings
 
-__all__ = ["Reduction", "reduction", "tilings"]
+__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
 
-_ELEMENTS = (1024, 2048, 4096, 8192)
-"""Positions of the nest in a tile."""
 _RUN = 32
 """Neighbours that a tile takes along a second contiguous axis."""
 
@@ -33,9 +31,9 @@ class Reduction:
 
     @property
     def wide(self) -> bool:
-        """Whether an offset may not fit in 32 bits."""
+        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
         axes = self.free + self.summed
-        return any(
+        return max(self.extents) >= 1 << 30 or any(
             sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) >= 1 << 30
             for array in range(self.operands + 1)
         )
@@ -77,7 +75,9 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, Re
             positions = tiling.free.block * tiling.summed.block
             tiling = replace(tiling, warps=8 if positions >= 8192 else 4 if positions >= 512 else 1)
             found.update(dict.fromkeys(_splits(tiling, on)))
-    least = sum(map(problem.size, range(problem.operands + 1))) * item / on.bandwidth
+    memory = sum(map(problem.size, range(problem.operands + 1))) * item / on.bandwidth
+    # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
+    least = max(memory, 4 * free * summed * problem.operands / on.gemm_rate("float32"))
     return [
         # Larger tiles have more loads in flight; the order of the list is what experience says beyond that.
         (least * (1.05 + 0.03 * rank) + on.call * (2 if tiling.split > 1 else 1), tiling)
@@ -119,13 +119,13 @@ def _role(axes: tuple[Axis, ...], arrays: Sequence[int], block: int) -> Role:
     """Axes with a run along those where the most important arrays are contiguous, two at most."""
     runs: list[Axis] = []
     for array in arrays:
-        axis = next((axis for axis in axes if abs(axis.strides[array]) == 1), None)
-        if axis is not None and axis not in runs:
-            runs.append(axis)
-    rest = [axis for axis in by_stride(axes, arrays[0]) if axis not in runs[:2]]
+        # Two windows that overlap make axes that are equal and yet not the same.
+        runs += [axis for axis in axes if abs(axis.strides[array]) == 1 and not any(axis is run for run in runs)][:1]
+    runs = runs[:2]
+    rest = [axis for axis in by_stride(axes, arrays[0]) if not any(axis is run for run in runs)]
     if len(runs) < 2:
         return linear_role([*rest, *runs], block)
-    first, second = runs[:2]
+    first, second = runs
     along = min(_RUN, power_of_two(second.size), max(block // 8, 1))
     inner = linear_role([*rest, first], max(block // along, 1))
     return Role(inner.outer, (Group(along, (second,)), inner.groups[1]))
