@@ -201,9 +201,9 @@ class TorchBackend(Backend):
 
     def fused(self, step: Fused) -> Run:
         from einops_fast.backends.torch_memory import TorchMemory
-        from einops_fast.backends.triton.choice import Choice
+        from einops_fast.backends.triton.choice import chosen_run
 
-        return Choice(step, self.library(step), TorchMemory(), fp32_precision(), current_mode())
+        return chosen_run(step, self.library(step), TorchMemory(), fp32_precision(), current_mode())
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)

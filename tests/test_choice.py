@@ -16,7 +16,7 @@ torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
-from einops_fast.backends.triton.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.steps import Fused, Loop  # noqa: E402
 
@@ -179,10 +179,12 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: FakeM
     assert choose("array")[0] == "one"
 
 
-def test_small_problems_are_the_library_s(offer: Any, memory: FakeMemory) -> None:
+def test_small_problems_are_the_library_s(memory: FakeMemory) -> None:
     small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
-    assert offer(Way("one", 1, 1), library=library(10, 7), step=small)("array")[0] == "library"
-    assert not memory.measured
+    calls = library(10, 7).run(memory, 0)
+    assert chosen_run(small, calls, memory, "ieee", "auto") is calls
+    assert isinstance(chosen_run(small, calls, memory, "ieee", "always"), Choice)
+    assert isinstance(chosen_run(STEP, calls, memory, "ieee", "auto"), Choice)
 
 
 def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: FakeMemory) -> None:

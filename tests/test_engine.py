@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
+from einops_fast.backends.triton import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.candidates import LibraryCandidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
@@ -45,6 +46,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
         return way
 
     monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(choice_module, "_small", lambda _: False)
     monkeypatch.setattr(torch_backend, "_kernel_dtypes", lambda _: frozenset({"float16", "float32", "float64"}))
     clear_plans()
     yield ran

@@ -18,10 +18,9 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.cost import ITEM_SIZES
 from einops_fast.steps import Fused
 
-__all__ = ["Choice"]
+__all__ = ["Choice", "chosen_run"]
 
 _MARGIN = {"auto": 1.4, "always": 4.0}
 """How many times the best prediction a way may be predicted to take and still be measured, by mode."""
@@ -32,7 +31,7 @@ _LIBRARY_MARGIN = 2.5
 _MOST = {"auto": 6, "always": 24}
 """The most kernels that are measured, by mode."""
 
-_SMALL_BYTES, _SMALL_PRODUCTS = 1 << 20, 1 << 27
+_SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
 
 _SPREAD = 1.25
@@ -40,6 +39,17 @@ _SPREAD = 1.25
 
 _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
+
+
+def chosen_run(step: Fused, calls: Callable[..., Any], memory: Memory, precision: str, mode: str) -> Callable[..., Any]:
+    """How a step is run: the library's calls where it is small, else a :class:`Choice`; arguments as there."""
+    return calls if mode != "always" and _small(step) else Choice(step, calls, memory, precision, mode)
+
+
+def _small(step: Fused) -> bool:
+    operands = range(len(step.reads))
+    elements = sum(prod(loop.size for loop in step.loops if loop.strides[at]) for at in operands) + prod(step.shape)
+    return elements < _SMALL_ELEMENTS and prod(loop.size for loop in step.loops) < _SMALL_PRODUCTS
 
 
 class Choice:
@@ -84,8 +94,6 @@ class Choice:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
         library = LibraryCandidate(self.step, self.calls, dtype, on)
-        if self._small(dtype) and self.mode != "always" and not interpreted():
-            return library
         kernels = kernel_candidates(self.step, dtype, on, self.precision)
         if interpreted():
             return kernels[0]
@@ -113,13 +121,6 @@ class Choice:
         near = [way for way in ways if way.seconds <= _MARGIN[self.mode] * least and way is not library]
         near = near[: _MOST[self.mode]]
         return [*near, library] if library.seconds <= _LIBRARY_MARGIN * least or not near else near
-
-    def _small(self, dtype: str) -> bool:
-        operands = range(len(self.step.reads))
-        elements = sum(prod(loop.size for loop in self.step.loops if loop.strides[at]) for at in operands)
-        products = prod(loop.size for loop in self.step.loops)
-        moved = (elements + prod(self.step.shape)) * ITEM_SIZES[dtype]
-        return moved < _SMALL_BYTES and products < _SMALL_PRODUCTS
 
     def _key(self, dtype: str) -> dict[str, Any]:
         terms = [
