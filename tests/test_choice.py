@@ -120,7 +120,7 @@ def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: FakeMemory) ->
 
 
 def test_a_clear_margin_is_not_measured(offer: Any, memory: FakeMemory) -> None:
-    assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(80, 1))("array")[0] == "one"
+    assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(81, 1))("array")[0] == "one"
     assert not memory.measured
 
 
@@ -156,6 +156,11 @@ def test_what_does_not_compile_is_left_out(offer: Any, memory: FakeMemory) -> No
 
 def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: FakeMemory) -> None:
     assert offer(Way("broken", 1, 1, broken=True), library=library(90, 7))("array")[0] == "library"
+
+
+def test_kernels_far_behind_the_library_are_not_compiled(offer: Any, memory: FakeMemory) -> None:
+    assert offer(Way("one", 26, 1), library=library(10, 7))("array")[0] == "library"
+    assert not memory.measured
 
 
 def test_the_library_runs_where_no_kernel_compiles(offer: Any, memory: FakeMemory) -> None:

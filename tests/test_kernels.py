@@ -203,6 +203,24 @@ def test_infinity_beyond_the_edge_stays_out() -> None:
         assert result[1:].isfinite().all()
 
 
+COPIED = [
+    ("bij,bjk->bik", (2, 20, 33), (2, 33, 17)),
+    ("bij,bkj->bik", (3, 20, 33), (3, 19, 33)),
+    ("ijb,bkj->bik", (20, 33, 4), (4, 19, 33)),
+    ("acd,dbc->ab", (18, 10, 12), (12, 17, 10)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in COPIED])
+def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    copying = {way.name.split(", contraction")[0]: way for way in found if way.name.startswith("copy")}
+    assert copying
+    check(equation, operands, list(copying.values()))
+
+
 @pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5])])
 def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The 64-bit way, which only arrays of gigabytes take."""

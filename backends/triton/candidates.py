@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from einops_fast.backends.triton import contraction_tilings, reduction_tilings
 from einops_fast.backends.triton.contraction import ContractionTiling
+from einops_fast.backends.triton.copies import with_copies
 from einops_fast.backends.triton.launch import Kernel, accumulator
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.problems import layouts, problem, with_copies, with_more_rows
+from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.cost import ITEM_SIZES, Ceilings, step_costs
@@ -143,10 +144,10 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
         on: ceilings of the device.
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
     """
-    found = _direct(step, dtype, on, precision)
-    for copies, then in with_copies(step, tensor_cores=_on_tensor_cores(dtype, precision)):
-        first = {at: _direct(copy, dtype, on, precision)[0] for at, copy in copies.items()}
-        direct = _direct(then, dtype, on, precision)[:_COPIES_WORTH_TRYING]
+    found = _direct(step, layouts(step), dtype, on, precision)
+    for copies, then in with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision)):
+        first = {at: _direct(copy.step, [copy.strides], dtype, on, precision)[0] for at, copy in copies.items()}
+        direct = _direct(then, layouts(then), dtype, on, precision)[:_COPIES_WORTH_TRYING]
         found += [CopyCandidate(first, each) for each in direct]
     return sorted(found, key=lambda candidate: candidate.seconds)
 
@@ -155,10 +156,13 @@ def _on_tensor_cores(dtype: str, precision: str) -> bool:
     return ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
 
 
-def _direct(step: Fused, dtype: str, on: Ceilings, precision: str) -> list[Candidate]:
+def _direct(
+    step: Fused, orders: Sequence[tuple[int, ...]], dtype: str, on: Ceilings, precision: str
+) -> list[Candidate]:
+    """Kernels that read the operands as they lie, for a result with one of these strides."""
     found: list[Candidate] = []
     step, swapped = with_more_rows(step)
-    for order, strides in enumerate(layouts(step)):
+    for order, strides in enumerate(orders):
         loops = problem(step, strides)
         tilings: list[tuple[float, Any]]
         if isinstance(loops, Reduction):

@@ -23,10 +23,11 @@ from einops_fast.steps import Fused
 __all__ = ["Choice", "chosen_run"]
 
 _MARGIN = {"auto": 1.4, "always": 4.0}
-"""How many times the best prediction a way may be predicted to take and still be measured, by mode."""
+"""How many times the best kernel another one may be predicted to take and still be measured, by mode."""
 
-_LIBRARY_MARGIN = 2.5
-"""The same for the library's calls, which need no compiling."""
+_LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 2.5
+"""How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
+library needs no compiling; how it copes with odd strides isn't foreseen."""
 
 _MOST = {"auto": 6, "always": 24}
 """The most kernels that are measured, by mode."""
@@ -117,10 +118,12 @@ class Choice:
 
     def _near(self, ways: Sequence[Candidate], library: Candidate) -> list[Candidate]:
         """Those of which one may be the fastest, by their predictions; the library where it has a chance."""
-        least = ways[0].seconds
-        near = [way for way in ways if way.seconds <= _MARGIN[self.mode] * least and way is not library]
-        near = near[: _MOST[self.mode]]
-        return [*near, library] if library.seconds <= _LIBRARY_MARGIN * least or not near else near
+        kernels = [way for way in ways if way is not library]
+        least = min(way.seconds for way in kernels)
+        if least > _KERNEL_MARGIN * library.seconds:
+            return [library]
+        near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least][: _MOST[self.mode]]
+        return [*near, library] if library.seconds <= _LIBRARY_MARGIN * least else near
 
     def _key(self, dtype: str) -> dict[str, Any]:
         terms = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from einops_fast.backends.triton.contraction import FACTOR, LEFT, OUT, RIGHT, ContractionTiling
 from einops_fast.backends.triton.tiling import (
@@ -251,6 +251,8 @@ _TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
 """where the right operand is turned around in registers, by bytes of an element;"""
 _SCATTERED = 1.6
 """where the result is regrouped before it is stored;"""
+_IN_PIECES = {16: 1.0, 8: 1.15, 4: 1.6, 2: 3.0, 1: 3.0}
+"""where strides let a thread load no more than so many bytes of an operand at once;"""
 _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
 """where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes."""
 
@@ -278,8 +280,18 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     memory = item * batch * (m * k + k * n + m * n) / on.bandwidth
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
+    seconds *= max(_IN_PIECES[_loaded_bytes(problem, operand, item)] for operand in (LEFT, RIGHT))
     seconds *= (_TURNED[item] if tiling.turned else 1.0) * (_SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
+
+
+def _loaded_bytes(problem: Contraction, operand: int, item: int) -> int:
+    """What all strides of an operand but the contiguous one divide by, in bytes; 16 at most."""
+    inner = problem.rows + problem.columns + problem.contracted
+    if _fastest(inner, operand) is None:
+        return item
+    axes = problem.batch + inner
+    return gcd(16, *(item * axis.strides[operand] for axis in axes if abs(axis.strides[operand]) > 1))
 
 
 def contraction(
