@@ -17,7 +17,7 @@ from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
-from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Select, Sum, View
+from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tuning import current_mode
 
@@ -29,6 +29,8 @@ _autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 _HALF = (torch.float16, torch.bfloat16)
+_CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
+_AUTOCAST = "autocast chooses the dtype"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -111,13 +113,36 @@ class TorchBackend(Backend):
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, "operands of two dtypes", whole=True)
         if _autocasts(operands[0].device.type):
-            return Numerics(name, name, "autocast chooses the dtype", whole=True)
+            return Numerics(name, name, _AUTOCAST, whole=True)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
             return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=dtype is None)
         return Numerics(name, name)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         return self.einsum(equation, *operands, **options)
+
+    def native_step(self, step: Native) -> Run:
+        native = super().native_step(step)
+        terms, _, output = step.equation.partition("->")
+        left, _, right = terms.partition(",")
+        summed = [(left.index(label), right.index(label)) for label in left if label in right and label not in output]
+        if step.reason != _AUTOCAST or len(step.reads) != 2 or not summed:
+            return native
+        # Imported here because fast_einsum is made of backends.
+        from einops_fast.einsum import fast_einsum
+
+        def run(a: Any, b: Any) -> Any:
+            # What torch.einsum gives to bmm, autocast converts; a sum over a single element is no bmm's.
+            shapes = a.shape, b.shape
+            products = any(shapes[0][one] != 1 != shapes[1][two] for one, two in summed)
+            if not products or a.dtype not in _CASTABLE or b.dtype not in _CASTABLE:
+                return native(a, b)
+            device = a.device.type
+            dtype = torch.get_autocast_dtype(device)
+            with torch.autocast(device, enabled=False):
+                return fast_einsum(step.equation, a.to(dtype), b.to(dtype))
+
+        return run
 
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")

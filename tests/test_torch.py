@@ -96,6 +96,26 @@ def test_autocast_chooses_the_dtype(equation: str, dtypes: Sequence[str], device
         same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes", "dtypes"),
+    [
+        ("ij,jk->ik", [(3, 1), (1, 4)], ["float32", "float32"]),
+        ("ij,jk->ik", [(3, 1), (5, 4)], ["float32", "float32"]),
+        ("ij,jk->ik", [(3, 5), (5, 4)], ["float64", "float64"]),
+        ("ij,jk->ik", [(3, 5), (5, 4)], ["float16", "float32"]),
+        ("ij,ij->ij", [(3, 5), (3, 5)], ["float32", "float32"]),
+    ],
+)
+def test_autocast_converts_what_bmm_gets(
+    equation: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str
+) -> None:
+    operands = [
+        torch.randn(shape, device=device).to(getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
+
+
 def test_autocast_of_another_device_makes_a_plan_of_its_own() -> None:
     operands = tensors("bij,bjk->ibk", dtype=torch.float32, **LARGE)
     was_on = torch.is_autocast_enabled("cuda")
