@@ -173,12 +173,16 @@ class TorchBackend(Backend):
 
         return differentiable(plan, run, self)
 
+    def contiguous(self, array: Any) -> Any:
+        """The array in C order."""
+        return array.contiguous()
+
     def arrange(self, how: Arrange) -> Run:
-        perm, shape = how.perm, how.shape
+        perm, shape, contiguous = how.perm, how.shape, self.contiguous
         if how.moves:
             if shape is None:
-                return lambda a: (a if perm is None else a.permute(perm)).contiguous()
-            return lambda a: (a if perm is None else a.permute(perm)).contiguous().view(shape)
+                return lambda a: contiguous(a if perm is None else a.permute(perm))
+            return lambda a: contiguous(a if perm is None else a.permute(perm)).view(shape)
         if perm is None:
             return _same if shape is None else lambda a: a.reshape(shape)
         return (lambda a: a.permute(perm)) if shape is None else lambda a: a.permute(perm).reshape(shape)
@@ -228,7 +232,13 @@ class TorchBackend(Backend):
         from einops_fast.backends.torch_memory import TorchMemory
         from einops_fast.backends.triton.choice import chosen_run
 
-        return chosen_run(step, self.library(step), TorchMemory(), fp32_precision(), current_mode())
+        copies = any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library)
+        on_copies = None
+        if copies:
+            from einops_fast.backends.torch_copies import CopyingByKernel
+
+            on_copies = CopyingByKernel().library(step)
+        return chosen_run(step, self.library(step), TorchMemory(), fp32_precision(), current_mode(), on_copies)
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)

@@ -9,7 +9,7 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.cost import StepCost, step_costs
+from einops_fast.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.lowering import lower, product_times_matrix
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.path import Path, candidate_paths
@@ -76,8 +76,9 @@ def make_plan(
         return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
 
     plans = [plan(path) for path in candidate_paths(subscripts, shapes, optimize, room)]
-    kernels = numerics.compute in target.kernels and optimize in ("auto", True)
-    if kernels and product_times_matrix(subscripts.inputs, subscripts.output) is not None:
+    # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
+    together = numerics.compute in target.kernels and ITEM_SIZES[numerics.compute] == 2 and optimize in ("auto", True)
+    if together and product_times_matrix(subscripts.inputs, subscripts.output) is not None:
         plans.append(plan(((0, 1, 2),), otherwise=min(plans, key=attrgetter("seconds")).path))
     return plans[0] if len(plans) == 1 else min(plans, key=attrgetter("seconds"))
 

@@ -98,10 +98,14 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMemory:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: FakeMemory) -> Callable[..., Choice]:
-    def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP) -> Choice:
+    def make(
+        *kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, on_copies: Way | None = None
+    ) -> Choice:
+        libraries = {way.name: way for way in (library, on_copies) if way}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
-        monkeypatch.setattr(module, "LibraryCandidate", lambda *_: library)
-        return Choice(step, library.run(memory, 0), memory, "ieee", mode)
+        monkeypatch.setattr(module, "LibraryCandidate", lambda name, *_: libraries[name])
+        copying = on_copies and on_copies.run(memory, 0)
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode, copying)
 
     return make
 
@@ -117,6 +121,15 @@ def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: FakeMemory) ->
     memory.measured.clear()
     assert choose("array") == ("two", 5)
     assert not memory.measured
+
+
+def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: FakeMemory) -> None:
+    on_copies = Way("library on copies by a kernel", 10, 3)
+    choose = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
+    assert choose("array")[0] == on_copies.name
+    memory.capturing = True
+    late = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
+    assert late("array")[0] == "library"
 
 
 def test_a_clear_margin_is_not_measured(offer: Any, memory: FakeMemory) -> None:

@@ -128,7 +128,7 @@ def test_gradients_go_through_kernels(kernels: list[str]) -> None:
 def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(self: Choice, arrays: Sequence[Any]) -> Any:
         if len(self.step.library) > 1 or self.step.labels != "ac":
-            return LibraryCandidate(self.step, self.calls, "float32", gpu_ceilings("H200"))
+            return LibraryCandidate("library", self.step, self.calls, "float32", gpu_ceilings("H200"))
         return kernel_candidates(self.step, "float32", gpu_ceilings("H200"))[0]
 
     monkeypatch.setattr(Choice, "_choose", choose)

@@ -139,10 +139,17 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *FACTORED, *LOOPS)])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
 def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
     check(equation, operands, ways(equation, operands, MOST if dtype in ("float16", "float32") else MOST // 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in FACTORED])
+def test_products_made_on_the_way_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands))
 
 
 def _sliced(array: Any) -> Any:
@@ -256,3 +263,15 @@ def test_offsets_beyond_32_bits() -> None:
     vector = right[:, 0]
     for way in kernel_candidates(fused_step("ik,k->i", (left, vector)), "float16", ON)[:2]:
         torch.testing.assert_close(way.run(MEMORY, 0)(left, vector), expected[:, 0], rtol=2e-2, atol=2e-1)
+
+
+def test_copies_for_the_library_are_right() -> None:
+    from einops_fast.backends.torch_copies import CopyingByKernel
+
+    copying = CopyingByKernel()
+    for order in permutations(range(3)):
+        array = randn(9, 20, 33, dtype="float16").permute(order)
+        for each in (array, _sliced(array), array[:1].expand(4, *array.shape[1:])):
+            copy = copying.contiguous(each)
+            assert copy.is_contiguous()
+            assert torch.equal(copy, each)

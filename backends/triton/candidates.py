@@ -50,11 +50,10 @@ class Candidate:
 class LibraryCandidate(Candidate):
     """The framework's own calls."""
 
-    name = "library"
     in_order = True  # or in whatever order users of the framework are used to
 
-    def __init__(self, step: Fused, calls: Run, dtype: str, on: Ceilings) -> None:
-        self._calls = calls
+    def __init__(self, name: str, step: Fused, calls: Run, dtype: str, on: Ceilings) -> None:
+        self.name, self._calls = name, calls
         operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
         self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
 

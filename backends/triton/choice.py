@@ -42,9 +42,16 @@ _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
 
 
-def chosen_run(step: Fused, calls: Callable[..., Any], memory: Memory, precision: str, mode: str) -> Callable[..., Any]:
+def chosen_run(
+    step: Fused,
+    calls: Callable[..., Any],
+    memory: Memory,
+    precision: str,
+    mode: str,
+    on_copies: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """How a step is run: the library's calls where it is small, else a :class:`Choice`; arguments as there."""
-    return calls if mode != "always" and _small(step) else Choice(step, calls, memory, precision, mode)
+    return calls if mode != "always" and _small(step) else Choice(step, calls, memory, precision, mode, on_copies)
 
 
 def _small(step: Fused) -> bool:
@@ -62,10 +69,19 @@ class Choice:
         memory: the framework's arrays.
         precision: of float32 products.
         mode: see :func:`einops_fast.autotune`.
+        on_copies: the library calls once more, on operands that a kernel has copied, if any has to be.
     """
 
-    def __init__(self, step: Fused, calls: Callable[..., Any], memory: Memory, precision: str, mode: str) -> None:
-        self.step, self.calls, self.memory = step, calls, memory
+    def __init__(
+        self,
+        step: Fused,
+        calls: Callable[..., Any],
+        memory: Memory,
+        precision: str,
+        mode: str,
+        on_copies: Callable[..., Any] | None = None,
+    ) -> None:
+        self.step, self.calls, self.memory, self.on_copies = step, calls, memory, on_copies
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
         self._run: Callable[..., Any] | None = None
@@ -94,36 +110,37 @@ class Choice:
     def _choose(self, operands: Sequence[Any]) -> Candidate:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
-        library = LibraryCandidate(self.step, self.calls, dtype, on)
+        libraries: list[Candidate] = [LibraryCandidate("library", self.step, self.calls, dtype, on)]
+        if self.on_copies is not None:
+            libraries.append(LibraryCandidate("library on copies by a kernel", self.step, self.on_copies, dtype, on))
         kernels = kernel_candidates(self.step, dtype, on, self.precision)
         if interpreted():
             return kernels[0]
-        ways = sorted([library, *kernels], key=lambda way: way.seconds)
+        ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
         key = self._key(dtype)
         if self.mode != "always":
             known = (disk_cache.read(key) or {}).get("choice")
             found = next((way for way in ways if way.name == known and _works(way)), None)
             if found is not None:
                 return found
-        near = [] if self.mode == "never" else self._near(ways, library)
+        near = [] if self.mode == "never" else self._near(kernels, libraries)
         if len(near) < 2:
             return next(way for way in ways if _works(way))
         times = measure(near, operands, self.memory, self._device)
         if not times:
-            return library
+            return libraries[0]
         best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
         candidates = {way.name: times.get(way) for way in near}
         disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})
         return best
 
-    def _near(self, ways: Sequence[Candidate], library: Candidate) -> list[Candidate]:
+    def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
         """Those of which one may be the fastest, by their predictions; the library where it has a chance."""
-        kernels = [way for way in ways if way is not library]
-        least = min(way.seconds for way in kernels)
-        if least > _KERNEL_MARGIN * library.seconds:
-            return [library]
+        least, other = min(way.seconds for way in kernels), libraries[0].seconds
+        if least > _KERNEL_MARGIN * other:
+            return libraries
         near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least][: _MOST[self.mode]]
-        return [*near, library] if library.seconds <= _LIBRARY_MARGIN * least else near
+        return near + libraries if other <= _LIBRARY_MARGIN * least else near
 
     def _key(self, dtype: str) -> dict[str, Any]:
         terms = [
