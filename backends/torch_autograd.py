@@ -20,6 +20,7 @@ from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, in_turn
 from einops_fast.steps import AS_IS, Cast, Diagonal, Gemm, Multiply, View
+from einops_fast.tuning import current_mode
 
 __all__ = ["differentiable", "gradient_equation", "product_order", "spread"]
 
@@ -111,9 +112,11 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     subscripts = replace(plan.subscripts, output=output)
     labels, shape = subscripts.inputs[of], plan.operands[of].shape
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
-    einsum: Run = partial(fast_einsum, equation)
+    # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
+    mode = current_mode() if plan.target.kernels else None
+    einsum: Run = partial(fast_einsum, equation, autotune=mode)
     if plan.numerics.compute.startswith("complex"):
-        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj())  # noqa: E731
+        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), autotune=mode)  # noqa: E731
     if kept == labels:
         return einsum
     return lambda grad, other: spread(einsum(grad, other), labels, kept, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from equations import Case, cases, contractions, expected, operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einops_fast import ShapeError, contract_expression, explain, fast_einsum
+from einops_fast import ShapeError, autotune, contract_expression, explain, fast_einsum
 from einops_fast.plan_cache import clear_plans
 
 torch: Any = pytest.importorskip("torch")
@@ -123,6 +124,25 @@ def test_gradients_go_through_kernels(kernels: list[str]) -> None:
     a, b = randn(2, 2, 2).double().requires_grad_(), randn(2, 2, 2).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: fast_einsum("bij,bjk->kbi", a, b), (a, b))
     assert len(kernels) == 3  # the product, and a gradient for each operand
+
+
+def test_gradients_are_tuned_as_the_forward_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    chosen = Choice._choose
+
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        modes.append(self.mode)
+        return chosen(self, arrays)
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    a, b = randn(2, 3, 4).requires_grad_(), randn(2, 4, 5).requires_grad_()
+    with autotune("never"):
+        result = fast_einsum("bij,bjk->kbi", a, b)
+    worker = threading.Thread(target=result.sum().backward)
+    worker.start()
+    worker.join()
+    assert set(modes) == {"never"}
+    assert len(modes) >= 3  # the product, and a gradient for each operand
 
 
 def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:

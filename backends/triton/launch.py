@@ -98,6 +98,6 @@ class Kernel:
         hints = {path: [["tt.divisibility", _ALIGNMENT]] for path in (*operands, out)} if aligned else {}
         source = ASTSource(self._function, types, self._constants, hints)
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
-        compiled._init_handles()
+        _ = compiled.run  # loads it on the device, which may fail
         self._compiled[aligned] = compiled
         return compiled

@@ -1,0 +1,71 @@
+"""The kernels go through Triton's whole compiler, for GPUs that needn't be here: its interpreter forgives more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+# Triton decides when its functions are defined whether they're interpreted: hence a process of its own.
+PROGRAM = """
+import sys
+from types import SimpleNamespace
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.triton import launch
+from einops_fast.backends.triton.candidates import kernel_candidates
+from einops_fast.layout import contiguous_strides
+from einops_fast.notation import parse
+from einops_fast.plan import make_plan
+from einops_fast.steps import Fused
+from einops_fast.target import Numerics, Operand, Target
+
+capability, dtype, *cases = sys.argv[1:]
+target = GPUTarget("cuda", int(capability), 32)
+launch.driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+# To load a kernel takes a GPU.
+triton.compiler.CompiledKernel._init_handles = lambda self: None
+triton.compiler.CompiledKernel.run = property(lambda self: None)
+on = gpu_ceilings("H200")
+for case in cases:
+    equation, *texts = case.split()
+    shapes = [tuple(map(int, text.split("x"))) for text in texts]
+    operands = [Operand(shape, contiguous_strides(shape), dtype) for shape in shapes]
+    where = Target("torch", "cuda:0", on, kernels=frozenset({dtype}))
+    steps = make_plan(parse(equation, tuple(map(len, shapes))), operands, where, Numerics(dtype, dtype)).steps
+    for step in steps:
+        assert isinstance(step, Fused), step
+        way = kernel_candidates(step, dtype, on)[0]
+        way.compile()
+        print(equation, way.name)
+"""
+
+CASES = [
+    "bind,bjnd->bnij 8x512x4x64 8x512x4x64",  # contraction, plain
+    "ik,kj->ij 4096x288 288x288",  # columns in two parts
+    "dbea,ec->abcd 64x64x64x64 64x64",  # another order of the result
+    "acd,dbc->ab 288x64x288 288x288x64",  # on a copy, split
+    "bi,oij,bj->bo 4096x128 128x128x128 4096x128",  # a product on the way
+    "bi,bj->bij 64x1024 64x1024",  # reductions
+    "bij,bij->b 64x1024x1024 64x1024x1024",
+    "bij,bji->ij 16x512x512 16x512x512",
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM, str(capability), dtype, *CASES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) >= len(CASES)
