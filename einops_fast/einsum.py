@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
@@ -111,7 +112,7 @@ def _compile(
         raise OperandError(f"order is one of 'C', 'F', 'A' and 'K', not {order!r}")
     if casting not in _CASTINGS:
         raise OperandError(f"casting is one of {', '.join(map(repr, _CASTINGS))}, not {casting!r}")
-    plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize)
+    plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     run = compile_plan(plan, backend)
     if order == "K":
         return run
@@ -129,11 +130,19 @@ def plan_arguments(operands: Sequence[Any], dtype: Any, casting: str, optimize: 
 
 
 def plan_call(
-    subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any
+    subscripts: Subscripts,
+    backend: Backend,
+    arrays: Sequence[Any],
+    dtype: Any,
+    casting: str,
+    optimize: Any,
+    order: str = "K",
 ) -> Plan:
-    """The plan for these arrays."""
+    """The plan for these arrays. Another order than ``'K'`` may still have to be brought about afterwards."""
     operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
+    if order == "C" and target.kernels:
+        target = replace(target, in_order=True)
     numerics = backend.numerics(arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

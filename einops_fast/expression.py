@@ -174,8 +174,9 @@ class ContractExpression:
         return result if out is None else backend.finish(result, out, "K", self._casting)
 
     def _compile(self, backend: Backend, operands: Sequence[Any]) -> Callable[..., Any]:
-        plan = plan_call(self._subscripts, backend, operands, self._dtype, self._casting, self._optimize)
-        run, order, casting = compile_plan(plan, backend), self._order, self._casting
+        order, casting = self._order, self._casting
+        plan = plan_call(self._subscripts, backend, operands, self._dtype, casting, self._optimize, order)
+        run = compile_plan(plan, backend)
         if order == "K":
             return run
         return lambda *operands: backend.finish(run(*operands), None, order, casting)

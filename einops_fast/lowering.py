@@ -76,6 +76,7 @@ class _Lowering:
         self.open = subscripts.inputs[0][:1] if target.free_batch else ""
         # Kernels are made for the sizes of one problem.
         open_or_empty = self.open or 0 in sizes.values()
+        self.any_order = not target.in_order
         self.fuses = numerics.compute in target.kernels and not numerics.native and not open_or_empty
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
@@ -99,7 +100,7 @@ class _Lowering:
         if self.fuses and not self.steps and len(terms) > 2:
             together = self.together(terms, path)
             if together is not None:
-                self.finish(self.fused(together, output, self.library(together, operands, otherwise), last=True))
+                self.finish(self.fused(together, output, self.library(together, operands, otherwise), self.any_order))
                 return tuple(self.steps)
         terms = [self.sum_alone(at, terms) for at in range(len(terms))]
         for positions in path:
@@ -165,7 +166,8 @@ class _Lowering:
             kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
             unnamed = tuple(at for at in term.unnamed if at not in summed)
             total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
-            return self.fused([term], kept, self.in_order(total, kept, len(terms) == 1), last=len(terms) == 1)
+            any_order = self.any_order and len(terms) == 1
+            return self.fused([term], kept, self.in_order(total, kept, any_order), any_order)
         return self.without(term, summed, Sum)
 
     def together(self, terms: Sequence[Term], path: Path) -> Sequence[Term] | None:
@@ -187,7 +189,7 @@ class _Lowering:
         places = {term.slot: at for at, term in enumerate(terms)}
         return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
-    def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], last: bool) -> Term:
+    def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
         labels = wanted + "".join(
             dict.fromkeys(label for term in terms for label in term.labels if label not in wanted)
@@ -198,7 +200,7 @@ class _Lowering:
             for label in labels
         )
         shape = self.shape(wanted)
-        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, last, library))
+        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library))
         return Term(slot, tuple(map(Axis, wanted, shape, contiguous_strides(shape), range(len(shape)))))
 
     def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
@@ -220,20 +222,21 @@ class _Lowering:
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             first, second = (int(slot == right.slot) for slot in step.reads)
-            library = self.in_order(replace(step, reads=(first, second)), wanted, not rest)
-            return self.fused([left, right], wanted, library, last=not rest)
+            any_order = self.any_order and not rest
+            library = self.in_order(replace(step, reads=(first, second)), wanted, any_order)
+            return self.fused([left, right], wanted, library, any_order)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
         return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
 
-    def in_order(self, step: Step, wanted: str, last: bool) -> tuple[Step, ...]:
-        """A library's step with its axes as wanted and, unless it is the last one, in C order: kernels rely on it."""
+    def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
+        """A library's step with its axes as wanted and, unless any order will do, in C order."""
         perm = tuple(step.labels.index(label) for label in wanted)
         ordered = perm == tuple(range(len(perm)))
         # An elementwise product, or a sum, lies in memory like its operands.
-        if ordered and (last or isinstance(step, Gemm)):
+        if ordered and (any_order or isinstance(step, Gemm)):
             return (step,)
-        moves = "" if last else "the next step relies on the order"
+        moves = "" if any_order else "whoever reads it relies on the order"
         how = Arrange(None if ordered else perm, None, moves)
         return step, View((len(step.reads),), wanted, self.shape(wanted), how)
 

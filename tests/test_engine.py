@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einops_fast import ShapeError, autotune, contract_expression, explain, fast_einsum
+from einops_fast.backends import get_backend
+from einops_fast.einsum import plan_call
+from einops_fast.notation import parse
 from einops_fast.plan_cache import clear_plans
 
 torch: Any = pytest.importorskip("torch")
@@ -124,6 +128,20 @@ def test_gradients_go_through_kernels(kernels: list[str]) -> None:
     a, b = randn(2, 2, 2).double().requires_grad_(), randn(2, 2, 2).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: fast_einsum("bij,bjk->kbi", a, b), (a, b))
     assert len(kernels) == 3  # the product, and a gradient for each operand
+
+
+def test_c_order_is_written_and_not_made_of_another() -> None:
+    told = explain("dbea,ec->abcd", randn(4, 3, 5, 6), randn(5, 7))
+    assert told.plan.steps[0].any_order
+    operands = randn(4, 3, 5, 6), randn(5, 7)
+    for call in (partial(fast_einsum, "dbea,ec->abcd"), contract_expression("dbea,ec->abcd", *operands, order="C")):
+        result = call(*operands) if not isinstance(call, partial) else call(*operands, order="C")
+        assert result.is_contiguous()
+        torch.testing.assert_close(result, torch.einsum("dbea,ec->abcd", *operands))
+    backend = get_backend("torch")
+    plan = plan_call(parse("dbea,ec->abcd", (4, 2)), backend, operands, None, "safe", "auto", "C")
+    assert [type(step).__name__ for step in plan.steps] == ["Fused"]
+    assert not plan.steps[0].any_order
 
 
 def test_gradients_are_tuned_as_the_forward_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
