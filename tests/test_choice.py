@@ -132,6 +132,17 @@ def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: FakeM
     assert late("array")[0] == "library"
 
 
+def test_what_takes_long_is_timed_once_and_not_all_of_it(
+    offer: Any, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(module, "perf_counter", lambda: float(next(now)))  # every look at the clock is a second later
+    choose = offer(*(Way(f"way {at}", 10 + at / 10, 9 - at) for at in range(6)), library=library(10, 7))
+    assert choose("array")[0] in ("library", "way 0", "way 1")
+    assert memory.measured[0] == "library"
+    assert 2 <= len(memory.measured) <= 4
+
+
 def test_a_clear_margin_is_not_measured(offer: Any, memory: FakeMemory) -> None:
     assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(81, 1))("array")[0] == "one"
     assert not memory.measured

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
+from time import perf_counter
 from typing import Any
 
 import triton
@@ -37,6 +38,9 @@ _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 
 _SPREAD = 1.25
 """Ways that took longer than this times the best in the first round are out."""
+
+_LONGEST, _LONG = 2.0, 0.02
+"""Seconds after which no further way is timed, and from which on a run is timed once and not several times."""
 
 _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
@@ -140,7 +144,8 @@ class Choice:
         if least > _KERNEL_MARGIN * other:
             return libraries
         near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least][: _MOST[self.mode]]
-        return near + libraries if other <= _LIBRARY_MARGIN * least else near
+        # The library first: of what takes seconds, not all is timed.
+        return libraries + near if other <= _LIBRARY_MARGIN * least else near
 
     def _key(self, dtype: str) -> dict[str, Any]:
         terms = [
@@ -176,18 +181,23 @@ def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, 
         working = [way for way, ready in zip(ways, pool.map(works, ways), strict=True) if ready]
     runs: dict[Candidate, Callable[[], Any]] = {}
     times: dict[Candidate, list[float]] = {}
+    began = perf_counter()
     for way in working:
+        if times and perf_counter() - began > _LONGEST:
+            break
         run = partial(way.run(memory, device), *operands)
         try:
-            # The first runs load the kernel and fill the framework's pools of memory.
-            run(), run()
-            times[way] = memory.seconds(run, device, 3)
+            # The first run loads the kernel and fills the framework's pools of memory, and the second may still.
+            run()
+            spent = memory.seconds(run, device, 1)
+            if spent[0] < _LONG:
+                spent = memory.seconds(run, device, 3)
         except Exception:  # out of memory for a copy, say: then it isn't a way
             continue
-        runs[way] = run
+        runs[way], times[way] = run, spent
     for _ in range(2 if times else 0):
         best = min(map(min, times.values()))
         for way in runs:
-            if min(times[way]) <= _SPREAD * best:
-                times[way] += memory.seconds(runs[way], device, 5)
+            if min(times[way]) <= _SPREAD * best and perf_counter() - began <= _LONGEST:
+                times[way] += memory.seconds(runs[way], device, 5 if best < _LONG else 1)
     return {way: statistics.median(each) for way, each in times.items()}
