@@ -191,13 +191,14 @@ class _Lowering:
 
     def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
-        labels = wanted + "".join(
-            dict.fromkeys(label for term in terms for label in term.labels if label not in wanted)
-        )
+        every = dict.fromkeys("".join([term.labels for term in terms]))
+        labels = wanted + "".join([label for label in every if label not in wanted])
         strides = [{axis.label: axis.stride for axis in term.axes} for term in terms]
         loops = tuple(
-            Loop(label, self.sizes[label], tuple(each.get(label, 0) for each in strides), label in wanted)
-            for label in labels
+            [
+                Loop(label, self.sizes[label], tuple([each.get(label, 0) for each in strides]), label in wanted)
+                for label in labels
+            ]
         )
         shape = self.shape(wanted)
         slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library))
@@ -221,9 +222,10 @@ class _Lowering:
         step, strides = contract_pair(left, right, keep, wanted, self.target, self.numerics, self.open)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
-            first, second = (int(slot == right.slot) for slot in step.reads)
+            reads = tuple([int(slot == right.slot) for slot in step.reads])
             any_order = self.any_order and not rest
-            library = self.in_order(replace(step, reads=(first, second)), wanted, any_order)
+            own = step if step.reads == reads else replace(step, reads=reads)
+            library = self.in_order(own, wanted, any_order)
             return self.fused([left, right], wanted, library, any_order)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
