@@ -60,11 +60,11 @@ class CupyBackend(NdarrayBackend):
 
     def fused(self, step: Fused) -> Run:
         from einops_fast.backends.cupy_memory import CupyMemory
-        from einops_fast.backends.triton.choice import chosen_run
+        from einops_fast.backends.triton.choice import Choice, chosen_run
 
         # As CuPy's own matmul decides it.
         precision = "tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee"
-        return chosen_run(step, self.library(step), CupyMemory(), precision, current_mode())
+        return chosen_run(Choice(step, self.library(step), CupyMemory(), precision, current_mode()))
 
     def room(self, operands: Sequence[Any]) -> int | None:
         free, _ = cp.cuda.runtime.memGetInfo()

@@ -230,7 +230,7 @@ class TorchBackend(Backend):
 
     def fused(self, step: Fused) -> Run:
         from einops_fast.backends.torch_memory import TorchMemory
-        from einops_fast.backends.triton.choice import chosen_run
+        from einops_fast.backends.triton.choice import Choice, chosen_run
 
         copies = any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library)
         on_copies = None
@@ -238,7 +238,7 @@ class TorchBackend(Backend):
             from einops_fast.backends.torch_copies import CopyingByKernel
 
             on_copies = CopyingByKernel().library(step)
-        return chosen_run(step, self.library(step), TorchMemory(), fp32_precision(), current_mode(), on_copies)
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), fp32_precision(), current_mode(), on_copies))
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)

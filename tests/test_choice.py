@@ -211,9 +211,9 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: FakeM
 def test_small_problems_are_the_library_s(memory: FakeMemory) -> None:
     small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
     calls = library(10, 7).run(memory, 0)
-    assert chosen_run(small, calls, memory, "ieee", "auto") is calls
-    assert isinstance(chosen_run(small, calls, memory, "ieee", "always"), Choice)
-    assert isinstance(chosen_run(STEP, calls, memory, "ieee", "auto"), Choice)
+    assert chosen_run(Choice(small, calls, memory, "ieee", "auto")) is calls
+    assert isinstance(chosen_run(Choice(small, calls, memory, "ieee", "always")), Choice)
+    assert isinstance(chosen_run(Choice(STEP, calls, memory, "ieee", "auto")), Choice)
 
 
 def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: FakeMemory) -> None:

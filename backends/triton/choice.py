@@ -46,18 +46,6 @@ _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
 
 
-def chosen_run(
-    step: Fused,
-    calls: Callable[..., Any],
-    memory: Memory,
-    precision: str,
-    mode: str,
-    on_copies: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
-    """How a step is run: the library's calls where it is small, else a :class:`Choice`; arguments as there."""
-    return calls if mode != "always" and _small(step) else Choice(step, calls, memory, precision, mode, on_copies)
-
-
 def _small(step: Fused) -> bool:
     operands = range(len(step.reads))
     elements = sum(prod(loop.size for loop in step.loops if loop.strides[at]) for at in operands) + prod(step.shape)
@@ -168,6 +156,11 @@ def _works(way: Candidate) -> bool:
     except Exception:  # whatever the compiler says: too large a tile for this device is the usual reason
         return False
     return True
+
+
+def chosen_run(choice: Choice) -> Callable[..., Any]:
+    """What runs a step: the library's calls at once where it is small, else the choice."""
+    return choice.calls if choice.mode != "always" and _small(choice.step) else choice
 
 
 def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, device: int) -> dict[Candidate, float]:

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.indexing import (
-    block_of,
     counted,
-    group_block,
+    field,
+    group_field,
     group_inside,
     group_offsets,
     inside,
@@ -79,49 +79,14 @@ class ContractionTiling:
         return batch * self.rows.tiles * self.columns.tiles, self.split, 1
 
     @property
+    def in_two(self) -> bool:
+        """Whether a tile's columns have a second part."""
+        return self.rest is not None
+
+    @property
     def elements(self) -> int:
         """Of the result."""
         return prod(axis.size for axis in self.batch) * self.rows.extent * self.columns.extent
-
-
-@triton.constexpr_function
-def _batch(tiling):
-    return tiling.batch
-
-
-@triton.constexpr_function
-def _rows(tiling):
-    return tiling.rows
-
-
-@triton.constexpr_function
-def _columns(tiling):
-    return tiling.columns
-
-
-@triton.constexpr_function
-def _rest(tiling):
-    return tiling.rest
-
-
-@triton.constexpr_function
-def _in_two(tiling):
-    return tiling.rest is not None
-
-
-@triton.constexpr_function
-def _contracted(tiling):
-    return tiling.contracted
-
-
-@triton.constexpr_function
-def _tiles(role):
-    return role.tiles
-
-
-@triton.constexpr_function
-def _field(tiling, name):
-    return getattr(tiling, name)
 
 
 @triton.jit
@@ -131,16 +96,16 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
     ``factor`` is read only where the left operand is a product, and else any array.
     ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
     """
-    rows: tl.constexpr = _rows(tiling)
-    columns: tl.constexpr = _columns(tiling)
-    contracted: tl.constexpr = _contracted(tiling)
-    wide: tl.constexpr = _field(tiling, "wide")
-    in_two: tl.constexpr = _in_two(tiling)
-    split: tl.constexpr = _field(tiling, "split")
-    swath: tl.constexpr = _field(tiling, "swath")
+    rows: tl.constexpr = field(tiling, "rows")
+    columns: tl.constexpr = field(tiling, "columns")
+    contracted: tl.constexpr = field(tiling, "contracted")
+    wide: tl.constexpr = field(tiling, "wide")
+    in_two: tl.constexpr = field(tiling, "in_two")
+    split: tl.constexpr = field(tiling, "split")
+    swath: tl.constexpr = field(tiling, "swath")
 
-    row_tiles: tl.constexpr = _tiles(rows)
-    column_tiles: tl.constexpr = _tiles(columns)
+    row_tiles: tl.constexpr = field(rows, "tiles")
+    column_tiles: tl.constexpr = field(columns, "tiles")
     program = tl.program_id(0)
     part = tl.program_id(1)
     if wide:
@@ -155,26 +120,26 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
     column_tile = program % (swath * column_tiles) // height
 
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
-    left += counted(batch, _batch(tiling), 0, True)
-    right += counted(batch, _batch(tiling), 1, True)
-    out += counted(batch, _batch(tiling), 2, True)
-    if _field(tiling, "factored"):
-        factor += counted(batch, _batch(tiling), 3, True)
+    left += counted(batch, field(tiling, "batch"), 0, True)
+    right += counted(batch, field(tiling, "batch"), 1, True)
+    out += counted(batch, field(tiling, "batch"), 2, True)
+    if field(tiling, "factored"):
+        factor += counted(batch, field(tiling, "batch"), 3, True)
     left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
     row_inside = inside(row_tile, rows, False)[:, None]
 
-    product = tl.zeros((block_of(rows), block_of(columns)), acc_type)
+    product = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
     if in_two:
-        further = tl.zeros((block_of(rows), block_of(_rest(tiling))), acc_type)
-    steps: tl.constexpr = (_tiles(contracted) + split - 1) // split
+        further = tl.zeros((field(rows, "block"), field(field(tiling, "rest"), "block")), acc_type)
+    steps: tl.constexpr = (field(contracted, "tiles") + split - 1) // split
     begin = part * steps
-    for step in range(begin, min(begin + steps, _tiles(contracted))):
+    for step in range(begin, min(begin + steps, field(contracted, "tiles"))):
         a = tl.load(
             left + left_rows + tile_offsets(step, contracted, 0, False, wide)[None, :],
             mask=row_inside & inside(step, contracted, False)[None, :],
             other=0,
         )
-        if _field(tiling, "factored"):
+        if field(tiling, "factored"):
             # Where it lacks the axes of the tile, one element serves the whole run.
             other = tl.load(
                 factor
@@ -189,26 +154,26 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
         if upcast:
             a = a.to(acc_type)
             b = b.to(acc_type)
-        product = tl.dot(a, b, product, input_precision=_field(tiling, "precision"), out_dtype=acc_type)
+        product = tl.dot(a, b, product, input_precision=field(tiling, "precision"), out_dtype=acc_type)
         if in_two:
-            b = _right_tile(right, step, column_tile, tiling, _rest(tiling))
+            b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
             if upcast:
                 b = b.to(acc_type)
-            further = tl.dot(a, b, further, input_precision=_field(tiling, "precision"), out_dtype=acc_type)
+            further = tl.dot(a, b, further, input_precision=field(tiling, "precision"), out_dtype=acc_type)
 
     if split > 1:
-        out += part.to(tl.int64) * _field(tiling, "elements")
+        out += part.to(tl.int64) * field(tiling, "elements")
     _store(out, product, row_tile, column_tile, tiling, columns)
     if in_two:
-        _store(out, further, row_tile, column_tile, tiling, _rest(tiling))
+        _store(out, further, row_tile, column_tile, tiling, field(tiling, "rest"))
 
 
 @triton.jit
 def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
     """The right operand's part of one step: contracted axes × columns."""
-    contracted: tl.constexpr = _contracted(tiling)
-    wide: tl.constexpr = _field(tiling, "wide")
-    turned: tl.constexpr = _field(tiling, "turned")
+    contracted: tl.constexpr = field(tiling, "contracted")
+    wide: tl.constexpr = field(tiling, "wide")
+    turned: tl.constexpr = field(tiling, "turned")
     b = tl.load(
         right
         + tile_offsets(step, contracted, 1, turned, wide)[:, None]
@@ -217,22 +182,27 @@ def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.cons
         other=0,
     )
     if turned:
-        outer: tl.constexpr = group_block(contracted, 0)
-        inner: tl.constexpr = group_block(contracted, 1)
-        b = b.reshape((inner, outer, block_of(columns))).permute((1, 0, 2))
-        b = b.reshape((outer * inner, block_of(columns)))
+        outer: tl.constexpr = group_field(contracted, 0, "block")
+        inner: tl.constexpr = group_field(contracted, 1, "block")
+        b = b.reshape((inner, outer, field(columns, "block"))).permute((1, 0, 2))
+        b = b.reshape((outer * inner, field(columns, "block")))
     return b
 
 
 @triton.jit
 def _store(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
     """A tile of the result, in its own dtype and order of axes."""
-    rows: tl.constexpr = _rows(tiling)
-    wide: tl.constexpr = _field(tiling, "wide")
+    rows: tl.constexpr = field(tiling, "rows")
+    wide: tl.constexpr = field(tiling, "wide")
     value = product.to(out.dtype.element_ty)
-    if _field(tiling, "scattered"):
+    if field(tiling, "scattered"):
         value = value.reshape(
-            (group_block(rows, 0), group_block(rows, 1), group_block(columns, 0), group_block(columns, 1))
+            (
+                group_field(rows, 0, "block"),
+                group_field(rows, 1, "block"),
+                group_field(columns, 0, "block"),
+                group_field(columns, 1, "block"),
+            )
         )
         place = (
             group_offsets(row_tile, rows, 0, 2, wide)[:, None, None, None]

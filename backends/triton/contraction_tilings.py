@@ -19,7 +19,7 @@ from einops_fast.backends.triton.tiling import (
 )
 from einops_fast.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["Contraction", "contraction", "tilings"]
+__all__ = ["Contraction", "contraction", "loaded_bytes", "tilings"]
 
 _RUN_BYTES = 32
 """Neighbours that a tile takes along a second contiguous axis: a sector of the memory system."""
@@ -280,13 +280,13 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     memory = item * batch * (m * k + k * n + m * n) / on.bandwidth
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
-    seconds *= max(_IN_PIECES[_loaded_bytes(problem, operand, item)] for operand in (LEFT, RIGHT))
+    seconds *= max(_IN_PIECES[loaded_bytes(problem, operand, item)] for operand in (LEFT, RIGHT))
     seconds *= (_TURNED[item] if tiling.turned else 1.0) * (_SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
 
 
-def _loaded_bytes(problem: Contraction, operand: int, item: int) -> int:
-    """What all strides of an operand but the contiguous one divide by, in bytes; 16 at most."""
+def loaded_bytes(problem: Contraction, operand: int, item: int) -> int:
+    """How many bytes of an operand a thread can load at once: what all strides but the contiguous one divide by."""
     inner = problem.rows + problem.columns + problem.contracted
     if _fastest(inner, operand) is None:
         return item

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import prod
 
-from einops_fast.backends.triton.problems import multiplies_matrices, slowest_first
+from einops_fast.backends.triton.contraction_tilings import Contraction, loaded_bytes
+from einops_fast.backends.triton.problems import multiplies_matrices, problem, slowest_first
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Loop
 
@@ -57,8 +58,10 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     ways = []
     if along[0] is not None and along[1] is not None and along[0] != along[1]:
         ways.append({smaller_first[0]: True})
+    loops = problem(step, contiguous_strides(step.shape))
+    assert isinstance(loops, Contraction)
     # Rows (or columns) stay last where the operand is contiguous along them.
-    poor = {at: not _along_free(step, at) for at in smaller_first if _loaded_bytes(step, at, item) < _POOR}
+    poor = {at: not _along_free(step, at) for at in smaller_first if loaded_bytes(loops, at, item) < _POOR}
     ways += [dict(list(poor.items())[:count]) for count in range(1, len(poor) + 1)]
     return [_copying(step, way, item) for way in ways]
 
@@ -66,15 +69,6 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
 def _along_free(step: Fused, at: int) -> bool:
     """Whether an operand is contiguous along an axis that the other one lacks."""
     return any(loop.strides[at] == 1 and loop.size > 1 and not loop.strides[1 - at] for loop in step.loops)
-
-
-def _loaded_bytes(step: Fused, at: int, item: int) -> int:
-    """How many bytes of an operand a thread can load at once: what all strides but the contiguous one divide by."""
-    batch = [loop for loop in step.loops if loop.kept and all(loop.strides)]
-    inner = [loop for loop in step.loops if loop not in batch and loop.size > 1 and loop.strides[at]]
-    if not any(loop.strides[at] == 1 for loop in inner):
-        return item
-    return gcd(_VECTOR, *(item * loop.strides[at] for loop in [*batch, *inner] if loop.strides[at] != 1))
 
 
 def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int, Copy], Fused]:

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "block_of",
     "counted",
-    "group_block",
+    "field",
+    "group_field",
     "group_inside",
     "group_offsets",
     "inside",
@@ -42,50 +42,15 @@ def _stride(axes, at, array):
 
 
 @triton.constexpr_function
-def _outer(role):
-    return role.outer
+def field(record, name):
+    """A field of a tiling or of a role."""
+    return getattr(record, name)
 
 
 @triton.constexpr_function
-def _axes(role, at):
-    return role.groups[at].axes
-
-
-@triton.constexpr_function
-def _tiles(role, at):
-    return role.groups[at].tiles
-
-
-@triton.constexpr_function
-def _extent(role, at):
-    return role.groups[at].extent
-
-
-@triton.constexpr_function
-def _even(role, at):
-    return role.groups[at].extent % role.groups[at].step == 0
-
-
-@triton.constexpr_function
-def _step(role, at):
-    return role.groups[at].step
-
-
-@triton.constexpr_function
-def _start(role, at):
-    return role.groups[at].start
-
-
-@triton.constexpr_function
-def group_block(role, at):
-    """How many neighbours of group ``at`` a tile takes."""
-    return role.groups[at].block
-
-
-@triton.constexpr_function
-def block_of(role):
-    """Extent of a tile along the whole role."""
-    return role.block
+def group_field(role, at, name):
+    """A field of group ``at`` of a role."""
+    return getattr(role.groups[at], name)
 
 
 @triton.constexpr_function
@@ -118,14 +83,16 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
 def _first(tile, role: tl.constexpr, at: tl.constexpr):
     """Position in group ``at`` where tile number ``tile`` begins."""
     if at == 0:
-        tile = tile // _tiles(role, 1)
-    return (tile % _tiles(role, at)) * _step(role, at) + _start(role, at)
+        tile = tile // group_field(role, 1, "tiles")
+    return (tile % group_field(role, at, "tiles")) * group_field(role, at, "step") + group_field(role, at, "start")
 
 
 @triton.jit
 def _outside(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
     """Offset of the tile by the outer axes."""
-    return counted(tile // (_tiles(role, 0) * _tiles(role, 1)), _outer(role), array, wide)
+    return counted(
+        tile // (group_field(role, 0, "tiles") * group_field(role, 1, "tiles")), field(role, "outer"), array, wide
+    )
 
 
 @triton.jit
@@ -134,7 +101,12 @@ def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexp
     if lacks(role, at, array):
         offset = counted(tl.arange(0, 1), (), array, wide)
     else:
-        offset = counted(_first(tile, role, at) + tl.arange(0, group_block(role, at)), _axes(role, at), array, wide)
+        offset = counted(
+            _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")),
+            group_field(role, at, "axes"),
+            array,
+            wide,
+        )
     if at == 0:
         offset += _outside(tile, role, array, wide)
     return offset
@@ -143,22 +115,22 @@ def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexp
 @triton.jit
 def group_inside(tile, role: tl.constexpr, at: tl.constexpr):
     """Which positions of a tile's run along one group exist."""
-    if _even(role, at):
-        found = tl.full((group_block(role, at),), True, tl.int1)
+    if group_field(role, at, "even"):
+        found = tl.full((group_field(role, at, "block"),), True, tl.int1)
     else:
-        found = _first(tile, role, at) + tl.arange(0, group_block(role, at)) < _extent(role, at)
+        found = _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")) < group_field(role, at, "extent")
     return found
 
 
 @triton.jit
 def _digit(role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
     """For each position along a tile, the position in group ``at``: group 1 is the fastest, or, turned, 0."""
-    run = tl.arange(0, block_of(role))
+    run = tl.arange(0, field(role, "block"))
     if (at == 1) == turned:
         # The slower of the two; where the faster has block 1, this changes nothing.
-        run = run // group_block(role, 1 - at)
-    elif group_block(role, at) < block_of(role):
-        run = run % group_block(role, at)
+        run = run // group_field(role, 1 - at, "block")
+    elif group_field(role, at, "block") < field(role, "block"):
+        run = run % group_field(role, at, "block")
     return run
 
 
@@ -168,8 +140,10 @@ def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.const
     offset = _outside(tile, role, array, wide)
     for at in tl.static_range(2):
         if not lacks(role, at, array):
-            offset += counted(_first(tile, role, at) + _digit(role, at, turned), _axes(role, at), array, wide)
-    return offset + tl.zeros((block_of(role),), offset.dtype)
+            offset += counted(
+                _first(tile, role, at) + _digit(role, at, turned), group_field(role, at, "axes"), array, wide
+            )
+    return offset + tl.zeros((field(role, "block"),), offset.dtype)
 
 
 @triton.jit
@@ -185,10 +159,10 @@ def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexp
 @triton.jit
 def inside(tile, role: tl.constexpr, turned: tl.constexpr):
     """Which positions along a tile exist."""
-    found = tl.full((block_of(role),), True, tl.int1)
+    found = tl.full((field(role, "block"),), True, tl.int1)
     for at in tl.static_range(2):
-        if not _even(role, at):
-            found &= _first(tile, role, at) + _digit(role, at, turned) < _extent(role, at)
+        if not group_field(role, at, "even"):
+            found &= _first(tile, role, at) + _digit(role, at, turned) < group_field(role, at, "extent")
     return found
 
 

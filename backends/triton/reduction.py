@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.indexing import group_block, group_inside, group_offsets, lacks
+from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks
 from einops_fast.backends.triton.tiling import Role
 
 __all__ = ["ReductionTiling", "reduce_kernel"]
@@ -61,26 +61,6 @@ class ReductionTiling:
         return f"reduction {tile}, {self.warps} warps, split {self.split}"
 
 
-@triton.constexpr_function
-def _free(tiling):
-    return tiling.free
-
-
-@triton.constexpr_function
-def _summed(tiling):
-    return tiling.summed
-
-
-@triton.constexpr_function
-def _tiles(role):
-    return role.tiles
-
-
-@triton.constexpr_function
-def _field(tiling, name):
-    return getattr(tiling, name)
-
-
 @triton.jit
 def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
     return (
@@ -123,23 +103,23 @@ def _ragged(tiling):
 @triton.jit
 def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     """Write the tiles of the result, or of ``split`` partial results one after the other."""
-    free: tl.constexpr = _free(tiling)
-    summed: tl.constexpr = _summed(tiling)
-    wide: tl.constexpr = _field(tiling, "wide")
-    split: tl.constexpr = _field(tiling, "split")
-    operands: tl.constexpr = _field(tiling, "operands")
+    free: tl.constexpr = field(tiling, "free")
+    summed: tl.constexpr = field(tiling, "summed")
+    wide: tl.constexpr = field(tiling, "wide")
+    split: tl.constexpr = field(tiling, "split")
+    operands: tl.constexpr = field(tiling, "operands")
     tile = tl.program_id(0)
     part = tl.program_id(1)
     if wide:
         # Positions that are counted from these may need 64 bits, too.
         tile = tile.to(tl.int64)
         part = part.to(tl.int64)
-    f0: tl.constexpr = group_block(free, 0)
-    f1: tl.constexpr = group_block(free, 1)
-    s0: tl.constexpr = group_block(summed, 0)
-    s1: tl.constexpr = group_block(summed, 1)
-    begin = part * ((_tiles(summed) + split - 1) // split)
-    end = min(begin + (_tiles(summed) + split - 1) // split, _tiles(summed))
+    f0: tl.constexpr = group_field(free, 0, "block")
+    f1: tl.constexpr = group_field(free, 1, "block")
+    s0: tl.constexpr = group_field(summed, 0, "block")
+    s1: tl.constexpr = group_field(summed, 1, "block")
+    begin = part * ((field(summed, "tiles") + split - 1) // split)
+    end = min(begin + (field(summed, "tiles") + split - 1) // split, field(summed, "tiles"))
     total = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
         product = tl.load(
@@ -161,7 +141,7 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     if s0 > 1:
         total = tl.sum(total, 2, keep_dims=True)
     if split > 1:
-        out += part.to(tl.int64) * _field(tiling, "elements")
+        out += part.to(tl.int64) * field(tiling, "elements")
     place = (
         group_offsets(tile, free, 0, operands, wide)[:, None, None, None]
         + group_offsets(tile, free, 1, operands, wide)[None, :, None, None]

@@ -49,6 +49,11 @@ class Group:
     def tiles(self) -> int:
         return -(-self.extent // self.step)
 
+    @property
+    def even(self) -> bool:
+        """Whether no tile reaches beyond the extent."""
+        return self.extent % self.step == 0
+
     def missing(self, array: int) -> bool:
         """Whether the array has none of these axes."""
         return all(axis.size == 1 or axis.strides[array] == 0 for axis in self.axes)
