@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cases",
         choices=tuple(FAMILIES),
         default="public",
-        help="contraction: the public cases (default), those held out, or both",
+        help="contraction: the public cases (default), those at other extents and in other layouts, or both",
     )
     parser.add_argument(
         "--only", default="", help="names of cases (or 0, 1, 2), or how names begin, separated by commas"

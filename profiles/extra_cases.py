@@ -1,7 +1,8 @@
-"""Cases held out: the classes of the public ones at other extents, so that being fast there isn't all there is.
+"""Further cases: the classes of the public ones at other extents and in other layouts.
 
-Nothing is tuned on these. Extents are odd, prime, aligned to 4 or 8 elements, tiny or long; operands are also
-turned, expanded and sliced. Each case holds between 10 MB (float16) and 200 MB (float32) on a GPU.
+No shape of a tile was chosen by these; that operands with odd strides may be copied was. Extents are odd, prime,
+aligned to 4 or 8 elements, tiny or long; operands are also turned, expanded and sliced. Each case holds between 10 MB
+(float16) and 200 MB (float32) on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The held-out cases are what they say they are, and their operands lie in memory as told."""
+"""The further cases are what they say they are, and their operands lie in memory as told."""
 
 from math import prod
 
