@@ -21,8 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton import launch
-from einops_fast.backends.triton.candidates import kernel_candidates
+from einops_fast.backends.triton import launch, tma_launch
+from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
@@ -31,7 +31,7 @@ from einops_fast.target import Numerics, Operand, Target
 
 capability, dtype, *cases = sys.argv[1:]
 target = GPUTarget("cuda", int(capability), 32)
-launch.driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+launch.driver = tma_launch.driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
 # To load a kernel takes a GPU.
 triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: None)
@@ -44,14 +44,17 @@ for case in cases:
     steps = make_plan(parse(equation, tuple(map(len, shapes))), operands, where, Numerics(dtype, dtype)).steps
     for step in steps:
         assert isinstance(step, Fused), step
-        way = kernel_candidates(step, dtype, on)[0]
-        way.compile()
-        print(equation, way.name)
+        ways = kernel_candidates(step, dtype, on)
+        boxes = [way for way in ways if isinstance(way, BoxCandidate)]
+        for way in {ways[0], *boxes[:1], *boxes[-1:]}:
+            way.compile()
+            print(equation, way.name)
 """
 
 CASES = [
     "bind,bjnd->bnij 8x512x4x64 8x512x4x64",  # contraction, plain
     "ik,kj->ij 4096x288 288x288",  # columns in two parts
+    "bda,dc->abc 64x96x288 96x288",  # contiguous along rows: one warp group's far from the other's
     "dbea,ec->abcd 64x64x64x64 64x64",  # another order of the result
     "acd,dbc->ab 288x64x288 288x288x64",  # on a copy, split
     "bi,oij,bj->bo 4096x128 128x128x128 4096x128",  # a product on the way
@@ -68,4 +71,5 @@ def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(capability), dtype, *CASES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert ("boxes" in done.stdout) == (capability == 90 and dtype == "float16")
     assert len(done.stdout.splitlines()) >= len(CASES)

@@ -10,17 +10,23 @@ from typing import Any
 from einops_fast.backends.triton import contraction_tilings, reduction_tilings
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.copies import with_copies
-from einops_fast.backends.triton.launch import Kernel, accumulator
+from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_tilings import Reduction
+from einops_fast.backends.triton.tma_contraction import BoxTiling
+from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
+from einops_fast.backends.triton.tma_tilings import box_tilings
 from einops_fast.cost import ITEM_SIZES, Ceilings, step_costs
 from einops_fast.steps import Fused
 
 __all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
 
 Run = Callable[..., Any]
+
+_BOXES_WORTH_TRYING = 3
+"""Tilings that are tried of the kernel that has boxes copied by the hardware."""
 
 _COPIES_WORTH_TRYING = 3
 """Kernels that are tried on a copied operand."""
@@ -77,18 +83,18 @@ class KernelCandidate(Candidate):
         self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
         self.tiling: ContractionTiling | ReductionTiling = tiling
-        self._shape, self._strides, self._swapped, self._dtype = shape, strides, swapped, dtype
+        self.shape, self.strides, self.swapped, self.dtype = shape, strides, swapped, dtype
 
     @cached_property
     def _kernel(self) -> Kernel:
-        return Kernel(self.tiling, self._dtype, self._dtype if self.tiling.split == 1 else accumulator(self._dtype))
+        return Kernel(self.tiling, self.dtype, self.dtype if self.tiling.split == 1 else accumulator(self.dtype))
 
     def compile(self) -> None:
         self._kernel.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
-        launch, empty, shape, strides = self._kernel.launch, memory.empty, self._shape, self._strides
-        swapped = self._swapped
+        launch, empty, shape, strides = self._kernel.launch, memory.empty, self.shape, self.strides
+        swapped = self.swapped
         if self.tiling.split == 1:
 
             def run(*operands: Any) -> Any:
@@ -97,8 +103,8 @@ class KernelCandidate(Candidate):
                 return out
 
             return run
-        parts, elements, wide = self.tiling.split, prod(shape), accumulator(self._dtype)
-        addition = Kernel(reduction_tilings.sum_of_parts(parts, elements), wide, self._dtype)
+        parts, elements, wide = self.tiling.split, prod(shape), accumulator(self.dtype)
+        addition = Kernel(reduction_tilings.sum_of_parts(parts, elements), wide, self.dtype)
 
         def run_in_parts(*operands: Any) -> Any:
             # Partial results first, then their sum, always in the same order.
@@ -109,6 +115,46 @@ class KernelCandidate(Candidate):
             return out
 
         return run_in_parts
+
+
+class BoxCandidate(Candidate):
+    """The kernel that has boxes copied by the hardware; another way where an address isn't one that this can do.
+
+    Args:
+        order: which of the orders that the result may have.
+        seconds: predicted time.
+        tiling: what the kernel is specialised for.
+        other: a kernel for the same order of the result.
+        units: multiprocessors of the device.
+    """
+
+    def __init__(self, order: int, seconds: float, tiling: BoxTiling, other: KernelCandidate, units: int) -> None:
+        self.name = f"{tiling.name}, order {order}" if order else tiling.name
+        self.seconds, self.in_order = seconds, order == 0
+        self.tiling, self._other, self._units = tiling, other, units
+
+    @cached_property
+    def _kernel(self) -> BoxKernel:
+        return BoxKernel(self.tiling, self._other.dtype, self._units)
+
+    def compile(self) -> None:
+        self._kernel.compile()
+
+    def run(self, memory: Memory, device: int) -> Run:
+        launch, pointer, empty = self._kernel.launch, memory.pointer, memory.empty
+        other, shape, strides, swapped = self._other, self._other.shape, self._other.strides, self._other.swapped
+        elsewhere: list[Run] = []
+
+        def run(a: Any, b: Any) -> Any:
+            if (pointer(a) | pointer(b)) % ALIGNMENT:
+                if not elsewhere:
+                    elsewhere.append(other.run(memory, device))
+                return elsewhere[0](a, b)
+            out = empty(a, shape, strides)
+            launch(memory, device, (b, a) if swapped else (a, b), out)
+            return out
+
+        return run
 
 
 class CopyCandidate(Candidate):
@@ -168,9 +214,13 @@ def _direct(
             tilings = reduction_tilings.tilings(loops, ITEM_SIZES[dtype], on)
         else:
             tilings = contraction_tilings.tilings(loops, dtype, on, precision)
-        found += [
+        kernels = [
             KernelCandidate(order, seconds, tiling, step.shape, strides, swapped, dtype) for seconds, tiling in tilings
         ]
+        found += kernels
+        if not isinstance(loops, Reduction) and copies_boxes():
+            boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
+            found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
         if order == 0 and not any(tiling.scattered for _, tiling in tilings):
             break  # the kernel stores C order as fast as any other
     return sorted(found, key=lambda candidate: candidate.seconds)

@@ -14,12 +14,12 @@ from einops_fast.backends.triton.contraction import ContractionTiling, contract_
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 
-__all__ = ["DTYPES", "Kernel", "accumulator", "interpreted"]
+__all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted"]
 
 DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "float64": tl.float64}
 """What the kernels compute on."""
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """Bytes that a thread loads at once; a pointer that isn't a multiple of it gets a kernel of its own."""
 
 
@@ -74,9 +74,9 @@ class Kernel:
         bits = address
         for pointer in pointers:
             bits |= pointer
-        compiled = self._compiled.get(bits % _ALIGNMENT == 0)
+        compiled = self._compiled.get(bits % ALIGNMENT == 0)
         if compiled is None:
-            compiled = self.compile(bits % _ALIGNMENT == 0)
+            compiled = self.compile(bits % ALIGNMENT == 0)
         arrays = (pointers, address) if self._together else (*self._in_place(pointers), address)
         grid = self._grid
         compiled.run(
@@ -95,7 +95,7 @@ class Kernel:
         operands: list[tuple[int, ...]]
         operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,), (2,)]
         out = (1,) if self._together else (3,)
-        hints = {path: [["tt.divisibility", _ALIGNMENT]] for path in (*operands, out)} if aligned else {}
+        hints = {path: [["tt.divisibility", ALIGNMENT]] for path in (*operands, out)} if aligned else {}
         source = ASTSource(self._function, types, self._constants, hints)
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
         _ = compiled.run  # loads it on the device, which may fail

@@ -1,0 +1,108 @@
+"""Compiling and launching the kernel that has boxes copied by the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import driver
+
+from einops_fast.backends.triton.launch import DTYPES, interpreted
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.tma_contraction import BoxTiling, View, box_kernel
+
+__all__ = ["BoxKernel", "copies_boxes"]
+
+_WARPS, _REGISTERS = 4, 168
+"""Warps of the first warp group, and registers that a thread has before the groups share them out anew."""
+
+
+def copies_boxes() -> bool:
+    """Whether the current device is one that the kernel is for: Hopper."""
+    if interpreted():
+        return False
+    target = driver.active.get_current_target()
+    return target.backend == "cuda" and int(target.arch) // 10 == 9
+
+
+class _Address:
+    """What Triton asks the address of an array of."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def data_ptr(self) -> int:
+        return self._pointer
+
+
+class _Descriptor:
+    """An array as Triton's launcher describes it to the hardware."""
+
+    padding = "zero"
+    round_f32_to_tf32 = False
+
+    def __init__(self, view: View) -> None:
+        self.base = _Address(0)
+        self.shape = [dim.size for dim in view.dims]
+        self.strides = [dim.stride for dim in view.dims]
+
+    def at(self, pointer: int) -> _Descriptor:
+        """The same of an array at another address."""
+        moved = object.__new__(_Descriptor)
+        moved.base, moved.shape, moved.strides = _Address(pointer), self.shape, self.strides
+        return moved
+
+
+class BoxKernel:
+    """A kernel for one tiling, compiled when it is launched first.
+
+    Args:
+        tiling: what the kernel is specialised for.
+        dtype: of the operands and the result.
+        units: multiprocessors of the device.
+    """
+
+    def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
+        self.tiling = tiling
+        self._programs = min(tiling.total, units)
+        views = (tiling.left, tiling.right, tiling.out)
+        self._descriptors = [_Descriptor(view) for view in views]
+        self._types = dict(zip(("left", "right", "out"), (_type(view, dtype) for view in views), strict=True))
+        rest = (tiling.right_rest or tiling.right, tiling.out_rest or tiling.out)
+        self._types |= zip(("right_rest", "out_rest"), (_type(view, dtype) for view in rest), strict=True)
+        self._compiled: Any = None
+
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
+        """Queue the kernel on the framework's stream of the device, which is the current one.
+
+        Addresses are multiples of 16 bytes.
+        """
+        compiled = self._compiled or self.compile()
+        left, right, result = (
+            descriptor.at(memory.pointer(array))
+            for descriptor, array in zip(self._descriptors, (*operands, out), strict=True)
+        )
+        compiled.run(
+            self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
+            None, None, None, left, right, result, right, result, self.tiling,
+        )  # fmt: skip
+
+    def compile(self) -> Any:
+        """Compile for the current device, or take the kernel from Triton's own cache."""
+        source = GluonASTSource(box_kernel, {**self._types, "tiling": "constexpr"}, {"tiling": self.tiling})
+        options = {"num_warps": _WARPS}
+        if self.tiling.groups > 1:
+            options["maxnreg"] = _REGISTERS
+        compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
+        _ = compiled.run  # loads it on the device, which may fail
+        self._compiled = compiled
+        return compiled
+
+
+def _type(view: View, dtype: str) -> str:
+    """How Triton writes the type of a descriptor."""
+    layout = gl.NVMMASharedLayout.get_default_for(view.block, DTYPES[dtype])
+    return f"tensordesc<{DTYPES[dtype].name}{view.block},{layout!r}>"

@@ -1,0 +1,186 @@
+"""Which boxes to try for a contraction on Hopper, where strides let the hardware copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from einops_fast.backends.triton.contraction import FACTOR, LEFT, OUT, RIGHT
+from einops_fast.backends.triton.contraction_tilings import Contraction
+from einops_fast.backends.triton.launch import ALIGNMENT
+from einops_fast.backends.triton.tiling import Axis, power_of_two
+from einops_fast.backends.triton.tma_contraction import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
+from einops_fast.cost import Ceilings
+
+__all__ = ["box_tilings"]
+
+_ITEM = 2
+"""Bytes of an element: the products of warp groups turn operands around for these only."""
+
+_GROUP_ROWS = 64
+"""Rows that a warp group multiplies at once."""
+
+_MOST_AXES = 5
+"""Axes that the hardware counts through."""
+
+_SHARED = 225 << 10
+"""Bytes of shared memory for boxes."""
+
+_MOST_STAGES = 6
+
+_CACHE = 2.6
+"""How many times faster than memory the L2 cache is for such copies, as measured on an H200."""
+
+# Warp groups, columns of a tile, and of its second part as a fraction of these (0: none).
+_SHAPES = (
+    (2, 256, 0), (2, 256, 8), (2, 256, 4), (2, 128, 0), (2, 128, 2), (2, 128, 4), (2, 64, 0), (2, 64, 2), (2, 32, 0),
+    (1, 256, 0), (1, 256, 8), (1, 128, 0), (1, 128, 2), (1, 64, 0), (1, 32, 0),
+)  # fmt: skip
+
+
+def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[float, BoxTiling]]:
+    """Tilings with predicted seconds, fastest first; none where strides don't let boxes be copied."""
+    if item != _ITEM or problem.arrays > FACTOR:
+        return []
+    tiled = _tiled_axes(problem)
+    if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT, OUT)):
+        return []
+    found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled)}
+    return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
+
+
+def _tiled_axes(problem: Contraction) -> tuple[Axis, Axis, Axis] | None:
+    """The row, column and contracted axis that boxes extend along: every array is contiguous along one of its two."""
+    chosen = []
+    wanted = ((problem.rows, (LEFT, OUT)), (problem.columns, (RIGHT, OUT)), (problem.contracted, (LEFT, RIGHT)))
+    for axes, arrays in wanted:
+        contiguous = {axis for axis in axes for array in arrays if axis.strides[array] == 1}
+        if not axes or len(contiguous) > 1:
+            return None
+        chosen.append(contiguous.pop() if contiguous else max(axes, key=lambda axis: axis.size))
+    rows, columns, contracted = chosen
+    pairs = {LEFT: (rows, contracted), RIGHT: (columns, contracted), OUT: (rows, columns)}
+    if any(all(axis.strides[array] != 1 for axis in pair) for array, pair in pairs.items()):
+        return None
+    return rows, columns, contracted
+
+
+def _copyable(problem: Contraction, array: int) -> bool:
+    """Whether the hardware can count through the axes of an array."""
+    axes = [axis for _, axis in _of_array(problem, array)]
+    return len(axes) <= _MOST_AXES and all(
+        axis.strides[array] == 1 or (axis.strides[array] > 0 and axis.strides[array] * _ITEM % ALIGNMENT == 0)
+        for axis in axes
+    )
+
+
+def _of_array(problem: Contraction, array: int) -> list[tuple[int, Axis]]:
+    """The axes that an array has, each with its role, slowest first."""
+    roles = {BATCH: problem.batch, ROWS: problem.rows, COLUMNS: problem.columns, CONTRACTED: problem.contracted}
+    axes = [(role, axis) for role, of_role in roles.items() for axis in of_role if axis.strides[array]]
+    return sorted(axes, key=lambda each: -each[1].strides[array])
+
+
+def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTiling]:
+    rows, columns, contracted = tiled
+    depth = min(64, max(16, power_of_two(contracted.size)))
+    others = [axis for axis in problem.rows if axis is not rows]
+    for groups, width, fraction in _SHAPES:
+        rest = width // fraction if fraction else 0
+        if width > max(16, power_of_two(columns.size)):
+            continue
+        if rest and -(-columns.size // (width + rest)) * (width + rest) > 0.93 * -(-columns.size // width) * width:
+            continue
+        # Warp groups have neighbouring rows, or rows that lie apart along another axis.
+        aparts: list[Axis | None] = [None] if rows.size > _GROUP_ROWS or groups == 1 else []
+        if groups > 1 and others:
+            aparts.append(max(others, key=lambda axis: axis.size))
+        for apart in aparts:
+            tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth)
+            if tiling is not None:
+                yield tiling
+
+
+def _tiling(
+    problem: Contraction,
+    tiled: tuple[Axis, Axis, Axis],
+    apart: Axis | None,
+    groups: int,
+    widths: tuple[int, int],
+    depth: int,
+) -> BoxTiling | None:
+    """The tiling with as many stages as shared memory holds; ``None`` if that isn't two."""
+    width, rest = widths
+    rows, columns, contracted = tiled
+    steps = {rows: _GROUP_ROWS * (1 if apart else groups), columns: width + rest, contracted: depth}
+    shifts = {apart: 1} if apart else {rows: _GROUP_ROWS}
+    if apart:
+        steps[apart] = groups
+    roles = (problem.batch, problem.rows, problem.columns, problem.contracted)
+    counted = [_counted(axes, steps) for axes in roles]
+
+    def view(array: int, first: int, width: int) -> View:
+        boxes = {rows: _GROUP_ROWS, columns: width, contracted: depth}
+        axes = _of_array(problem, array)
+        dims = tuple(
+            Dim(
+                axis.size,
+                axis.strides[array],
+                role,
+                *counted[role][axis],
+                steps.get(axis, 1),
+                boxes.get(axis, 1),
+                shifts.get(axis, 0),
+            )
+            for role, axis in axes
+        )
+        return View(dims, turned=axes[-1][0] == first)
+
+    each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
+    stages = min((_SHARED - _GROUP_ROWS * groups * (width + rest) * _ITEM) // each, _MOST_STAGES)
+    if stages < 2:
+        return None
+    batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
+    tiling = BoxTiling(
+        view(LEFT, ROWS, width),
+        view(RIGHT, CONTRACTED, width),
+        view(OUT, ROWS, width),
+        (batches, row_tiles, column_tiles, depths),
+        groups,
+        width,
+        depth,
+        stages,
+    )
+    if not rest:
+        return tiling
+    return replace(tiling, rest=rest, right_rest=view(RIGHT, CONTRACTED, rest), out_rest=view(OUT, ROWS, rest))
+
+
+def _counted(axes: Sequence[Axis], steps: Mapping[Axis, int]) -> dict[Axis, tuple[int, int]]:
+    """For each axis of a role, by what a tile's number is divided, and how many positions there are then.
+
+    Axes that boxes extend along come first: neighbouring tiles share what they read.
+    """
+    found: dict[Axis, tuple[int, int]] = {}
+    divisor = 1
+    for axis in sorted(axes, key=lambda axis: -steps.get(axis, 1)):
+        count = -(-axis.size // steps.get(axis, 1))
+        found[axis] = divisor, count
+        divisor *= count
+    return found
+
+
+def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
+    """Predicted time: arithmetic or traffic, whichever takes longer; copies hide all but what the first tile needs."""
+    batch, m, n, k = problem.extents
+    waves = tiling.total / on.units
+    idle = -(-tiling.total // on.units) / waves
+    rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
+    steps = tiling.tiles[CONTRACTED]
+    padded = 2 * tiling.total * rows * columns * steps * tiling.depth
+    reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
+    arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
+    cache = idle * _ITEM * tiling.total * steps * tiling.depth * (rows + columns) / (on.bandwidth * _CACHE)
+    memory = _ITEM * batch * (m * k + k * n + m * n) / on.bandwidth
+    return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + on.call

@@ -1,0 +1,134 @@
+"""The contraction kernel that has boxes copied by the hardware. It isn't interpreted: it runs on Hopper only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from test_kernels import DEVICE, MEMORY, ON, check, fused_step  # noqa: E402
+
+from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction_tilings import contraction  # noqa: E402
+from einops_fast.backends.triton.problems import problem  # noqa: E402
+from einops_fast.backends.triton.tiling import Axis  # noqa: E402
+from einops_fast.backends.triton.tma_launch import copies_boxes  # noqa: E402
+from einops_fast.backends.triton.tma_tilings import box_tilings  # noqa: E402
+from einops_fast.layout import contiguous_strides  # noqa: E402
+
+on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
+
+PROBLEMS = [
+    ("bind,bjnd->bnij", (2, 200, 3, 64), (2, 136, 3, 64)),  # both contiguous along the contracted axis
+    ("bnij,bjnd->bind", (2, 3, 144, 96), (2, 96, 3, 72)),  # the right one along columns
+    ("bda,dc->abc", (5, 96, 136), (96, 288)),  # the left one along rows; columns in two parts
+    ("acd,db->abc", (9, 80, 72), (72, 96)),  # the result along rows
+    ("adc,bd->abc", (7, 96, 160), (40, 96)),
+    ("bnih,nhd->bid", (2, 4, 130, 64), (4, 64, 200)),  # two contracted axes
+    ("ik,kj->ij", (1000, 520), (520, 328)),
+    ("ik,kj->ij", (64, 16), (16, 40)),  # all smaller than a box
+]
+
+
+def boxes(equation: str, operands: Any) -> list[BoxCandidate]:
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    return [each for each in found if isinstance(each, BoxCandidate)]
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_boxes(equation: str, left: tuple[int, ...], right: tuple[int, ...], dtype: str) -> None:
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in (left, right)]
+    found = boxes(equation, operands)
+    assert found
+    check(equation, operands, found)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_of_slices() -> None:
+    left = torch.randn(300, 4, 96, dtype=torch.float16, device="cuda")[10:250, :, 16:80]
+    right = torch.randn(160, 2, 80, dtype=torch.float16, device="cuda")[:, 1, 8:72]
+    found = boxes("ihk,jk->hij", (left, right))
+    assert found
+    check("ihk,jk->hij", (left, right), found)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_another_kernel_where_an_address_is_not_aligned() -> None:
+    left, right = (torch.randn(256, 64, dtype=torch.float16, device="cuda") for _ in range(2))
+    (way, *_) = boxes("ik,jk->ij", (left, right))
+    run = way.run(MEMORY, 0)
+    memory = torch.randn(256 * 64 + 1, dtype=torch.float16, device="cuda")
+    shifted = memory[1:].view(256, 64)
+    for operands in ((left, right), (shifted, right), (left, right)):
+        expected = torch.einsum("ik,jk->ij", *(each.double() for each in operands))
+        assert (run(*operands).double() - expected).abs().max() < 0.1
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_give_the_same_bits_again() -> None:
+    operands = [torch.randn(8, 512, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    for way in boxes("bik,bjk->bij", operands):
+        run = way.run(MEMORY, 0)
+        first = run(*operands)
+        assert all(torch.equal(first, run(*operands)) for _ in range(5))
+
+
+def loops(equation: str, *shapes: tuple[int, ...], dtype: Any = torch.float16) -> Any:
+    operands = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    step = fused_step(equation, operands)
+    return problem(step, contiguous_strides(step.shape))
+
+
+def test_boxes_extend_along_what_is_contiguous() -> None:
+    for _, tiling in box_tilings(loops("bda,dc->abc", (5, 96, 136), (96, 288)), 2, ON):
+        assert tiling.left.turned != tiling.right.turned
+        for view in (tiling.left, tiling.right, tiling.out):
+            assert view.dims[-1].stride == 1
+            assert view.dims[-1].box > 1
+            assert sum(dim.box > 1 for dim in view.dims) == 2
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_tiles_cover_the_result_once(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """Every element of the result is in exactly one box, by the arithmetic that the kernel does."""
+    of = loops(equation, left, right)
+    for _, tiling in box_tilings(of, 2, ON)[:4]:
+        batches, rows, columns, _ = tiling.tiles
+        seen = set()
+        for number in range(batches * rows * columns):
+            index = (number // (rows * columns), number // columns % rows, number % columns)
+            seen.add(tuple(index[dim.role] // dim.divisor % dim.count * dim.step for dim in tiling.out.dims))
+        assert len(seen) == batches * rows * columns
+        for at, dim in enumerate(tiling.out.dims):
+            starts = {place[at] for place in seen}
+            assert starts == set(range(0, dim.size, dim.step))
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [
+        ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
+        ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
+        ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
+    ],
+)
+def test_no_boxes_where_strides_forbid_it(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    assert box_tilings(loops(equation, left, right), 2, ON) == []
+
+
+def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
+    of = loops("ik,kj->ij", (256, 128), (128, 256))
+    assert box_tilings(of, 2, ON)
+    assert box_tilings(of, 4, ON) == []
+    rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
+    assert box_tilings(contraction([], [rows], [columns], [contracted]), 2, ON) == []
