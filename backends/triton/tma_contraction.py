@@ -27,12 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["BoxTiling", "Dim", "View", "box_kernel"]
+__all__ = ["BoxTiling", "Dim", "View", "barrier", "box_kernel"]
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
 # Newer versions of Triton call it otherwise.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _multiply(
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
         # What was handed over for the tile before has to be read before it's overwritten.
         tma.store_wait(0)
-        _barrier()
+        barrier()
         _flat(c.index(group), 64, width, out_turned).store(product.to(dtype))
         if rest > 0:
             _flat(c_rest.index(group), 64, rest, out_turned).store(further.to(dtype))
@@ -287,7 +287,7 @@ def box_kernel(left, right, out, right_rest, out_rest, tiling: gl.constexpr):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=groups)
     fence_async_shared()
-    _barrier()
+    barrier()
     operands = (a, b, b_rest)
     results = (c, c_rest)
     barriers = (full, empty)

@@ -12,9 +12,9 @@ from triton.runtime import driver
 
 from einops_fast.backends.triton.launch import DTYPES, interpreted
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.tma_contraction import BoxTiling, View, box_kernel
+from einops_fast.backends.triton.tma_contraction import BoxTiling, box_kernel
 
-__all__ = ["BoxKernel", "copies_boxes"]
+__all__ = ["BoxKernel", "Descriptor", "copies_boxes", "descriptor_type"]
 
 _WARPS, _REGISTERS = 4, 168
 """Warps of the first warp group, and registers that a thread has before the groups share them out anew."""
@@ -38,22 +38,29 @@ class _Address:
         return self._pointer
 
 
-class _Descriptor:
-    """An array as Triton's launcher describes it to the hardware."""
+class Descriptor:
+    """An array as Triton's launcher describes it to the hardware.
+
+    Args:
+        shape: of at most five axes.
+        strides: in elements; the last one is 1, the others are multiples of 16 bytes.
+    """
 
     padding = "zero"
     round_f32_to_tf32 = False
 
-    def __init__(self, view: View) -> None:
-        self.base = _Address(0)
-        self.shape = [dim.size for dim in view.dims]
-        self.strides = [dim.stride for dim in view.dims]
+    def __init__(self, shape: list[int], strides: list[int], pointer: int = 0) -> None:
+        self.shape, self.strides, self.base = shape, strides, _Address(pointer)
 
-    def at(self, pointer: int) -> _Descriptor:
+    def at(self, pointer: int) -> Descriptor:
         """The same of an array at another address."""
-        moved = object.__new__(_Descriptor)
-        moved.base, moved.shape, moved.strides = _Address(pointer), self.shape, self.strides
-        return moved
+        return Descriptor(self.shape, self.strides, pointer)
+
+
+def descriptor_type(block: list[int], dtype: str) -> str:
+    """How Triton writes the type of a descriptor whose boxes have this shape."""
+    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])
+    return f"tensordesc<{DTYPES[dtype].name}{block},{layout!r}>"
 
 
 class BoxKernel:
@@ -68,11 +75,12 @@ class BoxKernel:
     def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
         self.tiling = tiling
         self._programs = min(tiling.total, units)
-        views = (tiling.left, tiling.right, tiling.out)
-        self._descriptors = [_Descriptor(view) for view in views]
-        self._types = dict(zip(("left", "right", "out"), (_type(view, dtype) for view in views), strict=True))
-        rest = (tiling.right_rest or tiling.right, tiling.out_rest or tiling.out)
-        self._types |= zip(("right_rest", "out_rest"), (_type(view, dtype) for view in rest), strict=True)
+        views = {"left": tiling.left, "right": tiling.right, "out": tiling.out}
+        self._descriptors = [
+            Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()
+        ]
+        views |= {"right_rest": tiling.right_rest or tiling.right, "out_rest": tiling.out_rest or tiling.out}
+        self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
         self._compiled: Any = None
 
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
@@ -100,9 +108,3 @@ class BoxKernel:
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled = compiled
         return compiled
-
-
-def _type(view: View, dtype: str) -> str:
-    """How Triton writes the type of a descriptor."""
-    layout = gl.NVMMASharedLayout.get_default_for(view.block, DTYPES[dtype])
-    return f"tensordesc<{DTYPES[dtype].name}{view.block},{layout!r}>"
