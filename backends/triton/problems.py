@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from einops_fast.backends.triton.contraction import LEFT, RIGHT
 from einops_fast.backends.triton.contraction_tilings import Contraction, contraction
+from einops_fast.backends.triton.matrix_tiles import LEFT, RIGHT
 from einops_fast.backends.triton.reduction_tilings import Reduction, reduction
 from einops_fast.backends.triton.tiling import Axis
 from einops_fast.layout import contiguous_strides
