@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
+from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
@@ -42,23 +43,27 @@ class Kernel:
         result: of the result.
     """
 
-    def __init__(self, tiling: ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
+    def __init__(self, tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
         self.tiling = tiling
         self._grid = tiling.grid
         acc = DTYPES[accumulator(dtype)]
         operand, out = f"*{DTYPES[dtype].name}", f"*{DTYPES[result].name}"
         self._function: Any
         self._types: dict[str, Any]
-        if isinstance(tiling, ContractionTiling):
-            self._function = contract_kernel
-            self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
-            self._constants = {"tiling": tiling, "acc_type": acc, "upcast": interpreted() and dtype == "bfloat16"}
-            self._options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-        else:
+        self._constants: dict[str, Any] = {"tiling": tiling, "acc_type": acc}
+        self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        if isinstance(tiling, ReductionTiling):
             self._function = reduce_kernel
             self._types = {"arrays": (operand,) * tiling.operands, "out": out}
-            self._constants = {"tiling": tiling, "acc_type": acc}
-            self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        else:
+            self._constants["upcast"] = interpreted() and dtype == "bfloat16"
+            self._options["num_stages"] = tiling.stages
+            if isinstance(tiling, ChainTiling):
+                self._function = chain_kernel
+                self._types = {"arrays": (operand,) * (len(tiling.links) + 1), "out": out}
+            else:
+                self._function = contract_kernel
+                self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}
