@@ -17,6 +17,7 @@ __all__ = [
     "StepCost",
     "copy_seconds",
     "gemm_seconds",
+    "is_integer",
     "multiply_seconds",
     "native_seconds",
     "step_costs",
@@ -40,6 +41,15 @@ ITEM_SIZES = {
     "complex64": 8,
     "complex128": 16,
 }
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether a dtype, by its name, holds integers.
+
+    >>> is_integer("uint8"), is_integer("bool")
+    (True, False)
+    """
+    return "int" in dtype
 
 
 @dataclass(frozen=True)

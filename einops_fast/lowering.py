@@ -177,7 +177,7 @@ class _Lowering:
         labels = set("".join(term.labels for term in terms))
         if any(labels == set(term.labels) for term in terms):
             return terms  # each is read once, and there's nothing to compute beyond that
-        if len(path) > 1:
+        if len(path) > 1 or not self.numerics.gemm:
             return None
         inputs, output = [term.labels for term in terms], self.subscripts.output
         order = chain_order(inputs, output)

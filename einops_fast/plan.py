@@ -85,6 +85,8 @@ def make_plan(
 def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
     """Whether three or more operands make up something that one kernel does."""
     inputs, output = subscripts.inputs, subscripts.output
+    if not numerics.gemm:
+        return False
     # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
     on_the_way = ITEM_SIZES[numerics.compute] == 2 and product_times_matrix(inputs, output) is not None
     return on_the_way or chain_order(inputs, output) is not None

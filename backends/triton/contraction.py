@@ -145,21 +145,35 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
             multiplied = a.to(acc_type) * other.to(acc_type)
             a = tl.where(inside(step, contracted, False)[None, :], multiplied, 0).to(a.dtype)
         b = _right_tile(right, step, column_tile, tiling, columns)
-        if upcast:
-            a = a.to(acc_type)
-            b = b.to(acc_type)
-        product = tl.dot(a, b, product, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+        product = _with_product(product, a, b, tiling, acc_type, upcast)
         if in_two:
             b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
-            if upcast:
-                b = b.to(acc_type)
-            further = tl.dot(a, b, further, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+            further = _with_product(further, a, b, tiling, acc_type, upcast)
 
     if split > 1:
         out += part.to(tl.int64) * field(tiling, "elements")
     store_tile(out, product, row_tile, column_tile, tiling, columns)
     if in_two:
         store_tile(out, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+
+
+@triton.constexpr_function
+def _is_integer(dtype):
+    return dtype.is_int()
+
+
+@triton.jit
+def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+    """The sum of ``total`` and a matrix product. That of integers, which may wrap around, is made one by one."""
+    if _is_integer(acc_type):
+        # The contracted axis is the slowest, so that each thread adds up products of its own.
+        total += tl.sum(tl.trans(a.to(acc_type))[:, :, None] * b.to(acc_type)[:, None, :], 0)
+    else:
+        if upcast:
+            a = a.to(acc_type)
+            b = b.to(acc_type)
+        total = tl.dot(a, b, total, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+    return total
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from einops_fast.backends.triton.tiling import (
     needs_64_bits,
     power_of_two,
 )
-from einops_fast.cost import ITEM_SIZES, Ceilings
+from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 
 __all__ = ["Contraction", "contraction", "tilings"]
 
@@ -128,22 +128,39 @@ _SINGLE = (
 )
 
 
+# Integers are multiplied one by one: all products of a step are in registers at once, and nothing is fetched ahead.
+_INTEGER = (
+    (64, 64, 8, 8, 1),
+    (32, 64, 8, 4, 1),
+    (64, 32, 8, 4, 1),
+    (32, 32, 16, 4, 1),
+    (32, 32, 8, 4, 1),
+    (16, 64, 16, 4, 1),
+    (64, 16, 16, 4, 1),
+    (16, 16, 32, 4, 1),
+    (16, 16, 16, 2, 1),
+)
+
+
 def tilings(
     problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
 ) -> list[tuple[float, ContractionTiling]]:
     """Tilings with predicted seconds, fastest first."""
     item = ITEM_SIZES[dtype]
     found: dict[ContractionTiling, float] = {}
-    for shape in _SINGLE if item >= 4 else _HALF:
-        for tiling in _of_shape(problem, shape, item, on, precision):
+    for shape in _INTEGER if is_integer(dtype) else _SINGLE if item >= 4 else _HALF:
+        for tiling in _of_shape(problem, shape, dtype, on, precision):
             found[tiling] = _seconds(problem, tiling, dtype, on)
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
 def _of_shape(
-    problem: Contraction, shape: tuple[int, int, int, int, int], item: int, on: Ceilings, precision: str
+    problem: Contraction, shape: tuple[int, int, int, int, int], dtype: str, on: Ceilings, precision: str
 ) -> Iterator[ContractionTiling]:
     rows, columns, depth, warps, stages = shape
+    item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
+    if one_by_one and item == 8:
+        depth //= 2  # a number takes two registers
     _, m, n, k = problem.extents
     # A tile of twice the extent does the work of none.
     if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
@@ -152,7 +169,7 @@ def _of_shape(
     run = run_length(item)
     row_role = free_role(problem.rows, LEFT, rows, run)
     column_role = free_role(problem.columns, RIGHT, columns, run)
-    contracted, turned = _contracted_role(problem.contracted, depth, run)
+    contracted, turned = _contracted_role(problem.contracted, depth, run, not one_by_one)
     tiling = ContractionTiling(
         problem.batch,
         row_role,
@@ -166,7 +183,7 @@ def _of_shape(
         warps=warps,
         stages=stages,
     )
-    for each in (tiling, *_in_two_parts(tiling, problem)):
+    for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
         yield from _splits(_fitting(each, item), on)
 
 
@@ -205,10 +222,10 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
             yield replace(tiling, split=-(-steps // -(-steps // split)))
 
 
-def _contracted_role(axes: tuple[Axis, ...], block: int, run: int) -> tuple[Role, bool]:
+def _contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
     """The contracted axes, and whether the right operand wants its two groups the other way round."""
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
-    if left is not None and right is not None and left != right:
+    if two_groups and left is not None and right is not None and left != right:
         along = min(run_block(right.size, run), max(block // 8, 8))
         rest = [axis for axis in by_stride(axes, LEFT) if axis is not left and axis is not right]
         inner = linear_role([*rest, left], max(block // along, 8))
@@ -222,7 +239,9 @@ def _contracted_role(axes: tuple[Axis, ...], block: int, run: int) -> tuple[Role
 _TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
 """where the right operand is turned around in registers, by bytes of an element;"""
 _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
-"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes."""
+"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes;"""
+_ONE_BY_ONE = 4.0
+"""where integers are multiplied; that one is an estimate."""
 
 
 def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
@@ -240,7 +259,9 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     # Small tiles don't reach the peak.
     reach: float = min(1.0, (rows.block * columns.width / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
-    if item > 2 and tiling.precision == "ieee":
+    if is_integer(dtype):
+        arithmetic *= _ONE_BY_ONE
+    elif item > 2 and tiling.precision == "ieee":
         along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item

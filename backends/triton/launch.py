@@ -14,10 +14,21 @@ from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
+from einops_fast.cost import is_integer
 
 __all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted"]
 
-DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "float64": tl.float64}
+DTYPES = {
+    "float16": tl.float16,
+    "bfloat16": tl.bfloat16,
+    "float32": tl.float32,
+    "float64": tl.float64,
+    "int8": tl.int8,
+    "uint8": tl.uint8,
+    "int16": tl.int16,
+    "int32": tl.int32,
+    "int64": tl.int64,
+}
 """What the kernels compute on."""
 
 ALIGNMENT = 16
@@ -25,8 +36,15 @@ ALIGNMENT = 16
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype that sums are kept in."""
+    """The dtype that sums are kept in. Those of integers wrap around, and what is cut off in the end is the same."""
+    if is_integer(dtype):
+        return "int64" if dtype == "int64" else "int32"
     return "float64" if dtype == "float64" else "float32"
+
+
+def _pointer(dtype: str) -> str:
+    """The type of an array's address, as Triton's compiler spells it."""
+    return f"*{DTYPES[dtype].name.replace('int', 'i').replace('ui', 'u')}"
 
 
 def interpreted() -> bool:
@@ -47,7 +65,7 @@ class Kernel:
         self.tiling = tiling
         self._grid = tiling.grid
         acc = DTYPES[accumulator(dtype)]
-        operand, out = f"*{DTYPES[dtype].name}", f"*{DTYPES[result].name}"
+        operand, out = _pointer(dtype), _pointer(result)
         self._function: Any
         self._types: dict[str, Any]
         self._constants: dict[str, Any] = {"tiling": tiling, "acc_type": acc}
