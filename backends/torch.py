@@ -14,7 +14,7 @@ from einops_fast.backends.base import Backend, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.triton import usable
-from einops_fast.cost import Ceilings
+from einops_fast.cost import Ceilings, is_integer
 from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
@@ -31,6 +31,7 @@ _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp
 _HALF = (torch.float16, torch.bfloat16)
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 _AUTOCAST = "autocast chooses the dtype"
+_KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -114,6 +115,9 @@ class TorchBackend(Backend):
             return Numerics(name, name, "operands of two dtypes", whole=True)
         if _autocasts(operands[0].device.type):
             return Numerics(name, name, _AUTOCAST, whole=True)
+        if len(operands) > 1 and is_integer(name) and name in _kernel_dtypes(operands[0].device):
+            # On a GPU torch has no products of them either. What it does with one operand has another dtype.
+            return Numerics(name, name, gemm=False)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
             return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=dtype is None)
         return Numerics(name, name)
@@ -250,7 +254,8 @@ class TorchBackend(Backend):
             if a.dtype in _HALF:
                 # As in a GEMM, products and sums are kept in float32 until the end.
                 return (left(a).float() * right(b)).sum(axes).to(a.dtype)
-            return (left(a) * right(b)).sum(axes)
+            # torch would sum integers in int64.
+            return (left(a) * right(b)).sum(axes, dtype=a.dtype)
 
         return run
 
@@ -330,8 +335,7 @@ def _kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
     if device.type != "cuda" or torch.version.hip is not None or not usable():
         return frozenset()
-    modern = torch.cuda.get_device_capability(device) >= (8, 0)
-    return frozenset({"float16", "bfloat16", "float32", "float64"}) if modern else frozenset()
+    return _KERNEL_DTYPES if torch.cuda.get_device_capability(device) >= (8, 0) else frozenset()
 
 
 def _negated(operands: Sequence[Any]) -> bool:

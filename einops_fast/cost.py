@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
+from einops_fast.chains import Chain, chain_of, padded_extent, products
 from einops_fast.steps import Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "StepCost",
     "copy_seconds",
     "gemm_seconds",
+    "is_integer",
     "multiply_seconds",
     "native_seconds",
     "step_costs",
@@ -38,6 +41,15 @@ ITEM_SIZES = {
     "complex64": 8,
     "complex128": 16,
 }
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether a dtype, by its name, holds integers.
+
+    >>> is_integer("uint8"), is_integer("bool")
+    (True, False)
+    """
+    return "int" in dtype
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,8 @@ class Ceilings:
 
 # Rows and columns of the result that one multiprocessor of a GPU works on at a time.
 _BLOCK = 64
+# The same of a kernel that takes rows through a chain of matrices.
+_CHAIN_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,19 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     busy = min(1.0, blocks / on.units) if blocks else 1.0
     arithmetic, memory = padded / (busy * on.gemm_rate(dtype)), moved / on.bandwidth
     return overhead + (max(arithmetic, memory) if on.overlaps else arithmetic + memory)
+
+
+def _chain_flops(chain: Chain, on: Ceilings) -> int:
+    """What a kernel computes that takes rows through a whole chain: programs that share rows repeat the first products.
+
+    So many of them share rows as it takes to have two per multiprocessor.
+    """
+    batch, rows, columns = chain.sides
+    blocks = [padded_extent(depth) for depth in chain.depths]
+    row_tiles, column_tiles = -(-rows // _CHAIN_TILE), -(-columns // _CHAIN_TILE)
+    sharing = min(column_tiles, -(-2 * on.units // (batch * row_tiles)))
+    between = sum(a * b for a, b in pairwise(blocks))
+    return 2 * batch * rows * (sharing * between + blocks[-1] * columns)
 
 
 def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings) -> float:
@@ -235,11 +262,15 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
         seconds += sum(copy_seconds(size, False, dtype, on) for size in copies)
         return StepCost(product.flops, moved + 2 * item * sum(copies), item * sum(copies), seconds)
     if isinstance(step, Fused):
-        full = prod(loop.size for loop in step.loops)
-        flops = full * len(reads) if full > result else full * (len(reads) - 1)
-        # What the better of a kernel and the library takes is known when both have been looked at. A product that
-        # is made on the way into a kernel costs no time of its own.
-        arithmetic = 1.3 * min(flops, 2 * full) / on.gemm_rate(dtype)
+        full, chain = products(step.loops), chain_of(step.loops)
+        if chain is not None:
+            flops, done = 2 * full, _chain_flops(chain, on)
+        else:
+            flops = full * len(reads) if full > result else full * (len(reads) - 1)
+            # A product that is made on the way into a kernel costs no time of its own.
+            done = min(flops, 2 * full)
+        # What the better of a kernel and the library takes is known when both have been looked at.
+        arithmetic = 1.3 * done / on.gemm_rate(dtype)
         return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, arithmetic))
     if isinstance(step, Multiply):
         seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on)

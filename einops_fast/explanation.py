@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from einops_fast.chains import chain_of
 from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Fused, Gemm, Multiply, Native, Step, Sum, View
@@ -192,9 +193,9 @@ def _report(plan: Plan, slot: int, step: Step, cost: StepCost, inputs: Iterable[
     elif isinstance(step, Fused):
         gemm = _roles(step)
         calls = " and ".join(type(each).__name__.lower() for each in step.library)
-        operands = tuple(
-            f"is read with the strides it has, in one kernel or by {calls}, whichever is faster" for _ in step.reads
-        )
+        kernel = "one kernel, product by product," if chain_of(step.loops) else "one kernel"
+        words = f"is read with the strides it has, in {kernel} or by {calls}, whichever is faster"
+        operands = (words,) * len(step.reads)
     kind = type(step).__name__.lower()
     equation = f"{','.join(terms)}->{output}"
     return StepReport(slot, kind, step.reads, equation, step.shape, gemm, operands, cost)

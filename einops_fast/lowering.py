@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
+from einops_fast.chains import chain_of, chain_order
+from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides
 from einops_fast.notation import Subscripts
 from einops_fast.pairs import contract_pair
@@ -175,8 +177,17 @@ class _Lowering:
         labels = set("".join(term.labels for term in terms))
         if any(labels == set(term.labels) for term in terms):
             return terms  # each is read once, and there's nothing to compute beyond that
-        order = product_times_matrix([term.labels for term in terms], self.subscripts.output)
-        if len(path) > 1 or order is None:
+        if len(path) > 1 or not self.numerics.gemm:
+            return None
+        inputs, output = [term.labels for term in terms], self.subscripts.output
+        order = chain_order(inputs, output)
+        if order is not None:
+            ordered = [terms[at] for at in order]
+            chain = chain_of(self.loops(ordered, output))
+            if chain is not None and chain.fits(ITEM_SIZES[self.numerics.compute]):
+                return ordered
+        order = product_times_matrix(inputs, output)
+        if order is None or ITEM_SIZES[self.numerics.compute] > 2:
             return None
         first, right, second = (terms[at] for at in order)
         # The factor that is contiguous along the same contracted axis as the right operand is gathered like it.
@@ -191,18 +202,21 @@ class _Lowering:
 
     def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
+        shape, loops = self.shape(wanted), self.loops(terms, wanted)
+        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library))
+        return Term(slot, tuple(map(Axis, wanted, shape, contiguous_strides(shape), range(len(shape)))))
+
+    def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
+        """All axes of the terms, those that are wanted first."""
         every = dict.fromkeys("".join([term.labels for term in terms]))
         labels = wanted + "".join([label for label in every if label not in wanted])
         strides = [{axis.label: axis.stride for axis in term.axes} for term in terms]
-        loops = tuple(
+        return tuple(
             [
                 Loop(label, self.sizes[label], tuple([each.get(label, 0) for each in strides]), label in wanted)
                 for label in labels
             ]
         )
-        shape = self.shape(wanted)
-        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library))
-        return Term(slot, tuple(map(Axis, wanted, shape, contiguous_strides(shape), range(len(shape)))))
 
     def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
         rest = [axis for axis in term.axes if axis.position not in positions]

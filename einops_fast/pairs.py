@@ -120,7 +120,7 @@ def contract_pair(
     # Loops are a match for BLAS only where every element is used once.
     once = not summed or product.m == product.n == 1
     native = cost.native_seconds(product.full, elements, summed, dtype, on) if once else float("inf")
-    if summed:
+    if summed and numerics.gemm:
         gemm = cheapest_gemm(roles, target, dtype)
         if gemm is not None and gemm.seconds <= min(multiply, native):
             return gemm.step(roles, target)

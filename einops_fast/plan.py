@@ -9,6 +9,7 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from einops_fast.chains import chain_order
 from einops_fast.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.lowering import lower, product_times_matrix
 from einops_fast.notation import Subscripts, bind_sizes
@@ -76,11 +77,19 @@ def make_plan(
         return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
 
     plans = [plan(path) for path in candidate_paths(subscripts, shapes, optimize, room)]
-    # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
-    together = numerics.compute in target.kernels and ITEM_SIZES[numerics.compute] == 2 and optimize in ("auto", True)
-    if together and product_times_matrix(subscripts.inputs, subscripts.output) is not None:
-        plans.append(plan(((0, 1, 2),), otherwise=min(plans, key=attrgetter("seconds")).path))
+    if numerics.compute in target.kernels and optimize in ("auto", True) and _may_be_one_step(subscripts, numerics):
+        plans.append(plan((tuple(range(len(operands))),), otherwise=min(plans, key=attrgetter("seconds")).path))
     return plans[0] if len(plans) == 1 else min(plans, key=attrgetter("seconds"))
+
+
+def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
+    """Whether three or more operands make up something that one kernel does."""
+    inputs, output = subscripts.inputs, subscripts.output
+    if not numerics.gemm:
+        return False
+    # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
+    on_the_way = ITEM_SIZES[numerics.compute] == 2 and product_times_matrix(inputs, output) is not None
+    return on_the_way or chain_order(inputs, output) is not None
 
 
 def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:

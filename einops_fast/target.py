@@ -73,9 +73,12 @@ class Numerics:
         result: dtype of the answer.
         native: why there is no GEMM for these operands; the framework's own einsum then contracts each pair.
         whole: with ``native``, the framework's own einsum gets all operands at once.
+        gemm: whether the library has matrix products of the dtype; without, and without ``native``, elements are
+            multiplied and the products summed.
     """
 
     compute: str
     result: str
     native: str = ""
     whole: bool = False
+    gemm: bool = True

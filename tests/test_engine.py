@@ -111,9 +111,40 @@ def test_three_operands_in_one_pass(kernels: list[str]) -> None:
 
 
 def test_chains_go_from_kernel_to_kernel(kernels: list[str]) -> None:
-    chain = randn(6, 5), randn(5, 7), randn(7, 4)
+    chain = randn(6, 5), randn(5, 40), randn(40, 4)  # 40 is more than a tile of float32 holds
     torch.testing.assert_close(fast_einsum("ij,jk,kl->li", *chain), torch.einsum("ij,jk,kl->li", *chain))
     assert len(kernels) == 2
+
+
+def test_a_chain_of_small_matrices_is_one_kernel(kernels: list[str]) -> None:
+    chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
+    result = fast_einsum("jk,ai,kb,ji->ba", *chain)
+    torch.testing.assert_close(result, torch.einsum("jk,ai,kb,ji->ba", *chain))
+    assert len(kernels) == 1
+    assert kernels[0].startswith("chain")
+
+
+def test_the_library_multiplies_a_chain_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        return LibraryCandidate("library", self.step, self.calls, "float32", gpu_ceilings("H200"))
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
+    for equation in ("jk,ai,kb,ji->ba", "jk,ai,kb,ji->ab"):
+        torch.testing.assert_close(fast_einsum(equation, *chain), torch.einsum(equation, *chain))
+
+
+def test_gradients_of_a_chain_go_pair_by_pair(kernels: list[str]) -> None:
+    chain = [randn(*shape).requires_grad_() for shape in ((3, 2), (2, 4), (4, 5))]
+    fast_einsum("ai,ij,jb->ba", *chain).square().sum().backward()
+    gradients = [each.grad.clone() for each in chain]
+    for each in chain:
+        each.grad = None
+    torch.einsum("ai,ij,jb->ba", *chain).square().sum().backward()
+    for each, gradient in zip(chain, gradients, strict=True):
+        torch.testing.assert_close(gradient, each.grad)
+    assert kernels
+    assert not any(name.startswith("chain") for name in kernels)
 
 
 def test_expressions_take_kernels_too(kernels: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -20,6 +21,7 @@ pytest.importorskip("triton")
 
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
@@ -119,6 +121,16 @@ FACTORED = [
     ("nbi,nj,nijo->nbo", (2, 20, 3), (2, 17), (2, 3, 17, 6)),
 ]
 
+CHAINS = [
+    ("ai,ij,jb->ab", (37, 9), (9, 17), (17, 70)),
+    ("ai,ij,jk,kb->ab", (37, 9), (9, 20), (20, 5), (5, 35)),
+    ("jk,kb,ai,ij->ba", (17, 5), (5, 20), (37, 9), (9, 17)),
+    ("nai,ij,nbj->anb", (3, 20, 9), (9, 17), (3, 40, 17)),
+    ("caif,nij,njdb->nabcdf", (3, 5, 9, 2), (2, 9, 17), (2, 17, 4, 5)),
+    ("axy,yxz,bz->ba", (33, 3, 4), (4, 3, 7), (21, 7)),
+    ("ai,ij,jk,kl,lb->ab", (20, 5), (5, 6), (6, 7), (7, 3), (3, 33)),
+]
+
 LOOPS = [
     ("bnid,bnid->bni", (2, 3, 40, 16), (2, 3, 40, 16)),
     ("bind,bind->bni", (2, 40, 3, 16), (2, 40, 3, 16)),
@@ -152,6 +164,45 @@ def test_products_made_on_the_way_are_right(equation: str, shapes: Sequence[tupl
     check(equation, operands, ways(equation, operands))
 
 
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CHAINS])
+def test_chains_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    found = ways(equation, operands)
+    assert all(way.name.startswith("chain") for way in found)
+    check(equation, operands, found)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4)))[::3])
+def test_matrices_of_a_chain_come_in_any_order(order: tuple[int, ...]) -> None:
+    terms, shapes = ("ai", "ij", "jk", "bk"), ((18, 9), (9, 17), (17, 5), (20, 5))
+    operands = [randn(*shapes[at], dtype="float16", seed=at) for at in order]
+    equation = ",".join(terms[at] for at in order) + "->ab"
+    assert [terms[order[slot]] for slot in fused_step(equation, operands).reads] == list(terms)
+    check(equation, operands, ways(equation, operands, 1))
+
+
+def test_infinity_beyond_what_a_tile_of_a_chain_holds_stays_out() -> None:
+    """Infinity in a row of the first product is next to positions that don't exist."""
+    left, middle, right = randn(20, 9), randn(9, 5), randn(5, 33)
+    left[3, 2] = float("inf")
+    middle[2] = 1.0
+    right.abs_()
+    for way in ways("ai,ij,jb->ab", (left, middle, right)):
+        result = way.run(MEMORY, 0)(left, middle, right)
+        assert (result[3] == float("inf")).all()
+        assert result[:3].isfinite().all()
+        assert result[4:].isfinite().all()
+
+
+def test_a_program_walks_along_columns() -> None:
+    left, middle, right = randn(1200, 3, dtype="float16"), randn(3, 4, dtype="float16"), randn(4, 530, dtype="float16")
+    found = kernel_candidates(fused_step("ai,ij,jb->ab", (left, middle, right)), "float16", replace(ON, units=2))
+    walking = [way for way in found if "1 across" not in way.name and "×128" in way.name]
+    assert walking
+    check("ai,ij,jb->ab", (left, middle, right), walking[:2])
+
+
 def _sliced(array: Any) -> Any:
     wide = array.new_full([2 * size + 1 for size in array.shape], float("nan"))
     window = tuple(slice(1, None, 2) for _ in array.shape)
@@ -176,7 +227,9 @@ LAYOUTS: dict[str, Callable[[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2])])
+@pytest.mark.parametrize(
+    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])]
+)
 def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
     plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
     for at, operand in enumerate(plain):
@@ -228,11 +281,14 @@ def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, 
     check(equation, operands, list(copying.values()))
 
 
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5])])
+@pytest.mark.parametrize(
+    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5], CHAINS[4])]
+)
 def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The 64-bit way, which only arrays of gigabytes take."""
     monkeypatch.setattr(Contraction, "wide", True)
     monkeypatch.setattr(Reduction, "wide", True)
+    monkeypatch.setattr(ChainProblem, "wide", True)
     operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
     check(equation, operands, ways(equation, operands))
 

@@ -7,8 +7,11 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from einops_fast.backends.triton import contraction_tilings, reduction_tilings
+from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
+from einops_fast.backends.triton.chain import ChainTiling
+from einops_fast.backends.triton.chain_tilings import ChainProblem
 from einops_fast.backends.triton.contraction import ContractionTiling
+from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import with_copies
 from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator
 from einops_fast.backends.triton.memory import Memory
@@ -18,7 +21,7 @@ from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_contraction import BoxTiling
 from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
 from einops_fast.backends.triton.tma_tilings import box_tilings
-from einops_fast.cost import ITEM_SIZES, Ceilings, step_costs
+from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer, step_costs
 from einops_fast.steps import Fused
 
 __all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
@@ -82,7 +85,7 @@ class KernelCandidate(Candidate):
     ) -> None:
         self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
-        self.tiling: ContractionTiling | ReductionTiling = tiling
+        self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
         self.shape, self.strides, self.swapped, self.dtype = shape, strides, swapped, dtype
 
     @cached_property
@@ -190,7 +193,9 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
     """
     found = _direct(step, layouts(step), dtype, on, precision)
-    for copies, then in with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision)):
+    for copies, then in (
+        [] if is_integer(dtype) else with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision))
+    ):
         first = {at: _direct(copy.step, [copy.strides], dtype, on, precision)[0] for at, copy in copies.items()}
         direct = _direct(then, layouts(then), dtype, on, precision)[:_COPIES_WORTH_TRYING]
         found += [CopyCandidate(first, each) for each in direct]
@@ -212,13 +217,15 @@ def _direct(
         tilings: list[tuple[float, Any]]
         if isinstance(loops, Reduction):
             tilings = reduction_tilings.tilings(loops, ITEM_SIZES[dtype], on)
+        elif isinstance(loops, ChainProblem):
+            tilings = chain_tilings.tilings(loops, dtype, on, precision)
         else:
             tilings = contraction_tilings.tilings(loops, dtype, on, precision)
         kernels = [
             KernelCandidate(order, seconds, tiling, step.shape, strides, swapped, dtype) for seconds, tiling in tilings
         ]
         found += kernels
-        if not isinstance(loops, Reduction) and copies_boxes():
+        if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
             boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
         if order == 0 and not any(tiling.scattered for _, tiling in tilings):

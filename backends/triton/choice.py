@@ -19,7 +19,8 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.steps import Fused
+from einops_fast.chains import products
+from einops_fast.steps import Fused, Multiply
 
 __all__ = ["Choice", "chosen_run"]
 
@@ -49,7 +50,9 @@ _ORDER_BONUS = 1.04
 def _small(step: Fused) -> bool:
     operands = range(len(step.reads))
     elements = sum(prod(loop.size for loop in step.loops if loop.strides[at]) for at in operands) + prod(step.shape)
-    return elements < _SMALL_ELEMENTS and prod(loop.size for loop in step.loops) < _SMALL_PRODUCTS
+    # What the library writes before it sums it, too.
+    elements += sum(each.full for each in step.library if isinstance(each, Multiply) and each.summed)
+    return elements < _SMALL_ELEMENTS and products(step.loops) < _SMALL_PRODUCTS
 
 
 class Choice:

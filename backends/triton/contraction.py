@@ -19,19 +19,16 @@ from einops_fast.backends.triton.indexing import (
     counted,
     field,
     group_field,
-    group_inside,
-    group_offsets,
+    in_swaths,
     inside,
     run_inside,
     run_offsets,
     tile_offsets,
 )
+from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role
 
 __all__ = ["ContractionTiling", "contract_kernel"]
-
-LEFT, RIGHT, OUT, FACTOR = range(4)
-"""Where an array's strides are in an axis; the last, where the left operand is the product of two arrays."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +111,7 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
         part = part.to(tl.int64)
     batch = program // (row_tiles * column_tiles)
     program = program % (row_tiles * column_tiles)
-    first = program // (swath * column_tiles) * swath
-    height = min(row_tiles - first, swath)
-    row_tile = first + program % (swath * column_tiles) % height
-    column_tile = program % (swath * column_tiles) // height
+    row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, swath)
 
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
     left += counted(batch, field(tiling, "batch"), 0, True)
@@ -151,21 +145,35 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
             multiplied = a.to(acc_type) * other.to(acc_type)
             a = tl.where(inside(step, contracted, False)[None, :], multiplied, 0).to(a.dtype)
         b = _right_tile(right, step, column_tile, tiling, columns)
-        if upcast:
-            a = a.to(acc_type)
-            b = b.to(acc_type)
-        product = tl.dot(a, b, product, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+        product = _with_product(product, a, b, tiling, acc_type, upcast)
         if in_two:
             b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
-            if upcast:
-                b = b.to(acc_type)
-            further = tl.dot(a, b, further, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+            further = _with_product(further, a, b, tiling, acc_type, upcast)
 
     if split > 1:
         out += part.to(tl.int64) * field(tiling, "elements")
-    _store(out, product, row_tile, column_tile, tiling, columns)
+    store_tile(out, product, row_tile, column_tile, tiling, columns)
     if in_two:
-        _store(out, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+        store_tile(out, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+
+
+@triton.constexpr_function
+def _is_integer(dtype):
+    return dtype.is_int()
+
+
+@triton.jit
+def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+    """The sum of ``total`` and a matrix product. That of integers, which may wrap around, is made one by one."""
+    if _is_integer(acc_type):
+        # The contracted axis is the slowest, so that each thread adds up products of its own.
+        total += tl.sum(tl.trans(a.to(acc_type))[:, :, None] * b.to(acc_type)[:, None, :], 0)
+    else:
+        if upcast:
+            a = a.to(acc_type)
+            b = b.to(acc_type)
+        total = tl.dot(a, b, total, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+    return total
 
 
 @triton.jit
@@ -187,40 +195,3 @@ def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.cons
         b = b.reshape((inner, outer, field(columns, "block"))).permute((1, 0, 2))
         b = b.reshape((outer * inner, field(columns, "block")))
     return b
-
-
-@triton.jit
-def _store(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
-    """A tile of the result, in its own dtype and order of axes."""
-    rows: tl.constexpr = field(tiling, "rows")
-    wide: tl.constexpr = field(tiling, "wide")
-    value = product.to(out.dtype.element_ty)
-    if field(tiling, "scattered"):
-        value = value.reshape(
-            (
-                group_field(rows, 0, "block"),
-                group_field(rows, 1, "block"),
-                group_field(columns, 0, "block"),
-                group_field(columns, 1, "block"),
-            )
-        )
-        place = (
-            group_offsets(row_tile, rows, 0, 2, wide)[:, None, None, None]
-            + group_offsets(row_tile, rows, 1, 2, wide)[None, :, None, None]
-            + group_offsets(column_tile, columns, 0, 2, wide)[None, None, :, None]
-            + group_offsets(column_tile, columns, 1, 2, wide)[None, None, None, :]
-        )
-        exists = (
-            group_inside(row_tile, rows, 0)[:, None, None, None]
-            & group_inside(row_tile, rows, 1)[None, :, None, None]
-            & group_inside(column_tile, columns, 0)[None, None, :, None]
-            & group_inside(column_tile, columns, 1)[None, None, None, :]
-        )
-        tl.store(out + place, value, mask=exists)
-    else:
-        place = (
-            tile_offsets(row_tile, rows, 2, False, wide)[:, None]
-            + tile_offsets(column_tile, columns, 2, False, wide)[None, :]
-        )
-        exists = inside(row_tile, rows, False)[:, None] & inside(column_tile, columns, False)[None, :]
-        tl.store(out + place, value, mask=exists)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import prod
 
-from einops_fast.backends.triton.contraction import FACTOR, LEFT, OUT, RIGHT, ContractionTiling
+from einops_fast.backends.triton.contraction import ContractionTiling
+from einops_fast.backends.triton.matrix_tiles import (
+    FACTOR,
+    IN_PIECES,
+    LEFT,
+    OUT,
+    RIGHT,
+    SCATTERED,
+    SHARED,
+    fastest,
+    free_role,
+    loaded_bytes,
+    run_block,
+    run_length,
+    scattered,
+)
 from einops_fast.backends.triton.tiling import (
     NOTHING,
     Axis,
@@ -15,14 +30,12 @@ from einops_fast.backends.triton.tiling import (
     by_stride,
     linear_role,
     merge_axes,
+    needs_64_bits,
     power_of_two,
 )
-from einops_fast.cost import ITEM_SIZES, Ceilings
+from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 
-__all__ = ["Contraction", "contraction", "loaded_bytes", "tilings"]
-
-_RUN_BYTES = 32
-"""Neighbours that a tile takes along a second contiguous axis: a sector of the memory system."""
+__all__ = ["Contraction", "contraction", "tilings"]
 
 
 @dataclass(frozen=True)
@@ -44,17 +57,17 @@ class Contraction:
     @property
     def arrays(self) -> int:
         """How many there are: two operands, the result, and a factor of the left operand if it is a product."""
-        return len((self.rows + self.columns + self.contracted)[0].strides)
+        return len(self.inner[0].strides)
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        """All axes but those of the batch."""
+        return self.rows + self.columns + self.contracted
 
     @property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        axes = self.rows + self.columns + self.contracted
-        if max(self.extents) >= 1 << 30:
-            return True
-        reach = max(sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in range(self.arrays))
-        # Tiles at the edge reach beyond the extents.
-        return reach >= 1 << 30
+        return needs_64_bits(self.inner, self.extents)
 
 
 # Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
@@ -113,8 +126,20 @@ _SINGLE = (
     (16, 128, 32, 4, 3),
     (16, 16, 64, 4, 3),
 )
-_SHARED = 224 << 10
-"""Bytes of shared memory that a program may use."""
+
+
+# Integers are multiplied one by one: all products of a step are in registers at once, and nothing is fetched ahead.
+_INTEGER = (
+    (64, 64, 8, 8, 1),
+    (32, 64, 8, 4, 1),
+    (64, 32, 8, 4, 1),
+    (32, 32, 16, 4, 1),
+    (32, 32, 8, 4, 1),
+    (16, 64, 16, 4, 1),
+    (64, 16, 16, 4, 1),
+    (16, 16, 32, 4, 1),
+    (16, 16, 16, 2, 1),
+)
 
 
 def tilings(
@@ -123,25 +148,28 @@ def tilings(
     """Tilings with predicted seconds, fastest first."""
     item = ITEM_SIZES[dtype]
     found: dict[ContractionTiling, float] = {}
-    for shape in _SINGLE if item >= 4 else _HALF:
-        for tiling in _of_shape(problem, shape, item, on, precision):
+    for shape in _INTEGER if is_integer(dtype) else _SINGLE if item >= 4 else _HALF:
+        for tiling in _of_shape(problem, shape, dtype, on, precision):
             found[tiling] = _seconds(problem, tiling, dtype, on)
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
 def _of_shape(
-    problem: Contraction, shape: tuple[int, int, int, int, int], item: int, on: Ceilings, precision: str
+    problem: Contraction, shape: tuple[int, int, int, int, int], dtype: str, on: Ceilings, precision: str
 ) -> Iterator[ContractionTiling]:
     rows, columns, depth, warps, stages = shape
+    item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
+    if one_by_one and item == 8:
+        depth //= 2  # a number takes two registers
     _, m, n, k = problem.extents
     # A tile of twice the extent does the work of none.
     if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
         return
     depth = min(depth, max(16, power_of_two(k)))
-    run = max(_RUN_BYTES // item, 8)
-    row_role = _free_role(problem.rows, LEFT, rows, run)
-    column_role = _free_role(problem.columns, RIGHT, columns, run)
-    contracted, turned = _contracted_role(problem.contracted, depth, run)
+    run = run_length(item)
+    row_role = free_role(problem.rows, LEFT, rows, run)
+    column_role = free_role(problem.columns, RIGHT, columns, run)
+    contracted, turned = _contracted_role(problem.contracted, depth, run, not one_by_one)
     tiling = ContractionTiling(
         problem.batch,
         row_role,
@@ -149,13 +177,13 @@ def _of_shape(
         contracted,
         turned=turned,
         factored=problem.arrays > FACTOR,
-        scattered=_scattered(row_role, column_role),
+        scattered=scattered(row_role, column_role),
         wide=problem.wide,
         precision=precision if item == 4 else "ieee",
         warps=warps,
         stages=stages,
     )
-    for each in (tiling, *_in_two_parts(tiling, problem)):
+    for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
         yield from _splits(_fitting(each, item), on)
 
 
@@ -179,7 +207,7 @@ def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
     """The tiling with as many stages as shared memory holds and the loop has use for."""
     stages = min(tiling.stages, max(1, tiling.contracted.tiles))
     each = (tiling.rows.block + tiling.columns.width) * tiling.contracted.block * item
-    return replace(tiling, stages=max(1, min(stages, _SHARED // each)))
+    return replace(tiling, stages=max(1, min(stages, SHARED // each)))
 
 
 def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
@@ -194,42 +222,11 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
             yield replace(tiling, split=-(-steps // -(-steps // split)))
 
 
-def _fastest(axes: Sequence[Axis], array: int) -> Axis | None:
-    """The axis along which the array is contiguous, if it is one of these."""
-    return next((axis for axis in axes if abs(axis.strides[array]) == 1), None)
-
-
-def _free_role(axes: tuple[Axis, ...], operand: int, block: int, run: int) -> Role:
-    """Rows or columns: contiguous in the operand along one axis, perhaps in the result along another."""
-    read, written = _fastest(axes, operand), _fastest(axes, OUT)
-    if read is None and written is None:
-        return linear_role(by_stride(axes, OUT), block)
-    if read is None or written is None or read == written:
-        last = read or written
-        rest = [axis for axis in by_stride(axes, operand if read else OUT) if axis is not last]
-        return linear_role([*rest, *([last] if last else [])], block)
-    # A run along each; what is left of the block goes to the one that is read.
-    along = min(_run_block(written.size, run), block)
-    rest = [axis for axis in by_stride(axes, operand) if axis is not read and axis is not written]
-    inner = linear_role([*rest, read], max(block // along, 1))
-    return Role(inner.outer, (Group(along, (written,)), inner.groups[1]))
-
-
-def _run_block(size: int, run: int) -> int:
-    """Neighbours to take of an axis of this size so that few fall outside."""
-    if size <= run:
-        return power_of_two(size)
-    for block in (2 * run, run, run // 2):
-        if block >= 8 and -(-size // block) * block <= size * 1.1:
-            return block
-    return run
-
-
-def _contracted_role(axes: tuple[Axis, ...], block: int, run: int) -> tuple[Role, bool]:
+def _contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
     """The contracted axes, and whether the right operand wants its two groups the other way round."""
-    left, right = _fastest(axes, LEFT), _fastest(axes, RIGHT)
-    if left is not None and right is not None and left != right:
-        along = min(_run_block(right.size, run), max(block // 8, 8))
+    left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
+    if two_groups and left is not None and right is not None and left != right:
+        along = min(run_block(right.size, run), max(block // 8, 8))
         rest = [axis for axis in by_stride(axes, LEFT) if axis is not left and axis is not right]
         inner = linear_role([*rest, left], max(block // along, 8))
         return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
@@ -238,23 +235,13 @@ def _contracted_role(axes: tuple[Axis, ...], block: int, run: int) -> tuple[Role
     return linear_role([*rest, *([last] if last else [])], block), False
 
 
-def _scattered(rows: Role, columns: Role) -> bool:
-    """Whether the result is contiguous along an axis that isn't the fastest of its role in a tile."""
-    return any(
-        role.groups[0].block > 1 and any(abs(axis.strides[OUT]) == 1 for axis in role.groups[0].axes)
-        for role in (rows, columns)
-    )
-
-
-# How much longer than its traffic and arithmetic a kernel takes, as measured on an H200:
+# As in matrix_tiles, how much longer a kernel takes:
 _TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
 """where the right operand is turned around in registers, by bytes of an element;"""
-_SCATTERED = 1.6
-"""where the result is regrouped before it is stored;"""
-_IN_PIECES = {16: 1.0, 8: 1.15, 4: 1.6, 2: 3.0, 1: 3.0}
-"""where strides let a thread load no more than so many bytes of an operand at once;"""
 _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
-"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes."""
+"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes;"""
+_ONE_BY_ONE = 4.0
+"""where integers are multiplied; that one is an estimate."""
 
 
 def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
@@ -272,26 +259,19 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     # Small tiles don't reach the peak.
     reach: float = min(1.0, (rows.block * columns.width / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
-    if item > 2 and tiling.precision == "ieee":
-        along = sum(_fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
+    if is_integer(dtype):
+        arithmetic *= _ONE_BY_ONE
+    elif item > 2 and tiling.precision == "ieee":
+        along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
     cache = idle * reads / (on.bandwidth * 1.5)
     memory = item * batch * (m * k + k * n + m * n) / on.bandwidth
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
-    seconds *= max(_IN_PIECES[loaded_bytes(problem, operand, item)] for operand in (LEFT, RIGHT))
-    seconds *= (_TURNED[item] if tiling.turned else 1.0) * (_SCATTERED if tiling.scattered else 1.0)
+    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, item)] for operand in (LEFT, RIGHT))
+    seconds *= (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
-
-
-def loaded_bytes(problem: Contraction, operand: int, item: int) -> int:
-    """How many bytes of an operand a thread can load at once: what all strides but the contiguous one divide by."""
-    inner = problem.rows + problem.columns + problem.contracted
-    if _fastest(inner, operand) is None:
-        return item
-    axes = problem.batch + inner
-    return gcd(16, *(item * axis.strides[operand] for axis in axes if abs(axis.strides[operand]) > 1))
 
 
 def contraction(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from einops_fast.backends.triton.contraction_tilings import Contraction, loaded_bytes
+from einops_fast.backends.triton.contraction_tilings import Contraction
+from einops_fast.backends.triton.matrix_tiles import loaded_bytes
 from einops_fast.backends.triton.problems import multiplies_matrices, problem, slowest_first
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Loop
@@ -61,7 +62,11 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     loops = problem(step, contiguous_strides(step.shape))
     assert isinstance(loops, Contraction)
     # Rows (or columns) stay last where the operand is contiguous along them.
-    poor = {at: not _along_free(step, at) for at in smaller_first if loaded_bytes(loops, at, item) < _POOR}
+    poor = {
+        at: not _along_free(step, at)
+        for at in smaller_first
+        if loaded_bytes(loops.batch, loops.inner, at, item) < _POOR
+    }
     ways += [dict(list(poor.items())[:count]) for count in range(1, len(poor) + 1)]
     return [_copying(step, way, item) for way in ways]
 

@@ -18,6 +18,7 @@ __all__ = [
     "group_field",
     "group_inside",
     "group_offsets",
+    "in_swaths",
     "inside",
     "lacks",
     "run_inside",
@@ -77,6 +78,14 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
             else:
                 offset += digit * _stride(axes, at, array)
     return offset
+
+
+@triton.jit
+def in_swaths(number, row_tiles: tl.constexpr, column_tiles: tl.constexpr, swath: tl.constexpr):
+    """Row tile and column tile of a tile's number: ``swath`` tiles of rows are worked on together."""
+    first = number // (swath * column_tiles) * swath
+    height = min(row_tiles - first, swath)
+    return first + number % (swath * column_tiles) % height, number % (swath * column_tiles) // height
 
 
 @triton.jit

@@ -10,13 +10,25 @@ import triton.language as tl
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
+from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
+from einops_fast.cost import is_integer
 
 __all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted"]
 
-DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "float64": tl.float64}
+DTYPES = {
+    "float16": tl.float16,
+    "bfloat16": tl.bfloat16,
+    "float32": tl.float32,
+    "float64": tl.float64,
+    "int8": tl.int8,
+    "uint8": tl.uint8,
+    "int16": tl.int16,
+    "int32": tl.int32,
+    "int64": tl.int64,
+}
 """What the kernels compute on."""
 
 ALIGNMENT = 16
@@ -24,8 +36,15 @@ ALIGNMENT = 16
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype that sums are kept in."""
+    """The dtype that sums are kept in. Those of integers wrap around, and what is cut off in the end is the same."""
+    if is_integer(dtype):
+        return "int64" if dtype == "int64" else "int32"
     return "float64" if dtype == "float64" else "float32"
+
+
+def _pointer(dtype: str) -> str:
+    """The type of an array's address, as Triton's compiler spells it."""
+    return f"*{DTYPES[dtype].name.replace('int', 'i').replace('ui', 'u')}"
 
 
 def interpreted() -> bool:
@@ -42,23 +61,27 @@ class Kernel:
         result: of the result.
     """
 
-    def __init__(self, tiling: ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
+    def __init__(self, tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
         self.tiling = tiling
         self._grid = tiling.grid
         acc = DTYPES[accumulator(dtype)]
-        operand, out = f"*{DTYPES[dtype].name}", f"*{DTYPES[result].name}"
+        operand, out = _pointer(dtype), _pointer(result)
         self._function: Any
         self._types: dict[str, Any]
-        if isinstance(tiling, ContractionTiling):
-            self._function = contract_kernel
-            self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
-            self._constants = {"tiling": tiling, "acc_type": acc, "upcast": interpreted() and dtype == "bfloat16"}
-            self._options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-        else:
+        self._constants: dict[str, Any] = {"tiling": tiling, "acc_type": acc}
+        self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        if isinstance(tiling, ReductionTiling):
             self._function = reduce_kernel
             self._types = {"arrays": (operand,) * tiling.operands, "out": out}
-            self._constants = {"tiling": tiling, "acc_type": acc}
-            self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        else:
+            self._constants["upcast"] = interpreted() and dtype == "bfloat16"
+            self._options["num_stages"] = tiling.stages
+            if isinstance(tiling, ChainTiling):
+                self._function = chain_kernel
+                self._types = {"arrays": (operand,) * (len(tiling.links) + 1), "out": out}
+            else:
+                self._function = contract_kernel
+                self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from einops_fast.backends.triton.contraction import LEFT, RIGHT
+from einops_fast.backends.triton.chain_tilings import ChainProblem, chain_problem
 from einops_fast.backends.triton.contraction_tilings import Contraction, contraction
+from einops_fast.backends.triton.matrix_tiles import LEFT, RIGHT
 from einops_fast.backends.triton.reduction_tilings import Reduction, reduction
 from einops_fast.backends.triton.tiling import Axis
+from einops_fast.chains import chain_of
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Loop
 
@@ -22,10 +24,9 @@ def layouts(step: Fused) -> list[tuple[int, ...]]:
     found = [contiguous_strides(step.shape)]
     if not step.any_order or len(kept) < 2:
         return found
-    if multiplies_matrices(step):
-        batch = [loop for loop in kept if _role(loop) == "batch"]
-        rows = slowest_first((loop for loop in kept if _role(loop) == "rows"), LEFT)
-        columns = slowest_first((loop for loop in kept if _role(loop) == "columns"), RIGHT)
+    sides = _sides(step)
+    if sides is not None:
+        batch, rows, columns = sides
         orders = [batch + rows + columns, batch + columns + rows]
     else:
         largest = max(range(len(step.reads)), key=lambda at: prod(loop.size for loop in kept if loop.strides[at]))
@@ -34,6 +35,18 @@ def layouts(step: Fused) -> list[tuple[int, ...]]:
         strides = dict(zip((loop.label for loop in order), contiguous_strides([o.size for o in order]), strict=True))
         found.append(tuple(strides[label] for label in step.labels))
     return list(dict.fromkeys(found))
+
+
+def _sides(step: Fused) -> tuple[list[Loop], list[Loop], list[Loop]] | None:
+    """Batch, rows and columns of the result of a matrix product, or of a chain; ``None`` if it is neither."""
+    chain = chain_of(step.loops)
+    if chain is not None:
+        return list(chain.batch), slowest_first(chain.rows, 0), slowest_first(chain.columns, -1)
+    if not multiplies_matrices(step):
+        return None
+    kept = [loop for loop in step.loops if loop.kept]
+    batch, rows, columns = ([loop for loop in kept if _role(loop) == role] for role in ("batch", "rows", "columns"))
+    return batch, slowest_first(rows, LEFT), slowest_first(columns, RIGHT)
 
 
 def with_more_rows(step: Fused) -> tuple[Fused, bool]:
@@ -49,9 +62,21 @@ def with_more_rows(step: Fused) -> tuple[Fused, bool]:
     return replace(step, loops=tuple(replace(loop, strides=loop.strides[::-1]) for loop in step.loops)), True
 
 
-def problem(step: Fused, strides: Sequence[int]) -> Contraction | Reduction:
+def problem(step: Fused, strides: Sequence[int]) -> ChainProblem | Contraction | Reduction:
     """The step as loops by role, for a result with these strides."""
     of_result = dict(zip(step.labels, strides, strict=True))
+    chain = chain_of(step.loops)
+    if chain is not None:
+
+        def axes_of(loops: Iterable[Loop]) -> list[Axis]:
+            """Axes with their strides where the chain kernel looks for them."""
+            return [
+                Axis(loop.size, (loop.strides[0], loop.strides[-1], of_result.get(loop.label, 0), *loop.strides[1:-1]))
+                for loop in loops
+            ]
+
+        batch, rows, columns = map(axes_of, (chain.batch, chain.rows, chain.columns))
+        return chain_problem(batch, rows, columns, list(map(axes_of, chain.links)))
     if multiplies_matrices(step):
         roles: dict[str, list[Axis]] = {"batch": [], "rows": [], "columns": [], "contracted": []}
         for loop in step.loops:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from einops_fast.backends.triton.reduction import ReductionTiling
-from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, merge_axes, power_of_two
+from einops_fast.backends.triton.tiling import (
+    Axis,
+    Group,
+    Role,
+    by_stride,
+    linear_role,
+    merge_axes,
+    needs_64_bits,
+    power_of_two,
+)
 from einops_fast.cost import Ceilings
 
 __all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
@@ -32,11 +41,7 @@ class Reduction:
     @property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        axes = self.free + self.summed
-        return max(self.extents) >= 1 << 30 or any(
-            sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) >= 1 << 30
-            for array in range(self.operands + 1)
-        )
+        return needs_64_bits(self.free + self.summed, self.extents)
 
     def size(self, array: int) -> int:
         """Elements of one array."""

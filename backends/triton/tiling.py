@@ -13,7 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["NOTHING", "Axis", "Group", "Role", "by_stride", "linear_role", "merge_axes", "power_of_two"]
+__all__ = [
+    "NOTHING",
+    "Axis",
+    "Group",
+    "Role",
+    "by_stride",
+    "linear_role",
+    "merge_axes",
+    "needs_64_bits",
+    "power_of_two",
+]
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,16 @@ def linear_role(axes: Sequence[Axis], block: int) -> Role:
             break
         outer.append(inner.pop(0))
     return Role(tuple(outer), (NOTHING, Group(block, tuple(inner))))
+
+
+def needs_64_bits(axes: Sequence[Axis], extents: Iterable[int]) -> bool:
+    """Whether an offset in one of the arrays, or a position within an extent, may not fit in 32 bits.
+
+    Tiles at the edge reach beyond the extents, so a bit is kept for that.
+    """
+    arrays = range(len(axes[0].strides) if axes else 0)
+    reaches = (sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in arrays)
+    return max(*extents, *reaches) >= 1 << 30
 
 
 def power_of_two(extent: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from einops_fast.backends.triton.contraction import FACTOR, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
+from einops_fast.backends.triton.matrix_tiles import FACTOR, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
 from einops_fast.backends.triton.tma_contraction import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
 from einops_fast.cost import Ceilings
