@@ -48,8 +48,9 @@ def combine_kernel(
     found = tl.load(
         parts_out + (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :], mask=exists[None, :], other=0
     )
-    value = tl.sum(found * (shares / tl.where(total == 0, 1.0, total))[:, None], 0).to(acc)
+    divisor = tl.where(total == 0, 1.0, total)
+    value = tl.sum(found * (shares / divisor)[:, None], 0).to(acc)
     place = out + counted(element, sizes, strides.out, 0, axes) + i * (zero + strides.out[axes])
     tl.store(place + column * strides.out[axes + 1], value.to(out.dtype.element_ty), mask=exists)
-    log = tl.where(total == 0, float("-inf"), reference + tl.log(total))
+    log = tl.where(total == 0, float("-inf"), reference + tl.log(divisor))
     tl.store(lse + counted(element, sizes, strides.lse, 0, axes) + i * (zero + strides.lse[axes]), log)

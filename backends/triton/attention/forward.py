@@ -174,7 +174,8 @@ def _tile(
             head, strides, lengths, numbers, f, block_n, True,
         )  # fmt: skip
 
-    inverse = 1.0 / tl.where(total == 0, 1.0, total)
+    divisor = tl.where(total == 0, 1.0, total)
+    inverse = 1.0 / divisor
     zero = tl.full((), 0, tl.int64)
     if parts > 1:
         out += part * (zero + strides.parts[0])
@@ -188,7 +189,7 @@ def _tile(
         field(f, "v_head"),
         field(f, "v_head_dim"),
     )
-    logs = tl.where(total == 0, float("-inf"), (most + tl.log2(total)) * LN2)
+    logs = tl.where(total == 0, float("-inf"), (most + tl.log2(divisor)) * LN2)
     tl.store(query_rows(lse, strides.lse, sizes, head, start, i, f, packed), logs[:, None], mask=exists)
 
 

@@ -89,6 +89,7 @@ def task(tiles, heads, together, backwards: tl.constexpr):
 def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
     """What there is to know of batch element ``number``; or of several, one for each row, of which ``anchor`` is one."""
     axes: tl.constexpr = field(f, "axes")
+    # What there isn't is 0: a tuple made on the device holds no None.
     q_start = 0
     q_len = lengths.q
     kv_start = 0
@@ -108,21 +109,21 @@ def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
     shift = 0
     if field(f, "bottom_right"):
         shift = kv_len - q_len
-    bias = extras.bias
+    bias = 0
     if extras.bias is not None:
         bias = extras.bias + counted(number, sizes, strides.bias, 0, axes)
-    mask = extras.mask
+    mask = 0
     if extras.mask is not None:
         mask = extras.mask + counted(number, sizes, strides.mask, 0, axes)
     slope = 0.0
     if extras.slopes is not None:
         slope = tl.load(extras.slopes + counted(number, sizes, strides.slopes, 0, axes)).to(kept_type(f))
-    q_segments = extras.q_segments
-    kv_segments = extras.kv_segments
+    q_segments = 0
+    kv_segments = 0
     if field(f, "segments"):
         q_segments = extras.q_segments + counted(number, sizes, strides.q_segments, 0, axes)
         kv_segments = extras.kv_segments + counted(number, sizes, strides.kv_segments, 0, axes)
-    table = extras.table
+    table = 0
     if extras.table is not None:
         table = extras.table + outer * (tl.full((), 0, tl.int64) + strides.pages[2])
     return Head(number, q_start, q_len, kv_start, kv_len, shift, bias, mask, slope, q_segments, kv_segments, table)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.arguments import Extras, Strides
+from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.decode import combine_kernel
 from einops_fast.backends.triton.attention.forward import forward_kernel
 from einops_fast.backends.triton.attention.launch import KernelCall
@@ -94,7 +94,3 @@ class ForwardPlan:
         self._forward(memory, device, q, k, v, parts_out, parts_lse, extras)
         self._combine(memory, device, parts_out, parts_lse, out, lse)
 
-
-def only(strides: Strides, *names: str) -> Strides:
-    """The strides that a kernel reads, so that others don't make a kernel of their own."""
-    return Strides(**{name: getattr(strides, name) for name in (*names, "pages")})

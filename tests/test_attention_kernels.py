@@ -1,0 +1,50 @@
+"""The attention kernels against float64: on a GPU, or in Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attention_problems import attention, check, tiles
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "causal, last facing last": {"causal": True, "alignment": "bottom_right"},
+    "window": {"window": (5, 9)},
+    "window, last facing last": {"window": (20, 3), "alignment": "bottom_right"},
+    "causal window": {"window": (11, None), "causal": True},
+    "softcap": {"softcap": 2.0},
+    "negative scale": {"scale": -0.3},
+    "bias": {"bias": (2, 3, 37, 45)},
+    "causal bias": {"bias": (2, 3, 37, 45), "causal": True},
+    "bias over batch": {"bias": (1, 3, 37, 45)},
+    "bias over heads, causal": {"bias": (2, 1, 37, 45), "causal": True},
+    "bias by key": {"bias": (1, 3, 1, 45)},
+    "bias by query": {"bias": (2, 1, 37, 1)},
+    "one bias": {"bias": (1, 1, 1, 1)},
+    "mask": {"mask": (2, 3, 37, 45)},
+    "mask by key": {"mask": (2, 1, 1, 45)},
+    "alibi": {"alibi": (1, 3)},
+    "alibi, causal": {"alibi": (2, 3), "causal": True, "alignment": "bottom_right"},
+    "sinks": {"sinks": (1, 3)},
+    "segments": {"segments": (2, 1)},
+    "segments, causal": {"segments": (1, 1), "causal": True},
+    "everything": {
+        "bias": (1, 3, 37, 45),
+        "mask": (2, 1, 37, 45),
+        "alibi": (1, 3),
+        "sinks": (2, 3),
+        "segments": (2, 1),
+        "softcap": 3.0,
+        "causal": True,
+        "window": (30, 30),
+        "alignment": "bottom_right",
+    },
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name: str) -> None:
+    with tiles():
+        check(*attention(**FEATURES[name]))
