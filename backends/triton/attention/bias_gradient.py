@@ -54,8 +54,8 @@ def _tile(
     q, k, v, d_out, lse, delta = arrays
     head = head_of(number, number, extras, strides, sizes, lengths, f)
     last = min(start + block_m, head.q_len) - 1
-    begin, _, _, end = seen_keys(start, last, head, numbers, f, block_n)
-    if (start < head.q_len) & (key >= begin) & (key < end):
+    seen = seen_keys(start, last, head, numbers, f, block_n)
+    if (start < head.q_len) & (key >= seen[0]) & (key < seen[3]):
         element = number // shared_size(sizes, f)
         i = (start + tl.arange(0, block_m))[:, None]
         j = (key + tl.arange(0, block_n))[None, :]
@@ -88,11 +88,11 @@ def _tile(
         if field(f, "segments"):
             q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
             kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
-        _, gradient, _ = score_gradients(
+        found = score_gradients(
             products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
             head, strides, lengths, numbers, f, True,
         )  # fmt: skip
-        total += gradient
+        total += found[1]
     return total
 
 
