@@ -252,7 +252,7 @@ def backward(
     shape: tuple[int, ...] = ()
     if of_bias:
         shape = tuple(extras.bias.shape)
-        strides = _dense_strides(extras.bias) if direct else contiguous_in_order(shape, range(len(shape)))
+        strides = dense_strides(extras.bias) if direct else contiguous_in_order(shape, range(len(shape)))
         layouts["d_bias"] = (shape, strides)
     key = (spec, q.device, *_key(arrays), tuple(wanted), tuple(layouts.items()), d_lse is None)
     plan = _backward_plans.get(key)
@@ -361,7 +361,7 @@ def _device(device: Any) -> tuple[tuple[int, int], int]:
     return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-def _dense_strides(array: Any) -> tuple[int, ...]:
+def dense_strides(array: Any) -> tuple[int, ...]:
     """Strides of an array of the same shape, without gaps and in the same order of axes."""
     strides = array.stride()
     return contiguous_in_order(array.shape, sorted(range(array.dim()), key=lambda axis: -int(strides[axis])))
@@ -371,7 +371,7 @@ def _gradient_array(spec: AttentionSpec, name: str, operand: Any) -> Any:
     """Where a kernel writes the gradient of an operand: with all batch axes that it doesn't sum over itself."""
     missing = missing_axes(spec, name)
     if not missing:
-        return MEMORY.empty(operand, tuple(operand.shape), _dense_strides(operand))
+        return MEMORY.empty(operand, tuple(operand.shape), dense_strides(operand))
     shape = tuple(spec.batch[at] if at in missing else size for at, size in enumerate(operand.shape))
     return MEMORY.workspace(operand, prod(shape), accumulator(spec.dtype)).view(shape)
 
