@@ -105,7 +105,7 @@ def _one(
     empty = (joined == -math.inf).all(-1)
     # Rows without a key are computed from other scores, which no gradient reaches.
     safe = torch.where(empty[..., None], 0.0, joined)
-    lse = torch.logsumexp(safe, -1) if joined.shape[-1] else joined.new_zeros(joined.shape[:-1])
+    lse = torch.logsumexp(safe, -1) if joined.shape[-1] else joined.sum(-1)
     weights = torch.where((score == -math.inf), 0.0, torch.exp(torch.where(score == -math.inf, 0.0, score) - lse[..., None]))
     if spec.dropout_p:
         weights = weights * kept / (1 - spec.dropout_p)
