@@ -55,7 +55,7 @@ class KernelCall:
             if array is None:
                 addresses.append(None)
             elif isinstance(array, tuple):
-                inner = [None if each is None else pointer(each) for each in array]
+                inner = tuple([None if each is None else pointer(each) for each in array])
                 for each in inner:
                     bits |= each or 0
                 addresses.append(inner)
@@ -81,5 +81,5 @@ class KernelCall:
 
 def _alignments(addresses: list[Any]) -> tuple[Any, ...]:
     return tuple(
-        _alignments(each) if isinstance(each, list) else each is None or each % _ALIGNMENT == 0 for each in addresses
+        _alignments(each) if isinstance(each, tuple) else each is None or each % _ALIGNMENT == 0 for each in addresses
     )

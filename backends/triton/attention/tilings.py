@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from einops_fast.attention.spec import AttentionSpec
@@ -61,68 +62,45 @@ def shared_memory(capability: tuple[int, int]) -> int:
     return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
-_FORWARD = {
-    # By bytes of a row of k, in two bytes an element: queries, keys, warps, stages.
+_Table = dict[int, dict[int, list[tuple[int, int, int, int]]]]
+"""By bytes of an element and by features at most: queries, keys, warps, stages of tiles, the best one first.
+
+Of tiles that compile without spilling registers for sm_90, mostly; the order is that of the FlashAttention papers.
+"""
+
+_FORWARD: _Table = {
     2: {
         32: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3)],
         64: [(128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3)],
-        128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2)],
-        256: [(128, 64, 8, 2), (128, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 1)],
+        128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)],
+        256: [(128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 1)],
     },
     4: {
-        32: [(64, 64, 4, 2), (64, 32, 4, 2)],
         64: [(64, 32, 8, 2), (32, 32, 4, 2)],
-        128: [(64, 32, 8, 2), (32, 32, 4, 1)],
-        256: [(32, 32, 8, 1), (16, 32, 4, 1)],
+        128: [(32, 32, 8, 1), (64, 16, 8, 1), (32, 16, 4, 2)],
+        256: [(32, 16, 8, 1), (32, 32, 8, 1), (16, 16, 4, 1)],
     },
-    8: {
-        32: [(32, 32, 4, 1)],
-        64: [(32, 32, 4, 1)],
-        128: [(16, 32, 4, 1)],
-        256: [(16, 16, 4, 1)],
-    },
+    8: {64: [(32, 32, 4, 1)], 128: [(16, 32, 4, 1), (16, 16, 4, 1)], 256: [(16, 16, 4, 1)]},
 }
 
-_KEYS = {
+_KEYS: _Table = {
     2: {
-        32: [(64, 128, 8, 2), (64, 64, 4, 2)],
-        64: [(64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2)],
-        128: [(64, 128, 8, 2), (32, 128, 8, 2), (32, 64, 4, 2)],
-        256: [(32, 64, 8, 1), (16, 64, 8, 1)],
+        64: [(64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
+        128: [(32, 128, 8, 2), (64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
+        256: [(64, 32, 8, 1), (32, 64, 8, 2), (32, 32, 4, 1), (16, 32, 4, 1)],
     },
-    4: {
-        32: [(32, 32, 4, 2)],
-        64: [(32, 32, 8, 2), (32, 32, 4, 1)],
-        128: [(32, 32, 8, 1), (16, 32, 4, 1)],
-        256: [(16, 16, 8, 1)],
-    },
-    8: {
-        32: [(16, 32, 4, 1)],
-        64: [(16, 16, 4, 1)],
-        128: [(16, 16, 4, 1)],
-        256: [(16, 16, 8, 1)],
-    },
+    4: {64: [(32, 32, 8, 2), (16, 32, 4, 1)], 128: [(32, 32, 8, 2), (16, 32, 4, 1)], 256: [(16, 16, 8, 1)]},
+    8: {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
 }
 
-_QUERIES = {
+_QUERIES: _Table = {
     2: {
-        32: [(128, 64, 8, 2), (64, 64, 4, 2)],
         64: [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2)],
-        128: [(128, 64, 8, 2), (128, 32, 8, 2), (64, 32, 4, 2)],
-        256: [(64, 32, 8, 1), (64, 16, 8, 1), (32, 32, 4, 1)],
+        128: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2)],
+        256: [(32, 64, 8, 2), (64, 32, 8, 1), (64, 16, 8, 1), (32, 32, 4, 1)],
     },
-    4: {
-        32: [(32, 32, 4, 2)],
-        64: [(32, 32, 8, 2), (32, 32, 4, 1)],
-        128: [(32, 32, 8, 1), (32, 16, 4, 1)],
-        256: [(16, 16, 8, 1)],
-    },
-    8: {
-        32: [(32, 16, 4, 1)],
-        64: [(16, 16, 4, 1)],
-        128: [(16, 16, 4, 1)],
-        256: [(16, 16, 8, 1)],
-    },
+    4: {64: [(32, 32, 8, 2), (32, 16, 4, 1)], 128: [(32, 32, 8, 2), (32, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
+    8: {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
 }
 
 
@@ -168,7 +146,7 @@ def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[in
     """For the backward kernels; see :func:`forward_tilings`."""
     most_m, most_n = _block(spec.q_len), _block(spec.kv_len)
 
-    def fitted(table: dict[int, dict[int, list[tuple[int, int, int, int]]]], owns_keys: bool) -> list[Tiling]:
+    def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
         found = [Tiling(min(m, most_m), min(n, most_n), w, s) for m, n, w, s in _table(table, spec)]
         return _fitting(found, lambda tiling: _backward_bytes(spec, problem, tiling, owns_keys), capability)
 
@@ -179,9 +157,7 @@ def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[in
     ]
 
 
-def _table(
-    table: dict[int, dict[int, list[tuple[int, int, int, int]]]], spec: AttentionSpec
-) -> list[tuple[int, int, int, int]]:
+def _table(table: _Table, spec: AttentionSpec) -> list[tuple[int, int, int, int]]:
     of_dtype = table[ITEM_SIZES[spec.dtype]]
     features = max(spec.head_dim, spec.v_head_dim)
     return next(found for most, found in of_dtype.items() if features <= most)
@@ -212,8 +188,7 @@ def _backward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling, owns_
     return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
 
 
-def _fitting(found: list[Tiling], size: object, capability: tuple[int, int]) -> list[Tiling]:
+def _fitting(found: list[Tiling], size: Callable[[Tiling], int], capability: tuple[int, int]) -> list[Tiling]:
     """Those that the device has shared memory for, each once; the smallest if there are none."""
-    assert callable(size)
     fits = [tiling for tiling in dict.fromkeys(found) if size(tiling) <= shared_memory(capability)]
     return fits or [min(found, key=size)]
