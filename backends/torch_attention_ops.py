@@ -12,13 +12,8 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch_attention import (
-    backward,
-    dense_strides,
-    differentiated_twice,
-    forward,
-    result_layout,
-)
+from einops_fast.backends.torch_attention import differentiated_twice
+from einops_fast.backends.torch_attention_runs import backward, dense_strides, forward, result_layout
 from einops_fast.backends.triton.launch import accumulator
 
 __all__ = ["attention_forward", "constants"]

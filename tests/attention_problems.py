@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from attention_oracle import oracle  # noqa: E402
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends import torch_attention  # noqa: E402
+from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
@@ -47,11 +47,11 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
     """Kernels with these tiles, on poisoned memory."""
     chosen = backward or BackwardTilings(SMALL, SMALL, SMALL)
     with (
-        mock.patch.object(torch_attention, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention, "_forward_plans", {}),
-        mock.patch.object(torch_attention, "_backward_plans", {}),
-        mock.patch.object(torch_attention, "forward_candidates", lambda *args: [forward]),
-        mock.patch.object(torch_attention, "backward_candidates", lambda *args: [chosen]),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+        mock.patch.object(torch_attention_runs, "forward_candidates", lambda *args: [forward]),
+        mock.patch.object(torch_attention_runs, "backward_candidates", lambda *args: [chosen]),
     ):
         yield
 

@@ -34,11 +34,11 @@ triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends import torch_attention
+from einops_fast.backends import torch_attention_runs
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
 
-torch_attention._device = lambda device: (divmod(capability, 10), 132)
+torch_attention_runs._device = lambda device: (divmod(capability, 10), 132)
 compile = KernelCall.compile
 
 def reported(self, *arrays):
@@ -77,11 +77,11 @@ for case in sys.argv[3:]:
         cache_seqlens=torch.zeros(2, dtype=torch.int32) if spec.cache else None,
         seed=torch.zeros(1, dtype=torch.int64) if spec.dropout_p else None,
     )
-    arrays = torch_attention._arrays(inputs)
-    out, lse = torch_attention.forward(spec, arrays)
+    arrays = tuple(vars(inputs).values())
+    out, lse = torch_attention_runs.forward(spec, arrays)
     if "backward" in flags:
         wanted = (True, True, True, bias is not None, spec.sinks)
-        torch_attention.backward(spec, arrays, out, lse, out, lse, wanted)
+        torch_attention_runs.backward(spec, arrays, out, lse, out, lse, wanted)
 """
 
 CASES = [

@@ -46,7 +46,9 @@ def combine_kernel(
     column = tl.arange(0, columns)
     exists = column < field(f, "v_head_dim")
     found = tl.load(
-        parts_out + (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :], mask=exists[None, :], other=0
+        parts_out + (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :],
+        mask=exists[None, :],
+        other=0,
     )
     divisor = tl.where(total == 0, 1.0, total)
     value = tl.sum(found * (shares / divisor)[:, None], 0).to(acc)

@@ -66,7 +66,17 @@ def _step(
     start = tl.multiple_of(start, block)
     j = (start + tl.arange(0, block))[None, :]
     keys, more_keys = load_keys(
-        k, strides.k, strides.pages[0], start, head, strides.pages, field(f, "head"), field(f, "head_dim"), f, block, masked
+        k,
+        strides.k,
+        strides.pages[0],
+        start,
+        head,
+        strides.pages,
+        field(f, "head"),
+        field(f, "head_dim"),
+        f,
+        block,
+        masked,
     )
     products = product(queries, tl.trans(keys), tl.zeros((rows, block), kept_type(f)), f)
     if field(f, "in_two"):
@@ -76,9 +86,7 @@ def _step(
         kv_segments = 0
         if field(f, "segments"):
             kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
-        score = tl.where(
-            allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), score, float("-inf")
-        )
+        score = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), score, float("-inf"))
     factor = factor_of(numbers, f)
     new_most = tl.maximum(most, tl.max(score, 1) * factor)
     # A row that has seen nothing yet, or weights of -inf only.
@@ -89,7 +97,17 @@ def _step(
     if field(f, "dropout"):
         weights = dropped(weights, i, j, seed, head, lengths, numbers)
     values, more_values = load_keys(
-        v, strides.v, strides.pages[1], start, head, strides.pages, field(f, "v_head"), field(f, "v_head_dim"), f, block, masked
+        v,
+        strides.v,
+        strides.pages[1],
+        start,
+        head,
+        strides.pages,
+        field(f, "v_head"),
+        field(f, "v_head_dim"),
+        f,
+        block,
+        masked,
     )
     weights = weights.to(values.dtype)
     first = product(weights, values, first * fade[:, None], f)

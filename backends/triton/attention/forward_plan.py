@@ -93,4 +93,3 @@ class ForwardPlan:
         parts_lse = memory.workspace(q, parts * self._rows, self._sums)
         self._forward(memory, device, q, k, v, parts_out, parts_lse, extras)
         self._combine(memory, device, parts_out, parts_lse, out, lse)
-

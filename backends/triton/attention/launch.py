@@ -39,13 +39,14 @@ class KernelCall:
         self.options = {"num_warps": warps, "num_stages": stages}
         self._rest = (*tail, *self.constants.values())
         self._compiled: dict[Any, Any] = {}
+        self._interpreted = interpreted()
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one."""
         grid = self.grid
         if not grid[0]:
             return
-        if interpreted():
+        if self._interpreted:
             self.function[grid](*arrays, *self.tail, **self.constants)
             return
         pointer = memory.pointer
