@@ -15,6 +15,9 @@ __all__ = ["differentiated_twice", "second_order", "triton_attention", "unsuppor
 
 _MOST_FEATURES = 256
 
+_DIFFERENTIABLE = (0, 1, 2, 3, 6)
+"""Where q, k, v, the bias and the sinks are among the arrays."""
+
 second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = None
 """An attention that torch can differentiate twice, for gradients of gradients; set it to have these."""
 
@@ -58,7 +61,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         return out, lse
     differentiable = (*arrays[:4], inputs.sinks)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        out, lse = _Attention.apply(spec, *arrays)
+        out, lse = _recorded(spec, *arrays)
         return out, lse
     return forward(spec, arrays)
 
@@ -69,10 +72,6 @@ def _arrays(inputs: AttentionInputs) -> Arrays:
         inputs.kv_segments, inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table,
         inputs.seed,
     )  # fmt: skip
-
-
-def _inputs(arrays: Arrays) -> AttentionInputs:
-    return AttentionInputs(*arrays)
 
 
 class _Attention(torch.autograd.Function):
@@ -93,17 +92,13 @@ class _Attention(torch.autograd.Function):
         if d_out is None and d_lse is None:
             return (None,) * (1 + len(arrays))
         if torch.is_grad_enabled():
-            found = _Gradients.apply(ctx.spec, wanted, d_out, d_lse, out, lse, *arrays)
+            found = _recorded_gradients(ctx.spec, wanted, d_out, d_lse, out, lse, *arrays)
         else:
             found = backward(ctx.spec, tuple(arrays), out, lse, d_out, d_lse, wanted)
         gradients: list[Any] = [None] * (1 + len(arrays))
         for at, gradient in zip(_DIFFERENTIABLE, found, strict=True):
             gradients[1 + at] = gradient
         return tuple(gradients)
-
-
-_DIFFERENTIABLE = (0, 1, 2, 3, 6)
-"""Where q, k, v, the bias and the sinks are among the arrays."""
 
 
 class _Gradients(torch.autograd.Function):
@@ -137,7 +132,7 @@ def differentiated_twice(
         leaves = [each.detach().requires_grad_() if at in _DIFFERENTIABLE and each is not None else each
                   for at, each in enumerate(arrays)]  # fmt: skip
         seeds = [None if each is None else each.detach().requires_grad_() for each in (d_out, d_lse)]
-        results = second_order(spec, _inputs(tuple(leaves)))
+        results = second_order(spec, AttentionInputs(*leaves))
         ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
         of = [leaves[at] for at, is_wanted in zip(_DIFFERENTIABLE, wanted, strict=True) if is_wanted]
         first = torch.autograd.grad([way[0] for way in ways], of, [way[1] for way in ways], create_graph=True)
@@ -148,3 +143,7 @@ def differentiated_twice(
             torch.autograd.grad([pair[0] for pair in pairs], inputs, [pair[1] for pair in pairs], allow_unused=True)
         )
     return tuple(next(found) if each is not None and each.requires_grad else None for each in (*seeds, *leaves))
+
+
+_recorded: Callable[..., Any] = _Attention.apply
+_recorded_gradients: Callable[..., Any] = _Gradients.apply

@@ -67,7 +67,8 @@ def _spec(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
         sizes += [k.shape[:count], v.shape[:count]]
     else:
         sizes += [(1, *k.shape[1:count]), (1, *v.shape[1:count])]
-    batch = list(torch.broadcast_shapes(*sizes))
+    broadcast: Any = torch.broadcast_shapes
+    batch = list(broadcast(*sizes))
     if q_starts is not None:
         batch[0] = q_starts.shape[0] - 1
     return AttentionSpec(

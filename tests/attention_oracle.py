@@ -106,9 +106,8 @@ def _one(
     # Rows without a key are computed from other scores, which no gradient reaches.
     safe = torch.where(empty[..., None], 0.0, joined)
     lse = torch.logsumexp(safe, -1) if joined.shape[-1] else joined.sum(-1)
-    weights = torch.where(
-        (score == -math.inf), 0.0, torch.exp(torch.where(score == -math.inf, 0.0, score) - lse[..., None])
-    )
+    hidden = score == -math.inf
+    weights = torch.where(hidden, 0.0, torch.exp(torch.where(hidden, 0.0, score) - lse[..., None]))
     if spec.dropout_p:
         weights = weights * kept / (1 - spec.dropout_p)
     return weights @ v, torch.where(empty, -math.inf, lse)

@@ -50,8 +50,8 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_forward_plans", {}),
         mock.patch.object(torch_attention_runs, "_backward_plans", {}),
-        mock.patch.object(torch_attention_runs, "forward_candidates", lambda *args: [forward]),
-        mock.patch.object(torch_attention_runs, "backward_candidates", lambda *args: [chosen]),
+        mock.patch.object(torch_attention_runs, "forward_candidates", return_value=[forward]),
+        mock.patch.object(torch_attention_runs, "backward_candidates", return_value=[chosen]),
     ):
         yield
 

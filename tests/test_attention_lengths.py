@@ -11,7 +11,6 @@ import pytest
 from attention_problems import DEVICE, SMALL, attention, check, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.triton.attention.tilings import Tiling
 
 torch: Any = pytest.importorskip("torch")
 

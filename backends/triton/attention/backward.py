@@ -1,4 +1,4 @@
-"""The backward kernels: weights are computed again from the logarithms of their rows' sums, nothing is added atomically.
+"""The backward kernels: weights are computed again from the logarithms of their sums, nothing is added atomically.
 
 After FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691), algorithm 2, in two kernels: one whose programs
 own a tile of keys, for the gradients of k and v, and one whose programs own a tile of queries, for that of q.
@@ -44,7 +44,7 @@ __all__ = ["delta_kernel", "keys_kernel", "log_and_delta", "queries_kernel", "sc
 def delta_kernel(
     out, d_out, lse, d_lse, delta, strides, sizes, rows, f: tl.constexpr, block: tl.constexpr, columns: tl.constexpr
 ):
-    """Write ``delta`` of a tile of rows; 0 for a row that has seen no key. All sequences' rows are one sequence here."""
+    """Write ``delta`` of a tile of rows; 0 for a row that has seen no key. All sequences together are one here."""
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     zero = tl.full((), 0, tl.int64)
@@ -316,9 +316,8 @@ def _queries_step(
     if field(f, "v_in_two"):
         d_weights = product(more_d_rows, tl.trans(more_values), d_weights, f)
     kv_segments = 0
-    if masked:
-        if field(f, "segments"):
-            kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
+    if masked and field(f, "segments"):
+        kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
     _, d_score, gradient = score_gradients(
         products, d_weights, log, delta, i, j, q_segments, kv_segments, seed, head, strides, lengths, numbers, f, masked
     )
@@ -351,7 +350,7 @@ def queries_kernel(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """Write a tile of the gradient of q; and of that of a bias where it has all axes, but for blocks that aren't seen."""
+    """Write a tile of the gradient of q; and, but for blocks that aren't seen, of that of a bias with all axes."""
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")
     acc: tl.constexpr = kept_type(f)

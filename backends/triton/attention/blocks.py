@@ -13,7 +13,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["part_of", "seen_keys", "seeing_queries"]
+__all__ = ["part_of", "seeing_queries", "seen_keys"]
 
 
 @triton.jit

@@ -45,11 +45,8 @@ def combine_kernel(
     total = tl.sum(shares, 0)
     column = tl.arange(0, columns)
     exists = column < field(f, "v_head_dim")
-    found = tl.load(
-        parts_out + (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :],
-        mask=exists[None, :],
-        other=0,
-    )
+    places = (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :]
+    found = tl.load(parts_out + places, mask=exists[None, :], other=0)
     divisor = tl.where(total == 0, 1.0, total)
     value = tl.sum(found * (shares / divisor)[:, None], 0).to(acc)
     place = out + counted(element, sizes, strides.out, 0, axes) + i * (zero + strides.out[axes])

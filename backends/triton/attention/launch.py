@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from einops_fast.backends.triton.launch import interpreted
@@ -80,7 +80,7 @@ class KernelCall:
         return compiled
 
 
-def _alignments(addresses: list[Any]) -> tuple[Any, ...]:
+def _alignments(addresses: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(
         _alignments(each) if isinstance(each, tuple) else each is None or each % _ALIGNMENT == 0 for each in addresses
     )

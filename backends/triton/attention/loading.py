@@ -87,7 +87,7 @@ def task(tiles, heads, together, backwards: tl.constexpr):
 
 @triton.jit
 def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
-    """What there is to know of batch element ``number``; or of several, one for each row, of which ``anchor`` is one."""
+    """What there is to know of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
     axes: tl.constexpr = field(f, "axes")
     # What there isn't is 0: a tuple made on the device holds no None.
     q_start = 0

@@ -82,7 +82,7 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         tails[name] = tuple(
             0 if shape[at] == 1 and name in _BROADCAST else strides[at] for at in range(batch, batch + _TAILS[name])
         )
-    pages = (0, 0, 0, 0)
+    pages: tuple[int, ...] = (0, 0, 0, 0)
     if spec.page_size:
         pages = (layouts["k"][1][0], layouts["v"][1][0], *layouts["table"][1])
         own["k"][0] = own["v"][0] = 0
@@ -180,7 +180,7 @@ def _merged(
         sizes = [*sizes[: at - 1], sizes[at - 1] * sizes[at], *sizes[at + 1 :]]
         strides = {name: [*own[: at - 1], *own[at:]] for name, own in strides.items()}
     if not sizes:
-        return [1], dict.fromkeys(strides, [0])
+        return [1], {name: [0] for name in strides}
     return sizes, strides
 
 

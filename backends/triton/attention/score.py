@@ -14,7 +14,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["LN2", "LOG2E", "allowed", "dropped", "factor_of", "segments_at", "scale_of", "scored"]
+__all__ = ["LN2", "LOG2E", "allowed", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -36,7 +36,7 @@ def factor_of(numbers, f: tl.constexpr):
     if field(f, "folded"):
         factor = scale_of(numbers, f) * LOG2E
     else:
-        factor: tl.constexpr = 1.0
+        factor = 1.0
     return factor
 
 
