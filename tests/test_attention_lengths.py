@@ -128,6 +128,12 @@ def test_default_tiles_at_lengths_around_them() -> None:
         check(*attention((1,), q_len, kv_len, head_dim=24, causal=True, window=(100, None)))
 
 
+def test_default_tiles_for_few_queries() -> None:
+    spec, inputs = attention((1, 2, 4), 2, 1023, k_batch=(1, 2, 1), causal=True, alignment="bottom_right")
+    check(spec, inputs, gradients=False)
+    check(*cached((1023,), batch=(1, 3), q_len=16, kv_len=1023), gradients=False)
+
+
 def test_rows_without_keys() -> None:
     spec, inputs = attention((2, 2), mask=(2, 1, 21, 37), sinks=(1, 2), bias=(1, 2, 21, 37), causal=True)
     inputs.mask[0, 0, 3:9] = False
