@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.blocks import seeing_queries, seen_keys
 from einops_fast.backends.triton.attention.loading import (
     counted,
@@ -40,7 +41,7 @@ from einops_fast.backends.triton.indexing import field
 __all__ = ["delta_kernel", "keys_kernel", "log_and_delta", "queries_kernel", "score_gradients"]
 
 
-@triton.jit(do_not_specialize=["sizes", "rows"])
+@triton.jit(do_not_specialize=["rows"])
 def delta_kernel(
     out, d_out, lse, d_lse, delta, strides, sizes, rows, f: tl.constexpr, block: tl.constexpr, columns: tl.constexpr
 ):
@@ -175,7 +176,7 @@ def _keys_step(
     return dk, more_dk, dv, more_dv
 
 
-@triton.jit(do_not_specialize=["sizes", "lengths", "numbers"])
+@triton.jit(do_not_specialize=RUNTIME)
 def keys_kernel(
     q,
     k,
@@ -188,13 +189,22 @@ def keys_kernel(
     extras,
     strides,
     sizes,
-    lengths,
-    numbers,
+    q_len,
+    kv_len,
+    heads,
+    together,
+    scale,
+    cap,
+    left,
+    right,
+    drop,
     f: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
     """Write a tile of the gradients of k and v: sums over queries, and over the batch elements that share k and v."""
+    lengths = Lengths(q_len, kv_len, heads, together)
+    numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")
     acc: tl.constexpr = kept_type(f)
@@ -331,7 +341,7 @@ def _queries_step(
     return dq, more_dq
 
 
-@triton.jit(do_not_specialize=["sizes", "lengths", "numbers"])
+@triton.jit(do_not_specialize=RUNTIME)
 def queries_kernel(
     q,
     k,
@@ -344,13 +354,22 @@ def queries_kernel(
     extras,
     strides,
     sizes,
-    lengths,
-    numbers,
+    q_len,
+    kv_len,
+    heads,
+    together,
+    scale,
+    cap,
+    left,
+    right,
+    drop,
     f: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
     """Write a tile of the gradient of q; and, but for blocks that aren't seen, of that of a bias with all axes."""
+    lengths = Lengths(q_len, kv_len, heads, together)
+    numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")
     acc: tl.constexpr = kept_type(f)

@@ -12,7 +12,7 @@ from einops_fast.backends.triton.attention.backward import delta_kernel, keys_ke
 from einops_fast.backends.triton.attention.bias_gradient import bias_kernel
 from einops_fast.backends.triton.attention.forward_plan import elements_together
 from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.attention.problem import Problem, contiguous_in_order
+from einops_fast.backends.triton.attention.problem import ANY, Problem, contiguous_in_order
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
@@ -58,7 +58,7 @@ class BackwardPlan:
         self._delta = KernelCall(
             delta_kernel,
             (elements * -(-rows // _ROWS), 1),
-            (strides, problem.sizes, rows),
+            (strides, problem.counting, rows),
             {"f": features, "block": _ROWS, "columns": max(16, 1 << (spec.v_head_dim - 1).bit_length())},
             4,
             1,
@@ -67,17 +67,16 @@ class BackwardPlan:
         self._keys = KernelCall(
             keys_kernel,
             (heads * -(-spec.kv_len // tiles.block_n), 1),
-            (strides, problem.sizes, problem.lengths(heads, elements_together(spec, 1)), problem.numbers),
+            (strides, problem.counting, *problem.runtime(heads, elements_together(spec, 1))),
             {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
             tiles.warps,
             tiles.stages,
         )
         tiles, heads = tilings.queries, problem.elements
-        lengths = problem.lengths(heads, elements_together(spec, share))
         self._queries = KernelCall(
             queries_kernel,
             (heads * -(-spec.q_len // tiles.block_m), 1),
-            (strides, problem.sizes, lengths, problem.numbers),
+            (strides, problem.counting, *problem.runtime(heads, elements_together(spec, share))),
             {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
             tiles.warps,
             tiles.stages,
@@ -111,13 +110,15 @@ class BackwardPlan:
             (programs, self.bias_parts),
             (
                 problem.strides._replace(parts=(prod(spec.bias),)),
-                problem.sizes,
-                kept,
-                summed,
+                problem.counting,
+                (ANY, *kept[1:]),
+                (ANY, *summed[1:]),
                 contiguous_in_order(problem.sizes, range(len(problem.sizes))),
-                (query_tiles, key_tiles, prod(summed), self.bias_parts),
-                problem.lengths(problem.elements, 1),
-                problem.numbers,
+                query_tiles,
+                key_tiles,
+                prod(summed),
+                self.bias_parts,
+                *problem.runtime(problem.elements, 1),
             ),
             {"f": problem.features, "block_m": tiling.block_m, "block_n": tiling.block_n},
             tiling.warps,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.backward import log_and_delta, score_gradients
 from einops_fast.backends.triton.attention.blocks import seen_keys
 from einops_fast.backends.triton.attention.loading import (
@@ -96,7 +97,7 @@ def _tile(
     return total
 
 
-@triton.jit(do_not_specialize=["sizes", "kept_sizes", "summed_sizes", "place", "lengths", "numbers", "counts"])
+@triton.jit(do_not_specialize=[*RUNTIME, "query_tiles", "key_tiles", "summed", "parts"])
 def bias_kernel(
     q,
     k,
@@ -111,9 +112,19 @@ def bias_kernel(
     kept_sizes,
     summed_sizes,
     place,
-    counts,
-    lengths,
-    numbers,
+    query_tiles,
+    key_tiles,
+    summed,
+    parts,
+    q_len,
+    kv_len,
+    heads,
+    together,
+    scale,
+    cap,
+    left,
+    right,
+    drop,
     f: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -124,37 +135,40 @@ def bias_kernel(
         kept_sizes: of the batch axes that the bias has; 1 for the others.
         summed_sizes: of those that it lacks; 1 for the others.
         place: row-major strides of the batch axes.
-        counts: tiles of queries and of keys of the bias, batch elements to sum over, and in how many parts.
+        query_tiles, key_tiles: of the bias.
+        summed: batch elements to sum over.
+        parts: in how many parts to sum.
     """
+    lengths = Lengths(q_len, kv_len, heads, together)
+    numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     program = tl.program_id(0)
     part = tl.program_id(1)
-    key_tile = program % counts[1]
-    query_tile = program // counts[1] % counts[0]
-    kept = program // (counts[1] * counts[0])
-    first_number = counted(kept, kept_sizes, place, 0, axes)
+    key_tile = program % key_tiles
+    query_tile = program // key_tiles % query_tiles
+    first_number = counted(program // (key_tiles * query_tiles), kept_sizes, place, 0, axes)
     seed = 0
     if field(f, "dropout"):
         seed = tl.load(extras.seed)
     total = tl.zeros((block_m, block_n), acc)
     # What there is to sum over: batch elements × tiles of queries × tiles of keys, as far as the bias lacks them.
-    query_tiles = 1
-    key_tiles = 1
+    rows = 1
+    columns = 1
     if not _varies(f, 0):
-        query_tiles = tl.cdiv(lengths.q, block_m)
+        rows = tl.cdiv(q_len, block_m)
     if not _varies(f, 1):
-        key_tiles = tl.cdiv(lengths.kv, block_n)
-    steps = counts[2] * query_tiles * key_tiles
-    length = tl.cdiv(steps, counts[3])
+        columns = tl.cdiv(kv_len, block_n)
+    steps = summed * rows * columns
+    length = tl.cdiv(steps, parts)
     for step in range(part * length, min((part + 1) * length, steps)):
-        number = first_number + counted(step // (query_tiles * key_tiles), summed_sizes, place, 0, axes)
+        number = first_number + counted(step // (rows * columns), summed_sizes, place, 0, axes)
         start = query_tile
         if not _varies(f, 0):
-            start = step // key_tiles % query_tiles
+            start = step // columns % rows
         key = key_tile
         if not _varies(f, 1):
-            key = step % key_tiles
+            key = step % columns
         total = _tile(
             total, start * block_m, key * block_n, number, seed, (q, k, v, d_out, lse, delta), extras, strides,
             sizes, lengths, numbers, f, block_m, block_n,

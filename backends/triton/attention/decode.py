@@ -13,7 +13,7 @@ from einops_fast.backends.triton.indexing import field
 __all__ = ["combine_kernel"]
 
 
-@triton.jit(do_not_specialize=["sizes", "q_len"])
+@triton.jit(do_not_specialize=["q_len"])
 def combine_kernel(
     parts_out,
     parts_lse,

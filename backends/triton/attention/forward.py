@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.blocks import part_of, seen_keys
 from einops_fast.backends.triton.attention.loading import (
     counted,
@@ -211,7 +212,7 @@ def _tile(
     tl.store(query_rows(lse, strides.lse, sizes, head, start, i, f, packed), logs[:, None], mask=exists)
 
 
-@triton.jit(do_not_specialize=["sizes", "lengths", "numbers"])
+@triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
     q,
     k,
@@ -221,8 +222,15 @@ def forward_kernel(
     extras,
     strides,
     sizes,
-    lengths,
-    numbers,
+    q_len,
+    kv_len,
+    heads,
+    together,
+    scale,
+    cap,
+    left,
+    right,
+    drop,
     f: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -234,6 +242,8 @@ def forward_kernel(
     If ``packed``, a tile's rows are of all batch elements that share k and v, so that these are read once. Of several
     ``parts`` of the keys each writes a result of its own, in ``out`` and ``lse`` one after the other.
     """
+    lengths = Lengths(q_len, kv_len, heads, together)
+    numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")
     part = tl.program_id(1)

@@ -58,7 +58,7 @@ class ForwardPlan:
             self._combine = KernelCall(
                 combine_kernel,
                 (self._rows, 1),
-                (strides, problem.sizes, rows),
+                (strides, problem.counting, rows),
                 {
                     "f": problem.features,
                     "parts": tiling.parts,
@@ -71,7 +71,7 @@ class ForwardPlan:
         self._forward = KernelCall(
             forward_kernel,
             (tiles * heads, tiling.parts),
-            (strides, problem.sizes, problem.lengths(heads, together), problem.numbers),
+            (strides, problem.counting, *problem.runtime(heads, together)),
             {
                 "f": problem.features,
                 "block_m": tiling.block_m,

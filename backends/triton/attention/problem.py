@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
 
-__all__ = ["Layout", "Problem", "contiguous_in_order", "missing_axes", "problem", "shared_axes"]
+__all__ = ["ANY", "Layout", "Problem", "contiguous_in_order", "missing_axes", "problem", "shared_axes"]
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape, and strides in elements."""
+
+ANY = 3
+"""Stands for a number that isn't read; neither 1 nor a multiple of 16, for which Triton would compile anew."""
 
 _FAR = 1 << 29
 """A window of so many keys sees all of them."""
@@ -57,9 +61,19 @@ class Problem:
         """Batch elements that share k and v."""
         return prod(self.sizes[len(self.sizes) - self.features.shared :])
 
-    def lengths(self, heads: int, together: int) -> Lengths:
-        """With the number of batch elements that programs are counted over."""
-        return Lengths(self.q_len, self.kv_len, heads, max(1, min(together, heads)))
+    @property
+    def counting(self) -> tuple[int, ...]:
+        """The sizes, for counting through the batch. The first one isn't needed for that, and nothing depends on it."""
+        return self.sizes if self.features.shared == len(self.sizes) else (ANY, *self.sizes[1:])
+
+    def runtime(self, heads: int, together: int) -> tuple[Any, ...]:
+        """The numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
+
+        Args:
+            heads: batch elements that programs are counted over.
+            together: how many of them to work on side by side.
+        """
+        return (*Lengths(self.q_len, self.kv_len, heads, max(1, min(together, heads))), *self.numbers)
 
 
 def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool) -> Problem:
