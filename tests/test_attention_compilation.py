@@ -43,8 +43,9 @@ compile = KernelCall.compile
 
 def reported(self, *arrays):
     compiled = compile(self, *arrays)
-    print(case, self.function.fn.__name__, compiled.metadata.shared, "wgmma" in compiled.asm["ptx"], flush=True)
-    assert compiled.metadata.shared <= shared_memory(divmod(capability, 10))
+    shared = compiled.metadata.shared
+    print(case, self.function.fn.__name__, compiled.hash, shared, "wgmma" in compiled.asm["ptx"], flush=True)
+    assert shared <= shared_memory(divmod(capability, 10))
     return compiled
 
 KernelCall.compile = reported
@@ -95,18 +96,21 @@ CASES = [
     "float64 512 32 32 backward",
 ]
 
+# Lengths that must not be compiled for, apart from whether they are multiples of 16.
+LENGTHS = ["bfloat16 512 64 64 causal", "bfloat16 528 64 64 causal", "bfloat16 1040 64 64 causal"]
+
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     folder = str(Path(__file__).parents[1])
-    cases = CASES if capability == 90 else CASES[::3]
+    cases = [*CASES, *LENGTHS] if capability == 90 else CASES[::3]
     command = [sys.executable, "-c", PROGRAM, folder, str(capability), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     for case in cases:
-        kernels = [line.split()[-3] for line in lines if line.startswith(case)]
+        kernels = [line.split()[-4] for line in lines if line.startswith(case)]
         assert "forward_kernel" in kernels
         assert ("combine_kernel" in kernels) == ("cache" in case)
         assert {"keys_kernel", "queries_kernel"} <= set(kernels) or "backward" not in case
@@ -116,3 +120,5 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
         wanted = [line for line in lines if line.startswith(tuple(CASES[:2])) and "delta" not in line]
         assert len(wanted) == 6
         assert all(line.endswith("True") for line in wanted)
+        hashes = {line.split()[-3] for line in lines if any(line.startswith(f"{case} forward") for case in LENGTHS)}
+        assert len(hashes) == 1

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
-from einops_fast.backends.triton.attention.blocks import seeing_queries, seen_keys
+from einops_fast.backends.triton.attention.blocks import narrowed, seeing_queries, seen_keys, segment_range
 from einops_fast.backends.triton.attention.loading import (
     counted,
     head_of,
@@ -243,6 +243,11 @@ def keys_kernel(
             if field(f, "segments"):
                 kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
             begin, full_begin, full_end, end = seeing_queries(start, last, head, numbers, f, block_m)
+            if field(f, "segments"):
+                low, high = segment_range(kv_segments, j < head.kv_len)
+                begin, end = narrowed(begin, end, head.q_segments, strides.q_segments[axes], low, high, block_m)
+                full_begin = begin
+                full_end = begin
             if field(f, "right"):
                 for at in range(begin, min(full_begin, end), block_m):
                     d_keys, more_d_keys, d_values, more_d_values = _keys_step(
@@ -405,6 +410,11 @@ def queries_kernel(
         more_d_queries = tl.zeros((block_m, width(field(f, "head"), 1)), acc)
         last = min(start + block_m, head.q_len) - 1
         begin, full_begin, full_end, end = seen_keys(start, last, head, numbers, f, block_n)
+        if field(f, "segments"):
+            low, high = segment_range(q_segments, exists)
+            begin, end = narrowed(begin, end, head.kv_segments, strides.kv_segments[axes], low, high, block_n)
+            full_begin = begin
+            full_end = begin
         if field(f, "left"):
             for at in range(begin, min(full_begin, end), block_n):
                 d_queries, more_d_queries = _queries_step(

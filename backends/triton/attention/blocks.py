@@ -13,7 +13,10 @@ import triton.language as tl
 
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["part_of", "seeing_queries", "seen_keys"]
+__all__ = ["narrowed", "part_of", "seeing_queries", "seen_keys", "segment_range"]
+
+_CHUNK = tl.constexpr(1024)
+"""Segments that are looked at at once."""
 
 
 @triton.jit
@@ -64,6 +67,31 @@ def seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.conste
         full_begin = begin
         full_end = begin
     return begin, full_begin, max(full_end, full_begin), end
+
+
+@triton.jit
+def segment_range(segments, exists):
+    """The lowest and the highest segment of those positions that exist."""
+    low = tl.min(tl.where(exists, segments, 2147483647))
+    return low, tl.max(tl.where(exists, segments, -2147483648))
+
+
+@triton.jit
+def narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
+    """The blocks from ``begin`` to ``end`` without those before and after all of segments ``low`` to ``high``.
+
+    So where documents lie one after the other, a tile visits those that it has a part of.
+    """
+    first = end + tl.full((), 0, tl.int32)
+    last = begin + tl.full((), 0, tl.int32)
+    for at in range(begin, end, _CHUNK):
+        position = at + tl.arange(0, _CHUNK)
+        place = segments + position * (tl.full((), 0, tl.int64) + stride)
+        segment = tl.load(place, mask=position < end, other=0)
+        inside = (position < end) & (segment >= low) & (segment <= high)
+        first = min(first, tl.min(tl.where(inside, position, end)))
+        last = max(last, tl.max(tl.where(inside, position + 1, begin)))
+    return max(_down(first, block), begin), last
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
-from einops_fast.backends.triton.attention.blocks import part_of, seen_keys
+from einops_fast.backends.triton.attention.blocks import narrowed, part_of, seen_keys, segment_range
 from einops_fast.backends.triton.attention.loading import (
     counted,
     head_of,
@@ -171,6 +171,11 @@ def _tile(
     rest = tl.zeros((block_m, width(field(f, "v_head"), 1)), acc)
 
     begin, full_begin, full_end, end = seen_keys(first_query, last_query, head, numbers, f, block_n)
+    if field(f, "segments"):
+        low, high = segment_range(q_segments, i < head.q_len)
+        begin, end = narrowed(begin, end, head.kv_segments, strides.kv_segments[axes], low, high, block_n)
+        full_begin = begin
+        full_end = begin
     if parts > 1:
         begin, end = part_of(begin, end, part, parts, block_n)
         full_begin = max(full_begin, begin)
