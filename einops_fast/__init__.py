@@ -1,6 +1,8 @@
 """einops_fast: einsum at the speed of the hardware, on whatever framework the arrays come from."""
 
 from einops_fast._version import __version__
+from einops_fast.attention.attend import attention
+from einops_fast.attention.registry import attention_backend
 from einops_fast.backends import register_backend
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
@@ -16,6 +18,8 @@ __all__ = [
     "ShapeError",
     "SubscriptsError",
     "__version__",
+    "attention",
+    "attention_backend",
     "autotune",
     "contract_expression",
     "explain",

@@ -47,6 +47,12 @@ class AttentionSpec:
         gradients: whether gradients may be asked for.
         bias_gradient: whether one of the bias may be.
         deterministic: whether gradients must have the same bits on every run.
+        order: the canonical axes of the result, slowest first, in which its memory is to lie: then it is contiguous
+            in the order that was asked for. Empty for canonical order. A library may ignore it.
+        strides: of q, k and v as canonical views, in elements; empty where they aren't known.
+        framework: name of the backend that the arrays belong to.
+        transforms: whether derivatives are asked for that only calls recorded one by one have: forward mode and
+            transforms of functions.
     """
 
     batch: tuple[int, ...]
@@ -76,6 +82,10 @@ class AttentionSpec:
     gradients: bool = False
     bias_gradient: bool = False
     deterministic: bool = False
+    order: tuple[int, ...] = ()
+    strides: tuple[tuple[int, ...], ...] = ()
+    framework: str = "torch"
+    transforms: bool = False
 
     @property
     def flops(self) -> int:
