@@ -2,6 +2,8 @@
 
 from einops_fast._version import __version__
 from einops_fast.attention.attend import attention
+from einops_fast.attention.drop_in import scaled_dot_product_attention
+from einops_fast.attention.explain import explain_attention
 from einops_fast.attention.registry import attention_backend
 from einops_fast.backends import register_backend
 from einops_fast.einsum import fast_einsum
@@ -23,9 +25,11 @@ __all__ = [
     "autotune",
     "contract_expression",
     "explain",
+    "explain_attention",
     "fast_einsum",
     "patch",
     "patched",
     "register_backend",
+    "scaled_dot_product_attention",
     "unpatch",
 ]

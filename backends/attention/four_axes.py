@@ -47,10 +47,10 @@ class FourAxes:
         return self._view(array, self.kv_sizes, self.kv_heads)
 
     def _view(self, array: Any, sizes: tuple[int, ...], heads: int) -> Any:
-        tail = array.shape[-2:]
-        if tuple(array.shape[:-2]) != sizes:
-            array = array.expand(*sizes, *tail)
-        return array.reshape(self.batch, heads, *tail)
+        shape = array.shape
+        if shape[:-2] != sizes:
+            array = array.expand(*sizes, *shape[-2:])
+        return array if len(sizes) == 2 and self.cut == 1 else array.reshape(self.batch, heads, *shape[-2:])
 
     def scores(self, array: Any) -> Any:
         """A bias or mask; axes of size 1 stay so, unless there are others that become one with them."""
@@ -64,6 +64,8 @@ class FourAxes:
 
     def back(self, result: Any) -> Any:
         """The result, or what has an element per query, in canonical form."""
+        if len(self.sizes) == 2 and self.cut == 1:
+            return result
         return result.reshape(*self.sizes, *result.shape[2:])
 
 

@@ -10,7 +10,10 @@ from torch.autograd import forward_ad
 
 from einops_fast.errors import OperandError
 
-__all__ = ["autocast", "derivatives", "seed_for"]
+__all__ = ["autocast", "autocasts", "derivatives", "is_ours", "on_gpu", "seed_for"]
+
+_autocast_enabled: Any = torch._C._is_any_autocast_enabled
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,11 +35,19 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def autocasts(array: Any) -> bool:
+    """Whether autocast is on where this tensor is."""
+    if not _autocast_enabled():
+        return False
+    device = array.device.type
+    return bool(torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device))
+
+
 def autocast(arrays: dict[str, Any]) -> None:
     """Convert q, k and v as autocast does for torch's scaled_dot_product_attention: all but float64."""
-    device = arrays["q"].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not autocasts(arrays["q"]):
         return
+    device = arrays["q"].device.type
     dtype = torch.get_autocast_dtype(device)
     for name in ("q", "k", "v"):
         array = arrays[name]
@@ -47,3 +58,24 @@ def autocast(arrays: dict[str, Any]) -> None:
 def seed_for(array: Any) -> Any:
     """A seed for the dropout of one call, on the device of ``array``."""
     return torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=array.device)
+
+
+def is_ours(*arguments: Any) -> bool:
+    """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    if not tensors or not all(type(tensor) in _PLAIN and on_gpu(tensor) for tensor in tensors):
+        return False
+    if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
+        return False
+    if torch._C._is_tracing() or torch.compiler.is_compiling():
+        return False
+    cuda: Any = torch.backends.cuda
+    return bool(
+        cuda.flash_sdp_enabled() and cuda.mem_efficient_sdp_enabled() and cuda.cudnn_sdp_enabled()
+        and cuda.math_sdp_enabled()
+    )  # fmt: skip
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is where there is more than one implementation."""
+    return tensor.is_cuda

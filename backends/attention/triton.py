@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,7 @@ if not usable():
 if find_spec("einops_fast.backends.torch_attention") is None:
     raise ImportError("this build has no kernels for attention")
 
+_kernels: Any = import_module("einops_fast.backends.torch_attention")
 
 __all__ = ["Triton"]
 

@@ -15,11 +15,11 @@ from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends import Backend, awake_types, get_backend
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.tuning import current_mode
 
-__all__ = ["attention", "plan_of", "read_operands"]
+__all__ = ["attend", "attention", "own_call", "plan_of", "read_call"]
 
 
 def attention(
@@ -102,36 +102,46 @@ def attention(
         >>> attention('b i h d, b j g d, b j g e -> b i h e', q, k, k, causal=True).shape
         (2, 5, 8, 16)
     """
-    pattern, sequence, q, k, v, varlen = read_operands(operands, layout, sequence, block_table is not None)
-    if varlen and cu_seqlens_q is None:
-        raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
-    if getattr(q, "is_nested", False) or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
-        if cu_seqlens_q is not None or cu_seqlens_kv is not None:
-            raise EinsumError("nested tensors know their lengths: they take no cu_seqlens")
-        nested = import_module("einops_fast.backends.attention.nested")
-        return nested.attend_nested(
-            pattern, sequence, q, k, v, window=window, causal=causal, mask=mask, bias=bias, softcap=softcap,
-            alibi_slopes=alibi_slopes, scale=scale, dropout_p=dropout_p, sinks=sinks, segment_ids=segment_ids,
-            alignment=alignment, return_lse=return_lse, deterministic=deterministic,
-            cache_seqlens=cache_seqlens, block_table=block_table,
-        )  # fmt: skip
-    options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
-    arrays, patterns = {"q": q, "k": k, "v": v}, {}
-    for name, value in (
+    further = (
         ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
         ("cache_seqlens", cache_seqlens), ("block_table", block_table),
-    ):  # fmt: skip
+    )  # fmt: skip
+    options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
+    lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
+    return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths))
+
+
+def read_call(
+    operands: tuple[Any, ...],
+    layout: str | None,
+    sequence: Any,
+    options: tuple[Any, ...],
+    further: tuple[tuple[str, Any], ...],
+    segment_ids: Any,
+    lengths: tuple[Any, Any, int | None, int | None],
+) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
+    """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
+
+    Raises:
+        EinsumError: they don't go together.
+    """
+    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
+    if varlen and lengths[0] is None and lengths[1] is None:
+        raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
+    patterns: dict[str, str | None] = {}
+    for name, value in further:
         if value is not None:
             arrays[name], patterns[name] = _named(value)
     if segment_ids is not None:
         _read_segments(segment_ids, arrays, patterns)
     longest = None
-    if cu_seqlens_q is not None or cu_seqlens_kv is not None:
-        longest = _read_lengths(arrays, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv)
-    return _attend(pattern, sequence, arrays, patterns, options, longest)
+    if lengths[0] is not None or lengths[1] is not None:
+        longest = _read_lengths(arrays, *lengths)
+    return pattern, sequence, arrays, patterns, options, longest
 
 
-def read_operands(
+def _read_operands(
     operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
 ) -> tuple[str, Any, Any, Any, Any, bool]:
     """The pattern, the axes of positions, q, k and v; and whether the layout is of packed sequences.
@@ -203,7 +213,7 @@ def _longest(ends: Any) -> int:
     return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0
 
 
-def _attend(
+def attend(
     pattern: str,
     sequence: Any,
     arrays: dict[str, Any],
@@ -214,11 +224,15 @@ def _attend(
     """The call with everything read. The second time, it is one look-up and the calls themselves."""
     if is_tracing():
         return _traced(pattern, sequence, arrays, patterns, options, longest)
-    backend = awake_types.get(type(arrays["q"]))
-    if backend is None or len(arrays) > 3:
-        backend, owned = own_arrays(list(arrays.values()))
-        arrays = dict(zip(arrays, owned, strict=True))
-    if backend.name == "torch":
+    q = arrays["q"]
+    if getattr(q, "is_nested", False):
+        return import_module("einops_fast.backends.attention.nested").attend_nested(
+            pattern, sequence, arrays, patterns, options, longest
+        )
+    backend = awake_types.get(type(q))
+    if backend is None:
+        backend, arrays = own_call(arrays)
+    elif backend.name == "torch" and _state().autocasts(q):
         _state().autocast(arrays)
     found = None
     try:
@@ -226,18 +240,37 @@ def _attend(
             pattern, sequence, backend.signature((arrays["q"], arrays["k"], arrays["v"])), options, longest,
         )  # fmt: skip
         if len(arrays) > 3:
-            further = [(name, patterns.get(name), backend.signature((arrays[name],))) for name in list(arrays)[3:]]
+            further = [(name, patterns.get(name), backend.signature((arrays[name],))) for name in [*arrays][3:]]
             key = key, tuple(further)
         found = _calls.get(key)
     except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed, as a window that is a list
         key = None
     if found is None:
-        backend, owned = own_arrays(list(arrays.values()))
-        arrays = dict(zip(arrays, owned, strict=True))
+        backend, arrays = own_call(arrays)
         found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend))
         if key is not None:
             _remember(key, found)
     return found(arrays)
+
+
+def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
+    """The backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way.
+
+    Raises:
+        OperandError: they are of two frameworks.
+    """
+    known = [(name, found) for name, array in arrays.items() if (found := backend_for_type(type(array))) is not None]
+    for name, other in known:
+        if other is not known[0][1]:
+            raise OperandError(
+                f"{known[0][0]} and {name} are of two frameworks, {known[0][1].name} and {other.name}; "
+                "convert one of them first"
+            )
+    backend, owned = own_arrays(list(arrays.values()))
+    result = dict(zip(arrays, owned, strict=True))
+    if backend.name == "torch":
+        _state().autocast(result)
+    return backend, result
 
 
 class _Call:
