@@ -58,7 +58,7 @@ def packed_call(
         if array.lengths() is not None:
             raise OperandError(f"{name} has gaps between its sequences: make it contiguous first")
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
-    hints = tuple([found for name in ("bias", "mask") if (found := patterns.get(name)) is not None])
+    hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
     pattern = read_pattern(text, (q.dim(), k.dim(), v.dim()), checked_sequence(sequence), hints)
     _check(pattern, {"q": q, "k": k, "v": v})
     if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):

@@ -120,8 +120,16 @@ class _MxnetArrays(Arrays):
         return array  # every array is contiguous, and a permutation a copy
 
 
+_known: dict[str, Arrays] = {}
+
+
 def arrays_of(framework: str) -> Arrays:
     """The class for the arrays of a backend of this name."""
+    _wake(framework)
+    return _known[framework]
+
+
+def _wake(framework: str) -> bool:
     if framework not in _known:
         if framework == "torch":
             _known[framework] = import_module("einops_fast.backends.torch_arrays").TorchArrays()
@@ -129,7 +137,8 @@ def arrays_of(framework: str) -> Arrays:
             _known[framework] = _MxnetArrays(import_module("mxnet.numpy"))
         else:
             _known[framework] = Arrays(import_module("cupy" if framework == "cupy" else "numpy"))
-    return _known[framework]
+    return True
 
 
-_known: dict[str, Arrays] = {}
+# torch.compile calls it while tracing, and can't follow an import.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]

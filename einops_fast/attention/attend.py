@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any
 
 from einops_fast.arguments import is_tracing, own_arrays
-from einops_fast.attention import registry
+from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
+from einops_fast.backends import Backend, awake_types, backend_for_type
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.tuning import current_mode
 
@@ -232,8 +231,8 @@ def attend(
     backend = awake_types.get(type(q))
     if backend is None:
         backend, arrays = own_call(arrays)
-    elif backend.name == "torch" and _state().autocasts(q):
-        _state().autocast(arrays)
+    elif backend.name == "torch" and torch_state.autocasts(q):
+        torch_state.autocast(arrays)
     found = None
     try:
         key: Hashable = (
@@ -247,7 +246,7 @@ def attend(
         key = None
     if found is None:
         backend, arrays = own_call(arrays)
-        found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend))
+        found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
         if key is not None:
             _remember(key, found)
     return found(arrays)
@@ -269,7 +268,7 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     backend, owned = own_arrays(list(arrays.values()))
     result = dict(zip(arrays, owned, strict=True))
     if backend.name == "torch":
-        _state().autocast(result)
+        torch_state.autocast(result)
     return backend, result
 
 
@@ -315,8 +314,8 @@ def _traced(
     longest: tuple[int, int] | None,
 ) -> Any:
     """The call while torch.compile traces it: nothing is remembered, and nothing measured."""
-    _state().autocast(arrays)
-    plan = plan_of(pattern, sequence, arrays, patterns, options, longest, get_backend("torch"))
+    torch_state.autocast(arrays)
+    plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
     way = choose(plan.spec, plan.device, "never", quiet=True).implementation
     run = _seeded(way, plan.spec, way.compiled(plan.spec))
     return plan.answer(*run(plan.inputs(arrays)))
@@ -330,7 +329,7 @@ def _seeded(
         return run
 
     def with_seed(inputs: AttentionInputs) -> tuple[Any, Any]:
-        inputs.seed = _state().seed_for(inputs.q)
+        inputs.seed = torch_state.seed_for(inputs.q)
         return run(inputs)
 
     return with_seed
@@ -343,21 +342,13 @@ def plan_of(
     patterns: Mapping[str, str | None],
     options: tuple[Any, ...],
     longest: tuple[int, int] | None,
-    backend: Backend,
+    framework: str,
 ) -> Plan:
     """The plan of a call, made anew."""
     state: dict[str, Any] = {}
-    if backend.name == "torch":
-        state = _state().derivatives(arrays)
-    elif backend.name == "mxnet":
+    if framework == "torch":
+        state = torch_state.derivatives(arrays)
+    elif framework == "mxnet":
         recording = bool(import_module("mxnet.autograd").is_recording())
         state = {"gradients": recording, "bias_gradient": recording and "bias" in arrays}
-    return make_plan(pattern, sequence, arrays, patterns, Options(*options), longest, backend, state)
-
-
-def _state() -> Any:
-    """What is asked of torch."""
-    return sys.modules.get(_STATE) or import_module(_STATE)
-
-
-_STATE = "einops_fast.backends.attention.state"
+    return make_plan(pattern, sequence, arrays, patterns, Options(*options), longest, framework, state)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from einops_fast.attention.pattern import Pattern
+from einops_fast.attention.pattern import Pattern, letters_of
 from einops_fast.errors import ShapeError, SubscriptsError
 
 __all__ = ["Axes", "View", "bind_axes"]
@@ -122,10 +122,10 @@ class Axes:
             else:
                 term = everything[len(everything) - len(shape) :]
         else:
-            term = self.pattern.letters(text, len(shape), what)
+            term = letters_of(self.pattern.names, self.pattern.text, text, len(shape), what)
         for axis, (letter, size) in enumerate(zip(term, shape, strict=True)):
             expected = self._expected(letter, tail, what)
-            if size not in (1, expected):
+            if size != 1 and size != expected:
                 raise ShapeError(
                     f"axis {axis} ('{self._spelling(letter)}') of {what} of shape {tuple(shape)} has size {size}, "
                     f"but '{self._spelling(letter)}' has size {expected}"
@@ -150,7 +150,7 @@ class Axes:
     def _spelling(self, letter: str) -> str:
         if letter == _SEQUENCES:
             return "sequence"
-        return "query" if letter == _ONE_QUERY else self.pattern.spelling(letter)
+        return "query" if letter == _ONE_QUERY else dict(self.pattern.names)[letter]
 
     def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
         """How the canonical result is brought back to the asked order.

@@ -63,7 +63,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         nested = import_module("einops_fast.backends.attention.nested")
         _, pattern, sequence, arrays, longest = nested.packed_call(pattern, sequence, arrays, patterns, longest)
     backend, arrays = own_call(arrays)
-    plan = plan_of(pattern, sequence, arrays, patterns, values, longest, backend)
+    plan = plan_of(pattern, sequence, arrays, patterns, values, longest, backend.name)
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention
 

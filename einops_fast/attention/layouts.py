@@ -29,7 +29,6 @@ class Layout:
     varlen: bool
 
 
-@lru_cache(maxsize=256)
 def read_layout(layout: str, paged: bool = False) -> Layout:
     """Turn a layout into a pattern.
 
@@ -46,6 +45,15 @@ def read_layout(layout: str, paged: bool = False) -> Layout:
         >>> read_layout('bshd').pattern
         'b i h d, b j g d, b j g e -> b i h e'
     """
+    return _read_layout(layout, paged)
+
+
+# torch.compile calls it while tracing, and takes what it returns as it is.
+read_layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def _read_layout(layout: str, paged: bool) -> Layout:
     letters = sorted(layout) if isinstance(layout, str) else []
     positions = [letter for letter in letters if letter in "st"]
     if len(set(letters)) < len(letters) or not set(letters) <= set("bhstd3") or len(positions) != 1:

@@ -48,3 +48,7 @@ def score_memory(limit: int) -> Iterator[None]:
 def current_score_memory() -> int:
     """The limit that holds now, in bytes."""
     return _limit.get()
+
+
+# torch.compile calls it while tracing, and takes what it returns as it is.
+current_score_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]

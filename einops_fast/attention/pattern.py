@@ -22,7 +22,7 @@ from itertools import chain
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
 from einops_fast.notation import parse
 
-__all__ = ["Pattern", "read_pattern"]
+__all__ = ["Pattern", "checked_sequence", "letters_of", "read_pattern"]
 
 _OPERANDS = ("q", "k", "v")
 
@@ -71,37 +71,7 @@ class Pattern:
         """The name of an axis, as it was written."""
         return dict(self.names)[letter]
 
-    def letter(self, name: str) -> str | None:
-        """The axis of this name, if there is one."""
-        return next((letter for letter, known in self.names if known == name), None)
 
-    def letters(self, text: str, rank: int, what: str) -> str:
-        """The axes of a further operand, as letters.
-
-        Args:
-            text: axis names, as words or as letters.
-            rank: how many axes the operand has.
-            what: what it is, for errors.
-
-        Raises:
-            SubscriptsError: an axis is unknown or is there twice.
-            ShapeError: they aren't as many as the operand's axes.
-        """
-        words = text.split()
-        known = {name for _, name in self.names}
-        names = words if len(words) == rank and known.issuperset(words) else list("".join(words))
-        for name in names:
-            if name not in known:
-                problem = f"the pattern {text!r} of {what} has axis {name!r}, which none of q, k and v has"
-                raise SubscriptsError(point_at(problem, self.text))
-        if len(names) != rank:
-            raise ShapeError(f"{what} has {rank} axes, but its pattern {text!r} names {len(names)}")
-        if len(set(names)) < len(names):
-            raise SubscriptsError(f"the pattern {text!r} of {what} has an axis twice")
-        return "".join(letter for name in names for letter, known_name in self.names if known_name == name)
-
-
-@lru_cache(maxsize=1024)
 def read_pattern(
     text: str,
     ranks: tuple[int, int, int],
@@ -128,6 +98,47 @@ def read_pattern(
         >>> pattern.queries, pattern.keys, pattern.heads, pattern.head_dim
         ('i', 'j', ('h', 'g'), 'd')
     """
+    return _read_pattern(text, ranks, sequence, others, paged)
+
+
+def letters_of(names_of_pattern: tuple[tuple[str, str], ...], written: str, text: str, rank: int, what: str) -> str:
+    """The axes of a further operand, as letters.
+
+    Args:
+        names_of_pattern: the letter and the name of each axis of the pattern.
+        written: the pattern.
+        text: axis names, as words or as letters.
+        rank: how many axes the operand has.
+        what: what it is, for errors.
+
+    Raises:
+        SubscriptsError: an axis is unknown or is there twice.
+        ShapeError: they aren't as many as the operand's axes.
+    """
+    words = text.split()
+    known = {name: letter for letter, name in names_of_pattern}
+    as_words = len(words) == rank and all(word in known for word in words)
+    names = words if as_words else list("".join(words))
+    for name in names:
+        if name not in known:
+            problem = f"the pattern {text!r} of {what} has axis {name!r}, which none of q, k and v has"
+            raise SubscriptsError(point_at(problem, written))
+    if len(names) != rank:
+        raise ShapeError(f"{what} has {rank} axes, but its pattern {text!r} names {len(names)}")
+    if len(set(names)) < len(names):
+        raise SubscriptsError(f"the pattern {text!r} of {what} has an axis twice")
+    return "".join([known[name] for name in names])
+
+
+# torch.compile calls these while tracing, and takes what they return as it is.
+letters_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+read_pattern._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1024)
+def _read_pattern(
+    text: str, ranks: tuple[int, int, int], sequence: tuple[str, str] | None, others: tuple[str, ...], paged: bool
+) -> Pattern:
     if "->" not in text or text.partition("->")[0].count(",") != 2:
         problem = "an attention pattern has three terms and a result: '<q>, <k>, <v> -> <result>'"
         raise SubscriptsError(point_at(problem, text))

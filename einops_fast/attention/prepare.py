@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from einops_fast.attention.axes import Axes, View, bind_axes
-from einops_fast.attention.pattern import Pattern, checked_sequence, read_pattern
+from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
-from einops_fast.backends import Backend
+from einops_fast.backends import get_backend
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
@@ -98,7 +98,7 @@ def make_plan(
     patterns: Mapping[str, str | None],
     options: Options,
     longest: tuple[int, int] | None,
-    backend: Backend,
+    framework: str,
     state: Mapping[str, Any],
 ) -> Plan:
     """Check the arguments of a call and think it through.
@@ -110,7 +110,7 @@ def make_plan(
         patterns: the patterns of those that have one.
         options: everything else.
         longest: of packed sequences, queries and keys of the longest.
-        backend: of the arrays.
+        framework: name of the backend of the arrays.
         state: what the framework knows of derivatives: ``gradients``, ``bias_gradient``, ``transforms``.
 
     Raises:
@@ -118,15 +118,15 @@ def make_plan(
     """
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     shapes = [tuple(array.shape) for array in (q, k, v)]
-    hints = tuple([found for name in ("bias", "mask") if (found := patterns.get(name)) is not None])
+    hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
     ranks = len(shapes[0]), len(shapes[1]), len(shapes[2])
     pattern = read_pattern(text, ranks, checked_sequence(sequence), hints, "block_table" in arrays)
-    dtype = _check_types(arrays, backend)
+    dtype = _check_types(arrays, framework)
     axes = _bind(pattern, shapes, arrays, patterns, longest)
     settings = _settings(options, axes, "cache_seqlens" in arrays)
     views = _views(axes, arrays, patterns, shapes, longest is not None)
     by_name = {name: view for name, view, _ in views}
-    canonical = [_strides(by_name[name], array, backend) for name, array in (("q", q), ("k", k), ("v", v))]
+    canonical = [_strides(by_name[name], array, framework) for name, array in (("q", q), ("k", k), ("v", v))]
     order, perm, shape = axes.result(pattern.v_head_dim)
     _, lse_perm, lse_shape = axes.result()
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
@@ -156,14 +156,14 @@ def make_plan(
         deterministic=options.deterministic,
         order=order,
         strides=tuple(canonical),
-        framework=backend.name,
+        framework=framework,
         **settings,
         **state,
     )
-    on_torch = backend.name == "torch"
+    on_torch = framework == "torch"
     return Plan(
         spec,
-        str(q.device) if on_torch else "cpu" if backend.name == "numpy" else backend.target([q]).device,
+        str(q.device) if on_torch else "cpu" if framework == "numpy" else get_backend(framework).target([q]).device,
         views,
         _permute_torch if on_torch else _permute,
         _cast_torch if on_torch else _cast,
@@ -174,10 +174,12 @@ def make_plan(
     )
 
 
-def _check_types(arrays: Mapping[str, Any], backend: Backend) -> str:
+def _check_types(arrays: Mapping[str, Any], framework: str) -> str:
     """The dtype of q, k and v, after a look at all arrays."""
-    dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
-    if backend.name != "torch":
+    if framework == "torch":
+        dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
+    else:
+        backend = get_backend(framework)
         dtypes = {name: backend.inspect(array).dtype for name, array in arrays.items()}
     for name in ("q", "k", "v"):
         if dtypes[name] not in FLOATS:
@@ -225,7 +227,8 @@ def _bind(
         pages = table[1]
     named = patterns.get("cache_seqlens")
     if named is not None:
-        first = pattern.letters(named, len(arrays["cache_seqlens"].shape), "cache_seqlens")
+        rank = len(arrays["cache_seqlens"].shape)
+        first = letters_of(pattern.names, pattern.text, named, rank, "cache_seqlens")
     axes = bind_axes(pattern, shapes, pages=pages, first=first, with_cache=with_cache)
     for name in ("cache_seqlens", "block_table"):
         if name in arrays:
@@ -316,12 +319,12 @@ def _views(
     return tuple(views)
 
 
-def _strides(view: View, array: Any, backend: Backend) -> tuple[int, ...]:
+def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
     """Those of the canonical view, in elements, without making it."""
-    if backend.name == "mxnet":
+    if framework == "mxnet":
         return ()
     sizes = list(array.shape)
-    strides = list(array.stride() if backend.name == "torch" else backend.inspect(array).strides)
+    strides = list(array.stride() if framework == "torch" else get_backend(framework).inspect(array).strides)
     if view.split is not None:
         found: list[int] = []
         at = 0

@@ -103,27 +103,43 @@ def registered_implementations() -> tuple[str, ...]:
 
 def implementation(name: str) -> Implementation | str:
     """The implementation of this name, or why there is none."""
-    made = _made.get(name)
-    if made is None:
-        with _lock:
+    _wake((name,))
+    return _made[name]
+
+
+def _wake(names: tuple[str, ...]) -> bool:
+    """Make implementations that aren't made yet."""
+    with _lock:
+        for name in names:
             if name not in _made:
                 try:
                     _made[name] = _entries[name].factory()
                 except ImportError as error:
                     _made[name] = f"it isn't available: {error}"
-            made = _made[name]
-    return made
+    return True
+
+
+def allowed_names() -> tuple[str, ...] | None:
+    """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
+    return _restriction.get()
+
+
+# torch.compile calls these while tracing, and takes what they return as it is.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
+allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
     """All implementations that a call may use, each as itself or as the reason why it can't be used."""
     found: list[tuple[str, Implementation | str]] = []
-    for name in _restriction.get() or tuple(_entries):
+    names = allowed_names() or tuple(_entries)
+    _wake(tuple([name for name in names if _entries[name].framework in ("", spec.framework)]))
+    for name in names:
         framework = _entries[name].framework
         if framework and framework != spec.framework:
             found.append((name, f"it takes {framework} arrays only"))
             continue
-        made = implementation(name)
+        made = _made[name]
         found.append((name, made if isinstance(made, str) else made.supports(spec, device) or made))
     return found
 
@@ -135,11 +151,6 @@ def none_left(answers: Sequence[tuple[str, Implementation | str]]) -> OperandErr
     if others:
         lines.append(f"  not allowed by attention_backend: {', '.join(others)}")
     return OperandError("no implementation of attention can do this:\n" + "\n".join(lines))
-
-
-def allowed_names() -> tuple[str, ...] | None:
-    """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
-    return _restriction.get()
 
 
 @contextmanager

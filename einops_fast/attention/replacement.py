@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 from einops_fast.attention.drop_in import scaled_dot_product_attention
+from einops_fast.attention.torch_state import is_ours
 from einops_fast.errors import EinsumError
 
 __all__ = ["AttentionReplacement"]
@@ -36,7 +36,6 @@ class AttentionReplacement:
 
     def _function(self) -> Callable[..., Any]:
         native = self.native
-        is_ours = import_module("einops_fast.backends.attention.state").is_ours
 
         @wraps(native)
         def function(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,19 +1,17 @@
-"""What torch's global state means for an attention: derivatives, autocast, random seeds."""
+"""What torch's global state means for an attention: derivatives, autocast, random seeds.
+
+Nothing here is called before there are tensors, so torch is imported already, and isn't imported here.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch.autograd import forward_ad
 
 from einops_fast.errors import OperandError
 
 __all__ = ["autocast", "autocasts", "derivatives", "is_ours", "on_gpu", "seed_for"]
-
-_autocast_enabled: Any = torch._C._is_any_autocast_enabled
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,6 +20,7 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OperandError: one that there is none of.
     """
+    torch = sys.modules["torch"]
     wanted = torch.is_grad_enabled()
     if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
         raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
@@ -31,13 +30,14 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "gradients": gradients,
         "bias_gradient": wanted and "bias" in arrays and arrays["bias"].requires_grad,
-        "transforms": torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0,
+        "transforms": torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0,
     }
 
 
 def autocasts(array: Any) -> bool:
     """Whether autocast is on where this tensor is."""
-    if not _autocast_enabled():
+    torch = sys.modules["torch"]
+    if not torch._C._is_any_autocast_enabled():
         return False
     device = array.device.type
     return bool(torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device))
@@ -47,6 +47,7 @@ def autocast(arrays: dict[str, Any]) -> None:
     """Convert q, k and v as autocast does for torch's scaled_dot_product_attention: all but float64."""
     if not autocasts(arrays["q"]):
         return
+    torch = sys.modules["torch"]
     device = arrays["q"].device.type
     dtype = torch.get_autocast_dtype(device)
     for name in ("q", "k", "v"):
@@ -57,13 +58,17 @@ def autocast(arrays: dict[str, Any]) -> None:
 
 def seed_for(array: Any) -> Any:
     """A seed for the dropout of one call, on the device of ``array``."""
+    torch = sys.modules["torch"]
     return torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=array.device)
 
 
 def is_ours(*arguments: Any) -> bool:
     """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
+    torch = sys.modules["torch"]
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if not tensors or not all(type(tensor) in _PLAIN and on_gpu(tensor) for tensor in tensors):
+    if not tensors or not all(
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_gpu(tensor) for tensor in tensors
+    ):
         return False
     if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
         return False
@@ -76,6 +81,6 @@ def is_ours(*arguments: Any) -> bool:
     )  # fmt: skip
 
 
-def on_gpu(tensor: torch.Tensor) -> bool:
+def on_gpu(tensor: Any) -> bool:
     """Whether a tensor is where there is more than one implementation."""
-    return tensor.is_cuda
+    return bool(tensor.is_cuda)
