@@ -78,39 +78,43 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
         expands: whether a bias or mask may be copied to have all the axes that become one.
     """
     count = len(spec.batch)
+    # Packed sequences lie along the positions: none of their axis is left.
+    batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
     together = list(zip(spec.q_batch, spec.k_batch, spec.v_batch, strict=True))
     shared = count
     while shared and together[shared - 1][1:] == (1, 1) and together[shared - 1][0] != 1:
         shared -= 1
-    kv_sizes = (*spec.batch[:shared], *(1,) * (count - shared))
+    kv_sizes = (*batch[:shared], *(1,) * (count - shared))
     # One axis for the batch and all others for the heads is what everyone has; else whatever merges.
     for cut in dict.fromkeys((min(1, shared), *range(shared, -1, -1))):
         merges = all(
             _merge(sizes[part], strides[part])
-            for sizes, strides in _expanded(spec, kv_sizes)
+            for sizes, strides in _expanded(spec, batch, kv_sizes)
             for part in (slice(0, cut), slice(cut, count))
         )
         biases = expands or all(
-            _merges_scores(shape, spec.batch, cut) for shape in (spec.bias, spec.mask) if shape is not None
+            _merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None
         )
         if merges and biases:
             return FourAxes(
                 cut,
-                prod(spec.batch[:cut]),
-                prod(spec.batch[cut:]),
+                prod(batch[:cut]),
+                prod(batch[cut:]),
                 prod(kv_sizes[cut:]),
-                spec.batch,
+                batch,
                 kv_sizes,
-                spec.batch,
+                batch,
             )
     return "its batch axes can't be seen as one of batch and one of heads without a copy"
 
 
-def _expanded(spec: AttentionSpec, kv_sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _expanded(
+    spec: AttentionSpec, batch: tuple[int, ...], kv_sizes: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Sizes and strides of the batch axes of q, k and v, missing ones expanded."""
     found = []
     own_sizes = (spec.q_batch, spec.k_batch, spec.v_batch)
-    for own, wanted, strides in zip(own_sizes, (spec.batch, kv_sizes, kv_sizes), spec.strides, strict=False):
+    for own, wanted, strides in zip(own_sizes, (batch, kv_sizes, kv_sizes), spec.strides, strict=False):
         expanded = tuple(
             stride if size == full else 0 for size, full, stride in zip(own, wanted, strides, strict=False)
         )
