@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.four_axes import FourAxes, four_axes
 
 __all__ = ["Fa4"]
+
+
+def _installed() -> bool:
+    try:
+        return find_spec("flash_attn.cute") is not None
+    except ImportError:
+        return False
+
+
+_INSTALLED = _installed()
 
 
 class Fa4(Implementation):
@@ -55,6 +66,8 @@ class Fa4(Implementation):
         return found if isinstance(found, str) else None
 
     def unavailable(self, device: str) -> str | None:
+        if not _INSTALLED:
+            return "flash-attn-4 isn't installed"
         if not device.startswith("cuda"):
             return "it is for tensors on NVIDIA GPUs"
         if torch.cuda.get_device_capability(device) < (9, 0):
@@ -73,6 +86,7 @@ class Fa4(Implementation):
 
 def _call(spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
     q, k, v = (each.transpose(1, 2) for each in (axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)))
+    library = import_module("flash_attn.cute")
     options = {
         "softmax_scale": spec.scale,
         "causal": spec.causal,
@@ -82,10 +96,10 @@ def _call(spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple
     if spec.lse:
         options["return_lse"] = True
     if not spec.varlen:
-        result, lse = _pair(flash_attn_func(q, k, v, **options))
+        result, lse = _pair(library.flash_attn_func(q, k, v, **options))
         return axes.back(result.transpose(1, 2)), axes.back(lse) if spec.lse else None
     result, lse = _pair(
-        flash_attn_varlen_func(
+        library.flash_attn_varlen_func(
             q[0], k[0], v[0], cu_seqlens_q=inputs.cu_seqlens_q, cu_seqlens_k=inputs.cu_seqlens_kv, **options
         )
     )

@@ -105,7 +105,12 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
                 kv_sizes,
                 batch,
             )
-    return "its batch axes can't be seen as one of batch and one of heads without a copy"
+    if not expands and four_axes(spec, True) != _NO_MERGE:
+        return "a bias or mask has some but not all of the axes that become its heads"
+    return _NO_MERGE
+
+
+_NO_MERGE = "its batch axes can't be seen as one of batch and one of heads without a copy"
 
 
 def _expanded(

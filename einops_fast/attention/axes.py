@@ -231,7 +231,7 @@ def bind_axes(
             raise ShapeError(
                 f"axis '{pattern.spelling(heads)}' has size {sizes[heads]} in q (axis {pattern.q.index(heads)} of "
                 f"shape {tuple(shapes[0])}), which isn't a multiple of axis '{pattern.spelling(kv_heads)}', of size "
-                f"{sizes[kv_heads]} in k (axis {pattern.k.index(kv_heads)} of shape {tuple(shapes[1])})"
+                f"{_place(kv_heads, sizes[kv_heads], found[kv_heads][1], terms, shapes).removeprefix('size ')}"
             )
         else:
             groups = heads, kv_heads

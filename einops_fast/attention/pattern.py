@@ -153,7 +153,8 @@ def _read_pattern(
     by_place: dict[str, list[str]] = {}
     for letter in names:
         place = "".join(operand for operand, term in zip("qkvo", (q, k, v, result), strict=True) if letter in term)
-        if place in ("q", "k", "v", "qv", "qkv"):
+        lone_heads = place in ("k", "v") and names[letter].lower() in _HEADS
+        if place in ("q", "k", "v", "qv", "qkv") and not lone_heads:
             _reject_summed(names[letter], place, text)
         by_place.setdefault(place, []).append(letter)
     head_dim = _only(by_place.get("qk", []), "head_dim", names, text)
@@ -169,11 +170,12 @@ def _read_pattern(
         pages = _find_pages(keys, names, text, sequence)
         keys.remove(pages)
     key_axis = _find(keys, "keys", 1, sequence, names, hinted, text)
-    kv_heads = [letter for letter in keys if letter != key_axis]
+    # An axis of heads may be missing in k or in v.
+    kv_heads = [letter for letter in keys if letter != key_axis] + by_place.get("k", []) + by_place.get("v", [])
     if len(kv_heads) > 1:
         spelled = " and ".join(repr(names[letter]) for letter in kv_heads)
         raise SubscriptsError(
-            point_at(f"axes {spelled} are in k and v alone: only one can be heads that queries share", text)
+            point_at(f"axes {spelled} are in k and v only: only one can be heads that queries share", text)
         )
     query_axis = ""
     alone = len(queries) == 1 and sequence is None and kv_heads and names[queries[0]].lower() in _HEADS
@@ -209,7 +211,7 @@ def _only(letters: Sequence[str], what: str, names: dict[str, str], text: str) -
 
 
 def _reject_summed(name: str, place: str, text: str) -> None:
-    where = " and ".join(place.replace("qkv", "q,k,v").split(",")) if "," in place else " and ".join(place)
+    where = " and ".join(place)
     problem = f"axis '{name}' is in {where}, but not in the result: an attention sums over keys and features only"
     raise SubscriptsError(point_at(problem, text))
 

@@ -65,14 +65,14 @@ def seed_for(array: Any) -> Any:
 def is_ours(*arguments: Any) -> bool:
     """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
     torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not tensors or not all(
         type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_gpu(tensor) for tensor in tensors
     ):
         return False
     if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
-        return False
-    if torch._C._is_tracing() or torch.compiler.is_compiling():
         return False
     cuda: Any = torch.backends.cuda
     return bool(
