@@ -125,7 +125,7 @@ P = "b i h d, b j g d, b j g e -> b i h e"
     ("error", "message", "arguments"),
     [
         (ShapeError, "isn't a multiple of axis 'g'", {"k": np.ones((2, 5, 3, 6)), "v": np.ones((2, 5, 3, 7))}),
-        (ShapeError, r"axis 1 \('i'\) of bias .* has size 2, but 'i' has size 3", {"bias": ("h i j", np.ones((4, 2, 5)))}),
+        (ShapeError, r"axis 1 \('i'\) of bias .* has size 2, but 'i' has", {"bias": ("h i j", np.ones((4, 2, 5)))}),
         (ShapeError, r"axis 0 \('h'\) of mask", {"mask": np.ones((3, 3, 5), bool)}),
         (ShapeError, "bias has 2 axes, but its pattern 'h i j' names 3", {"bias": ("h i j", np.ones((3, 5)))}),
         (SubscriptsError, "'x', which none of q, k and v has", {"bias": ("x i j", np.ones((4, 3, 5)))}),
