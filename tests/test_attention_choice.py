@@ -182,7 +182,8 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     assert "far" not in clock.calls
     (entry,) = disk_cache.entries()
     assert entry.record["choice"] == "two"
-    assert entry.key["attention"] == problem_class(SPEC)
+    assert entry.key["class"] == problem_class(SPEC)
+    assert entry.key["problem"] == "attention heads 16 q_len 1024 kv_len 1024 head_dim 64/64"
     clock.calls.clear()
     # From memory, and after that is lost from disk; for all problems of the class.
     for forget in (False, True):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from attention_reference import naive
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from einops_fast import attention, attention_backend
 from einops_fast.attention.memory import score_memory
@@ -249,3 +253,55 @@ def test_dropout_of_numpy_arrays():
     found = attention("i d, j d, j e -> i e", q, np.zeros((100, 4)), v, dropout_p=0.25)
     assert abs((found == 0).mean() - 0.25) < 0.02
     np.testing.assert_allclose(found[found != 0], 0.01 / 0.75)
+
+
+@pytest.mark.parametrize("case", ["mask", "mask-2", "mask-keys", "bias", "bias-heads", "bias-mask"])
+def test_masks_of_the_backends_on_a_gpu(case, monkeypatch):
+    """What they are given for a mask, on a CPU: also with gradients, and rows without any key."""
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.attention import sdpa
+
+    monkeypatch.setattr(sdpa.Efficient, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: None)
+    monkeypatch.setattr(sdpa, "sdpa_kernel", lambda backend: nullcontext())
+    bias = random(B, H, Q, J)
+    ours, theirs = CASES.get(case, ({"bias": bias, "mask": MASK}, {"bias": bias, "mask": MASK}))
+    q, k, v = operands(head_dim=8, v_head_dim=8, kv_heads=H)
+    arrays = [each.float().requires_grad_() for each in tensors((q, k, v))]
+    arguments = {name: tensors(value) for name, value in ours.items()}
+    with attention_backend("efficient"):
+        found = attention(PATTERN.replace("g", "h"), *arrays, **arguments)
+    expected, _ = naive(q, k, v, **theirs)
+    np.testing.assert_allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
+    assert all(each.isfinite().all() for each in torch.autograd.grad(found.square().sum(), arrays))
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_any_mixture(data):
+    """Random sizes and modifiers, against the loop."""
+    batch, groups, share = (data.draw(st.integers(1, 2)) for _ in range(3))
+    q_len, kv_len, head_dim, v_head_dim = (data.draw(st.integers(1, 5)) for _ in range(4))
+    heads = groups * share
+    q, k, v = random(batch, heads, q_len, head_dim), random(batch, groups, kv_len, head_dim, seed=1), None
+    v = random(batch, groups, kv_len, v_head_dim, seed=2)
+    causal = data.draw(st.sampled_from([False, "top_left", "bottom_right"]))
+    side = st.none() | st.integers(0, 4)
+    ours = {
+        "causal": causal,
+        "window": data.draw(st.tuples(side, side)),
+        "softcap": data.draw(st.sampled_from([0.0, 0.9])),
+    }
+    theirs = {**ours, "causal": bool(causal), "alignment": causal or "top_left"}
+    shape = tuple(data.draw(st.sampled_from([1, size])) for size in (batch, heads, q_len, kv_len))
+    for name, array, wanted in (
+        ("bias", random(*shape), "bias"), ("mask", random(*shape, seed=3) > 0, "mask"),
+        ("alibi_slopes", random(*shape[:2]).astype("f"), "slopes"), ("sinks", random(*shape[:2]).astype("f"), "sinks"),
+    ):  # fmt: skip
+        if data.draw(st.booleans()):
+            ours[name] = theirs[wanted] = array
+    with score_memory(data.draw(st.sampled_from([1, 1 << 12, 1 << 20]))):
+        found, lse = attention(PATTERN, q, k, v, **ours, return_lse=True)
+    expected, expected_lse = naive(q, k, v, **theirs)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-10, atol=1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from einops_fast.backends.attention.four_axes import FourAxes, four_axes
 
 __all__ = ["Cpu", "Cudnn", "Efficient", "Flash", "Sdpa"]
 
+_cuda: Any = torch.backends.cuda
 _cudnn: Any = torch.backends.cudnn
 
 #: torch's own function, also while that is patched.
@@ -42,11 +44,14 @@ class Sdpa(Implementation):
             return "it takes no block table"
         if spec.transforms:
             return "its kernels have no forward-mode derivative and can't be vmapped"
-        found = four_axes(spec, self.expands)
+        found = self._axes(spec)
         return found if isinstance(found, str) else None
 
+    def _axes(self, spec: AttentionSpec) -> FourAxes | str:
+        return four_axes(spec, self.expands)
+
     def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        axes = four_axes(spec, self.expands)
+        axes = self._axes(spec)
         if isinstance(axes, str):
             raise ValueError(axes)
         return lambda inputs: self._call(spec, inputs, axes)
@@ -56,16 +61,27 @@ class Sdpa(Implementation):
 
     def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
-        mask, causal = self._mask(spec, inputs, axes)
+        mask, causal, allowed = self._mask(spec, inputs, axes)
         result = native(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
-        return axes.back(result), None
+        return self._finished(axes.back(result), allowed), None
 
-    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool]:
-        """What torch calls ``attn_mask`` and ``is_causal``: everything but plain causality becomes a mask."""
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        """The result, with zeros where a query sees no key."""
+        return result  # torch sees to it on a CPU
+
+    def _hidden(self, dtype: Any) -> float:
+        """What is added to the score of a key that isn't seen."""
+        return float("-inf")
+
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        """What torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
+
+        Everything but plain causality becomes a mask.
+        """
         facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
         folded = spec.alibi or spec.segments or spec.window != (None, None)
         if spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal):
-            return None, spec.causal
+            return None, spec.causal, None
         on = arrays_of("torch")
         x = canonical_operands(spec, inputs, on)
         ahead = distance(spec, x, on, 0)
@@ -75,17 +91,17 @@ class Sdpa(Implementation):
             slope = -x.slopes * abs(ahead).to(x.slopes.dtype)
             bias = slope if bias is None else bias + slope
         if bias is not None and allowed is not None:
-            bias = torch.where(allowed, bias, float("-inf"))
+            bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
         found = allowed if bias is None else bias.to(inputs.q.dtype)
         # Less than all axes is for the heads to have in common.
         found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
         if found.shape[-2:] != (spec.q_len, spec.kv_len):
             found = found.expand(*found.shape[:-2], spec.q_len, spec.kv_len)
-        return axes.scores(found), False
+        return axes.scores(found), False, allowed
 
 
 class Cpu(Sdpa):
-    """What ``scaled_dot_product_attention`` does on a CPU."""
+    """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
 
     name = "cpu"
     expands = True
@@ -96,7 +112,7 @@ class Cpu(Sdpa):
         return super().lacks(spec)
 
     def unavailable(self, device: str) -> str | None:
-        return None if device == "cpu" else "it is for tensors on a CPU"
+        return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None
 
 
 class _OnGpu(Sdpa):
@@ -131,6 +147,16 @@ class _OnGpu(Sdpa):
             return "it wants the features of a head side by side"
         return super().lacks(spec)
 
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        axes = self._axes(spec)
+        if isinstance(axes, str):
+            return axes
+        mask, causal, _ = self._mask(spec, inputs, axes)
+        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        parameters = _cuda.SDPAParams(q, k, v, mask, spec.dropout_p, causal, axes.grouped)
+        can = getattr(_cuda, f"can_use_{self.name}_attention")(parameters, False)
+        return None if can else "torch says that it can't be used for these tensors"
+
     def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
         with sdpa_kernel(self.backend):
             return super()._call(spec, inputs, axes)
@@ -158,10 +184,14 @@ class Flash(_OnGpu):
             return "the log of the denominator that it returns has no gradient"
         if (spec.lse or odd) and spec.head_dim % 8:
             return f"it wants a multiple of 8 as head_dim here, not {spec.head_dim}"
-        axes = four_axes(spec)
+        axes = self._axes(spec)
         if (spec.lse or odd) and isinstance(axes, FourAxes) and axes.grouped:
             return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
         return super().lacks(spec)
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        # The operator's causality isn't what torch asks about.
+        return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
 
     def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
         if not spec.lse and (not spec.causal or spec.q_len == spec.kv_len):
@@ -187,22 +217,19 @@ class _WithMask(_OnGpu):
             return "causality beside a bias would need a mask of all queries and keys"
         return super().lacks(spec)
 
-    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool]:
-        mask, causal = super()._mask(spec, inputs, axes)
-        if mask is not None and mask.dtype == torch.bool:
-            # Rows without any key shall not become NaN: they see all keys, and are overwritten afterwards.
-            low = torch.finfo(inputs.q.dtype).min / 2
-            mask = torch.zeros_like(mask, dtype=inputs.q.dtype).masked_fill_(~mask, low)
-        return mask, causal
+    def _hidden(self, dtype: Any) -> float:
+        # Not -inf: a query that sees no key must not become NaN. It sees all of them, and its result is overwritten.
+        return float(torch.finfo(dtype).min) / 2
 
-    def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
-        result, lse = super()._call(spec, inputs, axes)
-        if spec.mask is None or spec.bias is not None:
-            return result, lse
-        on = arrays_of("torch")
-        x = canonical_operands(spec, inputs, on)
-        allowed = allowed_keys(spec, x, on, distance(spec, x, on, 0))
-        return torch.where(allowed.any(-1, keepdim=True), result, 0.0), lse
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        mask, causal, allowed = super()._mask(spec, inputs, axes)
+        if mask is not None and mask.dtype == torch.bool:
+            dtype = inputs.q.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, self._hidden(dtype))
+        return mask, causal, allowed
+
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        return result if allowed is None else torch.where(allowed.any(-1, keepdim=True), result, 0.0)
 
 
 class Cudnn(_WithMask):
@@ -241,16 +268,17 @@ class Efficient(_WithMask):
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         found = super().lacks(spec)
-        axes = four_axes(spec)
-        if found is None and isinstance(axes, FourAxes) and axes.grouped and axes.kv_heads != 1:
+        axes = self._axes(spec)
+        if found is None and isinstance(axes, FourAxes) and axes.grouped:
             return "it has no heads that share their keys"
         return found
 
-    def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
-        if axes.grouped:
+    def _axes(self, spec: AttentionSpec) -> FourAxes | str:
+        axes = super()._axes(spec)
+        if isinstance(axes, FourAxes) and axes.kv_heads == 1:
             # One head of keys for all: it is the same memory for every head.
-            axes = FourAxes(axes.cut, axes.batch, axes.heads, axes.heads, axes.q_sizes, axes.sizes, axes.sizes)
-        return super()._call(spec, inputs, axes)
+            return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
+        return axes
 
 
 @lru_cache(maxsize=64)

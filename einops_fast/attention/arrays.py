@@ -92,10 +92,10 @@ class Arrays:
 
 class _MxnetArrays(Arrays):
     def positions(self, start: int, count: int, like: Any) -> Any:
-        return self.xp.arange(start, start + count, dtype="int64", ctx=like.ctx)
+        return self.xp.arange(start, start + count, dtype="int64", device=like.device)
 
     def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
-        return self.xp.full(tuple(shape), value, dtype=like.dtype, ctx=like.ctx)
+        return self.xp.full(tuple(shape), value, dtype=like.dtype, device=like.device)
 
     def cast(self, array: Any, dtype: str) -> Any:
         return array if array.dtype == dtype else array.astype(dtype)
@@ -113,7 +113,7 @@ class _MxnetArrays(Arrays):
         return self.xp.maximum(a.detach(), b.detach())
 
     def dropout(self, array: Any, p: float) -> Any:
-        kept = self.xp.random.uniform(size=array.shape, ctx=array.ctx) >= p
+        kept = self.xp.random.uniform(size=array.shape, device=array.device) >= p
         return array * kept.astype(array.dtype) / (1 - p)
 
     def in_order(self, array: Any, order: tuple[int, ...]) -> Any:

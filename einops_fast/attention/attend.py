@@ -82,7 +82,7 @@ def attention(
         alignment: which query faces which key, for ``window`` and ``alibi_slopes``, as for ``causal``.
         return_lse: also return the log of the denominator, in the order of the result without features, in float32.
             It has a gradient.
-        deterministic: gradients have the same bits on every run.
+        deterministic: gradients have the same bits on every run; also where torch's own setting says so.
         sequence: names of the axes of the queries and the keys, where the pattern leaves that open.
 
     Returns:
@@ -233,6 +233,8 @@ def attend(
         backend, arrays = own_call(arrays)
     elif backend.name == "torch" and torch_state.autocasts(q):
         torch_state.autocast(arrays)
+    if backend.name == "torch" and not options[-1] and torch_state.deterministic():
+        options = (*options[:-1], True)
     found = None
     try:
         key: Hashable = (
@@ -315,6 +317,7 @@ def _traced(
 ) -> Any:
     """The call while torch.compile traces it: nothing is remembered, and nothing measured."""
     torch_state.autocast(arrays)
+    options = (*options[:-1], options[-1] or torch_state.deterministic())
     plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
     way = choose(plan.spec, plan.device, "never", quiet=True).implementation
     run = _seeded(way, plan.spec, way.compiled(plan.spec))

@@ -98,12 +98,14 @@ def choose(
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.
     """
     answers = candidates(spec, device)
+    if inputs is not None and not quiet:
+        answers = [(name, _unless_refused(answer, spec, inputs)) for name, answer in answers]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     if not able:
         raise none_left(answers)
     if allowed_names() is not None:
         return Decision(able[0], "the first that attention_backend allows and that can", answers)
-    clock = None if device == "cpu" else _clock(spec.framework)
+    clock = _clock(spec.framework) if device.startswith("cuda") else None
     if clock is None:
         return Decision(able[0], "the first that can; nothing is measured on a CPU", answers)
     on = clock.ceilings(device)
@@ -114,8 +116,13 @@ def choose(
         return Decision(able[0], "the only one that can", answers, predicted)
     if quiet:
         return best
-    key = {"attention": problem_class(spec), "device": clock.device_name(device), "versions": {
-        "einops_fast": __version__, **clock.versions()}}  # fmt: skip
+    key = {
+        "problem": _summary(spec),
+        "class": problem_class(spec),
+        "dtype": spec.dtype,
+        "device": clock.device_name(device),
+        "versions": {"einops_fast": __version__, **clock.versions()},
+    }
     text = json.dumps(key, sort_keys=True)
     record = _known.get(text)
     if record is None and mode != "always":
@@ -140,6 +147,10 @@ def choose(
     disk_cache.write(key, record)
     chosen = next(way for way in near if way.name == name)
     return Decision(chosen, "measured to be the fastest", answers, predicted, times)
+
+
+def _unless_refused(answer: Implementation | str, spec: AttentionSpec, inputs: AttentionInputs) -> Implementation | str:
+    return answer if isinstance(answer, str) else answer.refuses(spec, inputs) or answer
 
 
 def _measure(
@@ -198,6 +209,17 @@ def problem_class(spec: AttentionSpec) -> dict[str, Any]:
         "page_size": spec.page_size,
         "fastest": [fastest(strides) for strides in spec.strides],
     }  # fmt: skip
+
+
+def _summary(spec: AttentionSpec) -> str:
+    """The class in a line, for people; the rest of the key tells what it leaves out."""
+    found = problem_class(spec)
+    named = [name for name in ("causal", "softcap", "dropout", "bias", "mask") if found[name]]
+    window = [] if spec.window == (None, None) else [f"window {found['window']}"]
+    shape = f"heads {found['heads']} q_len {found['q_len']} kv_len {found['kv_len']}"
+    return " ".join([
+        "attention", shape, f"head_dim {spec.head_dim}/{spec.v_head_dim}", *named, *window, *found["features"]
+    ])  # fmt: skip
 
 
 def _times(record: Mapping[str, Any]) -> dict[str, float]:

@@ -50,6 +50,10 @@ class Implementation(ABC):
         """``None`` if it can compute ``spec`` on ``device``; else the reason why not, in one sentence."""
         return self.unavailable(device) or self.lacks(spec)
 
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        """Why it can't do this call, if the arrays themselves are a reason; asked once for calls that are alike."""
+        return None
+
     def seconds(self, spec: AttentionSpec, on: Ceilings) -> float:
         """Predicted time on a GPU with these ceilings, of forward, and backward where there are gradients."""
         # Imported here because it is about implementations.

@@ -11,7 +11,7 @@ from typing import Any
 
 from einops_fast.errors import OperandError
 
-__all__ = ["autocast", "autocasts", "derivatives", "is_ours", "on_gpu", "seed_for"]
+__all__ = ["autocast", "autocasts", "derivatives", "deterministic", "is_ours", "on_gpu", "seed_for"]
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +54,14 @@ def autocast(arrays: dict[str, Any]) -> None:
         array = arrays[name]
         if array.is_floating_point() and array.dtype != torch.float64:
             arrays[name] = array.to(dtype)
+
+
+def deterministic() -> bool:
+    """Whether torch is set to raise where something needn't give the same bits on every run."""
+    torch = sys.modules["torch"]
+    return bool(
+        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
 
 
 def seed_for(array: Any) -> Any:
