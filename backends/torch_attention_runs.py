@@ -15,6 +15,12 @@ from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
+from einops_fast.backends.triton.attention.hopper_plan import (
+    HopperBackwardPlan,
+    HopperForwardPlan,
+    suits_hopper,
+    suits_hopper_backward,
+)
 from einops_fast.backends.triton.attention.problem import Layout, Problem, contiguous_in_order, missing_axes, problem
 from einops_fast.backends.triton.attention.tilings import (
     BackwardTilings,
@@ -56,7 +62,10 @@ class _Forward:
         self.rows = self.shape[:-1]
         self.sums = accumulator(spec.dtype)
         found = problem(spec, _layouts(spec, arrays), _precision(spec), _upcast(spec))
-        self.run = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
+        plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
+        capability, units = _device(q.device)
+        suits = suits_hopper(spec, found, capability)
+        self.run = HopperForwardPlan(spec, found, units, plan) if suits else plan
 
 
 class _Backward:
@@ -82,7 +91,14 @@ class _Backward:
             self.bias = shape, dense_strides(bias) if self.direct else contiguous_in_order(shape, range(len(shape)))
             layouts["d_bias"] = self.bias
         found = problem(spec, layouts, _precision(spec), _upcast(spec))
-        self.run = BackwardPlan(spec, found, q.shape[-2], backward_candidates(spec, found, q.device)[0])
+        tilings = backward_candidates(spec, found, q.device)[0]
+        capability, units = _device(q.device)
+        suits = suits_hopper_backward(spec, found, capability)
+        rows = q.shape[-2]
+        plan = (
+            HopperBackwardPlan(spec, found, rows, tilings, units) if suits else BackwardPlan(spec, found, rows, tilings)
+        )
+        self.run = plan
         self.missing = {name: missing_axes(spec, name) for name in ("q", "k", "v")}
 
     def array(self, layout: tuple[tuple[int, ...], tuple[int, ...] | None] | None, like: Any) -> Any:

@@ -35,6 +35,7 @@ triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention_runs
+from einops_fast.backends.triton.attention import hopper_call
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
 
@@ -49,8 +50,21 @@ def reported(self, *arrays):
     return compiled
 
 KernelCall.compile = reported
+on_hopper = hopper_call.compiled_for
+
+def reported_on_hopper(function, types, tiling, device):
+    compiled = on_hopper(function, types, tiling, device)
+    shared = compiled.metadata.shared
+    print(case, function.fn.__name__, compiled.hash, shared, "wgmma" in compiled.asm["ptx"], flush=True)
+    assert shared <= shared_memory((9, 0))
+    return compiled
+
+hopper_call.compiled_for = reported_on_hopper
+suits = torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward
 for case in sys.argv[3:]:
     dtype, length, head_dim, v_head_dim, *flags = case.split()
+    allowed = suits if "hopper" in flags else (lambda *of: False,) * 2
+    torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward = allowed
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
     bias = {"bias": (*batch, length, 512), "broadcast-bias": (1, 4, 2, length, 512)}
@@ -96,6 +110,14 @@ CASES = [
     "float64 512 32 32 backward",
 ]
 
+HOPPER = [
+    "bfloat16 512 64 64 hopper causal backward",
+    "float16 2048 64 32 hopper grouped backward",
+    "bfloat16 512 128 128 hopper window causal softcap backward",
+    "float16 512 128 96 hopper grouped window backward",
+    "bfloat16 100 16 24 hopper backward",
+]
+
 # Lengths that must not be compiled for, apart from whether they are multiples of 16.
 LENGTHS = ["bfloat16 512 64 64 causal", "bfloat16 528 64 64 causal", "bfloat16 1040 64 64 causal"]
 
@@ -122,3 +144,17 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
         assert all(line.endswith("True") for line in wanted)
         hashes = {line.split()[-3] for line in lines if any(line.startswith(f"{case} forward") for case in LENGTHS)}
         assert len(hashes) == 1
+
+
+def test_hopper_kernels_compile(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), "90", *HOPPER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    for case in HOPPER:
+        of_case = [line.split() for line in lines if line.startswith(case)]
+        assert {line[-4] for line in of_case} == {
+            "hopper_kernel", "delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"
+        }  # fmt: skip
+        assert all(line[-1] == "True" for line in of_case if line[-4] != "delta_kernel")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from einops_fast.attention.registry import Implementation
@@ -12,10 +10,8 @@ from einops_fast.backends.triton import usable
 
 if not usable():
     raise ImportError("it needs Triton 3.6 or later")
-if find_spec("einops_fast.backends.torch_attention") is None:
-    raise ImportError("this build has no kernels for attention")
 
-_kernels: Any = import_module("einops_fast.backends.torch_attention")
+from einops_fast.backends.torch_attention import triton_attention, unsupported
 
 __all__ = ["Triton"]
 
@@ -30,12 +26,11 @@ class Triton(Implementation):
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.transforms:
             return "its kernels have no forward-mode derivative and can't be vmapped"
-        reason: str | None = _kernels.unsupported(spec)
-        return reason
+        return unsupported(spec)
 
     def unavailable(self, device: str) -> str | None:
         return None if device.startswith("cuda") else "its kernels run on NVIDIA GPUs only"
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        result, lse = _kernels.triton_attention(spec, inputs)
+        result, lse = triton_attention(spec, inputs)
         return result, lse if spec.lse else None

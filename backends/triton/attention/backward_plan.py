@@ -153,10 +153,16 @@ class BackwardPlan:
         delta = memory.workspace(q, self._rows, self._sums)
         self._delta(memory, device, out, d_out, lse, d_lse, delta)
         if into.k is not None:
-            self._keys(memory, device, q, k, v, d_out, lse, delta, into.k, into.v, extras)
+            self._run_keys(memory, device, q, k, v, d_out, lse, delta, into.k, into.v, extras)
         direct = into.bias if self._direct else None
         if into.q is not None:
-            self._queries(memory, device, q, k, v, d_out, lse, delta, into.q, direct, extras)
+            self._run_queries(memory, device, q, k, v, d_out, lse, delta, into.q, direct, extras)
         if into.bias is not None and self._bias is not None:
             self._bias(memory, device, q, k, v, d_out, lse, delta, into.bias, extras)
         return delta
+
+    def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
+        self._keys(memory, device, *arrays)
+
+    def _run_queries(self, memory: Memory, device: int, *arrays: Any) -> None:
+        self._queries(memory, device, *arrays)

@@ -9,12 +9,12 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["BackwardTilings", "Tiling", "backward_tilings", "forward_tilings"]
+__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tilings"]
 
 _MOST_PACKED = 64
 """Rows of all batch elements that share k and v, up to which one tile holds them all."""
 
-_FEW_QUERIES = 16
+FEW_QUERIES = 16
 """Up to so many, a GPU isn't kept busy by tiles of queries alone, and the keys are cut into parts."""
 
 _MOST_PARTS = 64
@@ -115,7 +115,7 @@ def forward_tilings(
         capability: compute capability of the device.
         processors: how many it has.
     """
-    if spec.q_len <= _FEW_QUERIES:
+    if spec.q_len <= FEW_QUERIES:
         return _decode_tilings(spec, problem, capability, processors)
     found = []
     for block_m, block_n, warps, stages in _table(_FORWARD, spec):
