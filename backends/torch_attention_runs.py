@@ -13,7 +13,7 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch import fp32_precision
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
-from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients
+from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients, is_whole
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_plan import (
     HopperBackwardPlan,
@@ -75,8 +75,8 @@ class _Backward:
         q, k, v, bias = arrays[:4]
         of_q, of_k, of_v, of_bias, _ = wanted
         self.sums = accumulator(spec.dtype)
-        self.direct = of_bias and spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
-        self.q = _gradient_layout(spec, "q", q) if of_q or self.direct else None
+        # The kernel for q writes the gradient of a bias with all axes, too.
+        self.q = _gradient_layout(spec, "q", q) if of_q or (of_bias and is_whole(spec)) else None
         self.k, self.v = (
             _gradient_layout(spec, name, operand) if of_k or of_v else None for name, operand in (("k", k), ("v", v))
         )
@@ -87,8 +87,7 @@ class _Backward:
                 shape, strides = layout
                 layouts[name] = shape, strides or contiguous_in_order(shape, range(len(shape)))
         if of_bias:
-            shape = tuple(bias.shape)
-            self.bias = shape, dense_strides(bias) if self.direct else contiguous_in_order(shape, range(len(shape)))
+            self.bias = tuple(bias.shape), dense_strides(bias)
             layouts["d_bias"] = self.bias
         found = problem(spec, layouts, _precision(spec), _upcast(spec))
         tilings = backward_candidates(spec, found, q.device)[0]
@@ -109,6 +108,16 @@ class _Backward:
         if strides is None:
             return MEMORY.workspace(like, prod(shape), self.sums).view(shape)
         return MEMORY.empty(like, shape, strides)
+
+    def bias_array(self, bias: Any) -> Any:
+        """Memory for the gradient of the bias, or for the parts that it is the sum of."""
+        shape, strides = self.bias
+        if self.run.bias_parts > 1:
+            elements = prod(shape)
+            parts = MEMORY.workspace(bias, self.run.bias_parts * elements, self.sums)
+            return parts.as_strided((self.run.bias_parts, *shape), (elements, *strides))
+        found = MEMORY.empty(bias, shape, strides)
+        return found.zero_() if self.run.bias_starts_at_zero else found
 
     def summed(self, name: str, gradient: Any, operand: Any) -> Any:
         """The gradient of an operand that lacks axes: the sum over them."""
@@ -180,12 +189,8 @@ def backward(
         prepared = _backward_plans[key] = _Backward(spec, arrays, d_out, wanted)
     plan = prepared.run
     into = Gradients(prepared.array(prepared.q, q), prepared.array(prepared.k, k), prepared.array(prepared.v, v))
-    if prepared.direct:
-        into.bias = MEMORY.empty(extras.bias, *prepared.bias)
-        if plan.bias_starts_at_zero:
-            into.bias.zero_()
-    elif of_bias:
-        into.bias = MEMORY.workspace(q, plan.bias_parts * prod(prepared.bias[0]), prepared.sums)
+    if of_bias:
+        into.bias = prepared.bias_array(extras.bias)
     if spec.varlen:
         for array in (into.q, into.k, into.v):
             if array is not None:
@@ -197,8 +202,8 @@ def backward(
         with MEMORY.on_device(device):
             delta = plan(MEMORY, device, (q, k, v), (out, lse), (d_out, d_lse), extras, into)
     d_bias = into.bias
-    if of_bias and not prepared.direct:
-        d_bias = d_bias.view(plan.bias_parts, *prepared.bias[0]).sum(0).to(extras.bias.dtype)
+    if of_bias and plan.bias_parts > 1:
+        d_bias = d_bias.sum(0).to(extras.bias.dtype)
     return (
         prepared.summed("q", into.q, q) if of_q else None,
         prepared.summed("k", into.k, k) if of_k else None,

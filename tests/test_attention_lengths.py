@@ -123,6 +123,12 @@ def test_lengths_that_differ(q_len: int, kv_len: int, options: dict[str, Any]) -
         check(*attention((2,), q_len, kv_len, head_dim=4, **options))
 
 
+@pytest.mark.parametrize("batch", [(0, 2), (2, 0)])
+def test_no_batch_elements(batch: tuple[int, ...]) -> None:
+    with tiles():
+        check(*attention(batch, 5, 7, head_dim=4, bias=(1, 1, 5, 7), sinks=(1, 1)))
+
+
 def test_default_tiles_at_lengths_around_them() -> None:
     for q_len, kv_len in ((3, 127), (113, 129), (129, 113)):
         check(*attention((1,), q_len, kv_len, head_dim=24, causal=True, window=(100, None)))

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.backward import delta_kernel, keys_kernel, queries_kernel
 from einops_fast.backends.triton.attention.bias_gradient import bias_kernel
 from einops_fast.backends.triton.attention.forward_plan import elements_together
@@ -17,7 +17,7 @@ from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tilin
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["BackwardPlan", "Gradients"]
+__all__ = ["BackwardPlan", "Gradients", "is_whole"]
 
 _ROWS = 32
 """Of a tile in the kernel that sums up ``o * do``."""
@@ -39,6 +39,11 @@ class Gradients:
     bias: Any = None
 
 
+def is_whole(spec: AttentionSpec) -> bool:
+    """Whether there is a bias that lacks no axis."""
+    return spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
+
+
 class BackwardPlan:
     """A backward call.
 
@@ -58,7 +63,7 @@ class BackwardPlan:
         self._delta = KernelCall(
             delta_kernel,
             (elements * -(-rows // _ROWS), 1),
-            (strides, problem.counting, rows),
+            (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows),
             {"f": features, "block": _ROWS, "columns": max(16, 1 << (spec.v_head_dim - 1).bit_length())},
             4,
             1,
@@ -67,7 +72,11 @@ class BackwardPlan:
         self._keys = KernelCall(
             keys_kernel,
             (heads * -(-spec.kv_len // tiles.block_n), 1),
-            (strides, problem.counting, *problem.runtime(heads, elements_together(spec, 1))),
+            (
+                problem.strides_of("d_out", "dk", "dv"),
+                problem.counting,
+                *problem.runtime(heads, elements_together(spec, 1)),
+            ),
             {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
             tiles.warps,
             tiles.stages,
@@ -76,13 +85,16 @@ class BackwardPlan:
         self._queries = KernelCall(
             queries_kernel,
             (heads * -(-spec.q_len // tiles.block_m), 1),
-            (strides, problem.counting, *problem.runtime(heads, elements_together(spec, share))),
+            (
+                problem.strides_of("d_out", "dq", "d_bias"),
+                problem.counting,
+                *problem.runtime(heads, elements_together(spec, share)),
+            ),
             {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
             tiles.warps,
             tiles.stages,
         )
-        whole = (*spec.batch, spec.q_len, spec.kv_len)
-        self._direct = spec.bias == whole
+        self._direct = is_whole(spec)
         self.bias_starts_at_zero = self._direct and (features.left or features.right or spec.varlen or spec.cache)
         self._bias: KernelCall | None = None
         self.bias_parts = 1
@@ -109,7 +121,7 @@ class BackwardPlan:
             bias_kernel,
             (programs, self.bias_parts),
             (
-                problem.strides._replace(parts=(prod(spec.bias),)),
+                problem.strides_of("d_out", "d_bias")._replace(parts=(prod(spec.bias),)),
                 problem.counting,
                 (ANY, *kept[1:]),
                 (ANY, *summed[1:]),

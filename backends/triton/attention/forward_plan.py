@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.decode import combine_kernel
 from einops_fast.backends.triton.attention.forward import forward_kernel
 from einops_fast.backends.triton.attention.launch import KernelCall
@@ -45,7 +45,7 @@ class ForwardPlan:
         heads = problem.elements // share if tiling.packed else problem.elements
         together = elements_together(spec, 1 if tiling.packed else share)
         tiles = -(-problem.q_len * (share if tiling.packed else 1) // tiling.block_m)
-        strides = problem.strides
+        strides = problem.strides_of("out")
         self._combine: KernelCall | None = None
         if tiling.parts > 1:
             sizes = [1 if spec.varlen and at == 0 else size for at, size in enumerate(problem.sizes)]
@@ -58,7 +58,7 @@ class ForwardPlan:
             self._combine = KernelCall(
                 combine_kernel,
                 (self._rows, 1),
-                (strides, problem.counting, rows),
+                (Strides(out=strides.out, lse=strides.lse, parts=strides.parts), problem.counting, rows),
                 {
                     "f": problem.features,
                     "parts": tiling.parts,

@@ -28,6 +28,9 @@ _TAILS = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv", "bias",
 _TAILS |= {"lse": 1, "q_segments": 1, "kv_segments": 1, "slopes": 0, "sinks": 0}
 """How many axes follow the batch axes, by array."""
 
+_OF_SCORES = ("q", "k", "v", "lse", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "pages")
+"""Arrays that every kernel reads, if there are such."""
+
 _BROADCAST = ("bias", "mask", "q_segments", "kv_segments")
 """Arrays that may have size 1 along positions, too."""
 
@@ -65,6 +68,10 @@ class Problem:
     def counting(self) -> tuple[int, ...]:
         """The sizes, for counting through the batch. The first one isn't needed for that, and nothing depends on it."""
         return self.sizes if self.features.shared == len(self.sizes) else (ANY, *self.sizes[1:])
+
+    def strides_of(self, *names: str) -> Strides:
+        """The strides of these arrays and of those that scores depend on; others would be compiled for in vain."""
+        return Strides(**{name: getattr(self.strides, name) for name in (*names, *_OF_SCORES)})
 
     def runtime(self, heads: int, together: int) -> tuple[Any, ...]:
         """The numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
