@@ -7,10 +7,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.attention.devices import capability
 from einops_fast.backends.attention.four_axes import FourAxes, four_axes
 
 __all__ = ["Fa4"]
@@ -70,7 +69,7 @@ class Fa4(Implementation):
             return "flash-attn-4 isn't installed"
         if not device.startswith("cuda"):
             return "it is for tensors on NVIDIA GPUs"
-        if torch.cuda.get_device_capability(device) < (9, 0):
+        if capability(device) < (9, 0):
             return "it needs a GPU of compute capability 9.0 or later"
         return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +13,12 @@ from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.attention.devices import capability, has_cudnn
 from einops_fast.backends.attention.four_axes import FourAxes, four_axes
 
 __all__ = ["Cpu", "Cudnn", "Efficient", "Flash", "Sdpa"]
 
 _cuda: Any = torch.backends.cuda
-_cudnn: Any = torch.backends.cudnn
 
 #: torch's own function, also while that is patched.
 native: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
@@ -246,13 +245,13 @@ class Cudnn(_WithMask):
 
     def unavailable(self, device: str) -> str | None:
         reason = super().unavailable(device)
-        if reason is None and not _cudnn.is_available():
+        if reason is None and not has_cudnn():
             reason = "this torch has no cuDNN"
         return reason
 
     def supports(self, spec: AttentionSpec, device: str) -> str | None:
         reason = super().supports(spec, device)
-        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and _capability(device) < (9, 0):
+        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device) < (9, 0):
             return "it takes head_dim up to 128 on this GPU"
         return reason
 
@@ -279,8 +278,3 @@ class Efficient(_WithMask):
             # One head of keys for all: it is the same memory for every head.
             return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
         return axes
-
-
-@lru_cache(maxsize=64)
-def _capability(device: str) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
