@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -305,7 +305,9 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
     }
     for expected, function in functions.items():
         torch.compiler.reset()
-        torch.compile(function, fullgraph=True, backend=backend)(q)
+        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
+        with attention_backend("flash") if expected.startswith("scaled") else nullcontext():
+            torch.compile(function, fullgraph=True, backend=backend)(q)
         assert expected in graphs.pop().print_readable(print_output=False)
 
 
