@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from einops_fast import OperandError, attention, attention_backend, autotune, disk_cache, explain_attention
-from einops_fast.attention import choice, registry
-from einops_fast.attention.choice import choose, forget_choices, problem_class
+from einops_fast.attention import measured, prepare, registry
+from einops_fast.attention.choice import choose
+from einops_fast.attention.measured import forget_choices, problem_class
 from einops_fast.attention.memory import score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
 from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
@@ -85,7 +86,10 @@ class FakeClock:
 def clock(monkeypatch, tmp_path):
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     clock = FakeClock()
-    monkeypatch.setattr(choice, "_clock", lambda framework: clock)
+    pytest.importorskip("torch")
+    from einops_fast.backends.attention import clock as clocks
+
+    monkeypatch.setattr(clocks, "TorchClock", lambda: clock)
     forget_choices()
     yield clock
     forget_choices()
@@ -214,7 +218,7 @@ def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     captured = choose(SPEC, "cuda:0", "auto", INPUTS)
     assert (captured.implementation, captured.final) == (fakes["one"], False)
     traced = choose(SPEC, "cuda:0", "auto", INPUTS, quiet=True)
-    assert (traced.implementation, traced.final) == (fakes["one"], False)
+    assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
     assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]  # explaining
     assert clock.calls == []
     assert list(disk_cache.entries()) == []
@@ -277,6 +281,34 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     assert not q.grad.any()
     assert q.grad_fn is None
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.attention import devices
+
+    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
+    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(measured, "choose_by_time", None)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lambda *operands: (torch.zeros(2, 8, 128, 64),)
+
+    q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
+    functions = {
+        "scaled_dot_product_attention": lambda q: attention(q, q, q, layout="bhsd", causal=True),
+        "flex_attention": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, bias=torch.ones(8, 1, 1)),
+        "tanh": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, sinks=torch.ones(8)),
+    }
+    for expected, function in functions.items():
+        torch.compiler.reset()
+        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
+        with attention_backend("flash") if expected.startswith("scaled") else nullcontext():
+            torch.compile(function, fullgraph=True, backend=backend)(q)
+        assert expected in graphs.pop().print_readable(print_output=False)
 
 
 # ---- prediction and explanation

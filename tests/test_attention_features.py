@@ -305,3 +305,45 @@ def test_any_mixture(data):
     expected, expected_lse = naive(q, k, v, **theirs)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-10, atol=1e-10)
+
+
+@pytest.fixture
+def flex(monkeypatch):
+    """FlexAttention without its compiler, on a CPU: what its modifiers mean can be seen there."""
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from einops_fast.backends.attention.flex import Flex
+
+    monkeypatch.setattr(Flex, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(Flex, "function", lambda self: flex_attention)
+    with attention_backend("flex"):
+        yield lambda arrays: [each.float() for each in tensors(arrays)]
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "case",
+    ["scale", "softcap", "window-left-causal", "mask", "bias-heads", "bias-mask-softcap", "alibi-batch", "segments"],
+)
+def test_modifiers_of_flex(case, flex):
+    ours, theirs = CASES[case]
+    q, k, v = operands()
+    found, lse = attention(PATTERN, *flex((q, k, v)), **wide(ours, "torch"), return_lse=True)
+    expected, expected_lse = naive(q, k, v, **theirs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_packed_sequences_of_flex(flex):
+    q_ends, kv_ends = np.array([0, 3, 3, 4, 9]), np.array([0, 4, 6, 6, 11])
+    q, k, v = flex((random(10, H, 8, seed=1), random(12, G, 8, seed=2), random(12, G, 8, seed=3)))
+    arguments = wide({"cu_seqlens_q": q_ends, "cu_seqlens_kv": kv_ends}, "torch")
+    options = {"causal": "bottom_right", "window": (3, None), "softcap": 2.0}
+    found = attention(q, k, v, layout="thd", **arguments, **options)
+    with attention_backend("math"):
+        expected = attention(q, k, v, layout="thd", **arguments, **options)
+    np.testing.assert_allclose(found[:9], expected[:9], rtol=1e-4, atol=1e-5)
+    assert not found[9:].any()

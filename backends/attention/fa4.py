@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
-from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.attention.four_axes import FourAxes, four_axes
+from einops_fast.backends.attention.devices import capability
+from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
 
 __all__ = ["Fa4"]
 
@@ -26,7 +25,7 @@ def _installed() -> bool:
 _INSTALLED = _installed()
 
 
-class Fa4(Implementation):
+class Fa4(OnFourAxes):
     """Its own functions, on views with the heads after the positions."""
 
     name = "fa4"
@@ -49,8 +48,6 @@ class Fa4(Implementation):
         ):
             if there:
                 return f"it has no {what}"
-        if spec.transforms:
-            return "its kernels have no forward-mode derivative and can't be vmapped"
         if 0 in (*spec.batch, spec.q_len, spec.kv_len):
             return "it takes no empty arrays"
         if max(spec.head_dim, spec.v_head_dim) > 128 or spec.head_dim % 8 or spec.v_head_dim % 8:
@@ -62,29 +59,22 @@ class Fa4(Implementation):
             return "it has causality and window only where the last query faces the last key"
         if placed and (spec.q_len > spec.kv_len):
             return "it has no zeros for queries without any key"
-        found = four_axes(spec)
-        return found if isinstance(found, str) else None
+        return super().lacks(spec)
 
     def unavailable(self, device: str) -> str | None:
         if not _INSTALLED:
             return "flash-attn-4 isn't installed"
         if not device.startswith("cuda"):
             return "it is for tensors on NVIDIA GPUs"
-        if torch.cuda.get_device_capability(device) < (9, 0):
+        if capability(device) < (9, 0):
             return "it needs a GPU of compute capability 9.0 or later"
         return None
 
-    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        axes = four_axes(spec)
-        if isinstance(axes, str):
-            raise ValueError(axes)
-        return lambda inputs: _call(spec, inputs, axes)
-
-    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        return self.compiled(spec)(inputs)
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return partial(_call, spec, axes)
 
 
-def _call(spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
+def _call(spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
     q, k, v = (each.transpose(1, 2) for each in (axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)))
     library = import_module("flash_attn.cute")
     options = {

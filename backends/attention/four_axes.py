@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
-from einops_fast.attention.spec import AttentionSpec
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.errors import OperandError
 
-__all__ = ["FourAxes", "four_axes"]
+__all__ = ["FourAxes", "OnFourAxes", "four_axes"]
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,33 @@ def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool
         if any(have) and not all(have):
             return False
     return True
+
+
+class OnFourAxes(Implementation):
+    """What implementations of such libraries have in common."""
+
+    #: Whether a mask or bias may be copied.
+    expands: ClassVar[bool] = False
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.transforms:
+            return "its kernels have no forward-mode derivative and can't be vmapped"
+        found = self.axes(spec)
+        return found if isinstance(found, str) else None
+
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        """How the axes are merged, or why they aren't."""
+        return four_axes(spec, self.expands)
+
+    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            raise OperandError(axes)
+        return self.call(spec, axes)
+
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        return self.compiled(spec)(inputs)
+
+    @abstractmethod
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """What :meth:`run` does, with the axes known."""

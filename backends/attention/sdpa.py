@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,24 +12,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
-from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.attention.four_axes import FourAxes, four_axes
+from einops_fast.backends.attention.devices import capability, has_cudnn
+from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
 
 __all__ = ["Cpu", "Cudnn", "Efficient", "Flash", "Sdpa"]
 
 _cuda: Any = torch.backends.cuda
-_cudnn: Any = torch.backends.cudnn
 
 #: torch's own function, also while that is patched.
 native: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
 
 
-class Sdpa(Implementation):
+class Sdpa(OnFourAxes):
     """What all ways through ``scaled_dot_product_attention`` have in common."""
-
-    #: Whether a mask or bias may be copied.
-    expands: ClassVar[bool] = False
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.softcap:
@@ -42,24 +38,12 @@ class Sdpa(Implementation):
             return "it takes no cache_seqlens"
         if spec.page_size:
             return "it takes no block table"
-        if spec.transforms:
-            return "its kernels have no forward-mode derivative and can't be vmapped"
-        found = self._axes(spec)
-        return found if isinstance(found, str) else None
+        return super().lacks(spec)
 
-    def _axes(self, spec: AttentionSpec) -> FourAxes | str:
-        return four_axes(spec, self.expands)
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return partial(self._call, spec, axes)
 
-    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        axes = self._axes(spec)
-        if isinstance(axes, str):
-            raise ValueError(axes)
-        return lambda inputs: self._call(spec, inputs, axes)
-
-    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        return self.compiled(spec)(inputs)
-
-    def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         mask, causal, allowed = self._mask(spec, inputs, axes)
         result = native(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
@@ -148,7 +132,7 @@ class _OnGpu(Sdpa):
         return super().lacks(spec)
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        axes = self._axes(spec)
+        axes = self.axes(spec)
         if isinstance(axes, str):
             return axes
         mask, causal, _ = self._mask(spec, inputs, axes)
@@ -157,9 +141,9 @@ class _OnGpu(Sdpa):
         can = getattr(_cuda, f"can_use_{self.name}_attention")(parameters, False)
         return None if can else "torch says that it can't be used for these tensors"
 
-    def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         with sdpa_kernel(self.backend):
-            return super()._call(spec, inputs, axes)
+            return super()._call(spec, axes, inputs)
 
 
 class Flash(_OnGpu):
@@ -184,7 +168,7 @@ class Flash(_OnGpu):
             return "the log of the denominator that it returns has no gradient"
         if (spec.lse or odd) and spec.head_dim % 8:
             return f"it wants a multiple of 8 as head_dim here, not {spec.head_dim}"
-        axes = self._axes(spec)
+        axes = self.axes(spec)
         if (spec.lse or odd) and isinstance(axes, FourAxes) and axes.grouped:
             return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
         return super().lacks(spec)
@@ -193,9 +177,9 @@ class Flash(_OnGpu):
         # The operator's causality isn't what torch asks about.
         return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
 
-    def _call(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, Any]:
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if not spec.lse and (not spec.causal or spec.q_len == spec.kv_len):
-            return super()._call(spec, inputs, axes)
+            return super()._call(spec, axes, inputs)
         # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
         result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v), spec.dropout_p, spec.causal, False,
@@ -246,13 +230,13 @@ class Cudnn(_WithMask):
 
     def unavailable(self, device: str) -> str | None:
         reason = super().unavailable(device)
-        if reason is None and not _cudnn.is_available():
+        if reason is None and not has_cudnn():
             reason = "this torch has no cuDNN"
         return reason
 
     def supports(self, spec: AttentionSpec, device: str) -> str | None:
         reason = super().supports(spec, device)
-        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and _capability(device) < (9, 0):
+        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device) < (9, 0):
             return "it takes head_dim up to 128 on this GPU"
         return reason
 
@@ -268,19 +252,14 @@ class Efficient(_WithMask):
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         found = super().lacks(spec)
-        axes = self._axes(spec)
+        axes = self.axes(spec)
         if found is None and isinstance(axes, FourAxes) and axes.grouped:
             return "it has no heads that share their keys"
         return found
 
-    def _axes(self, spec: AttentionSpec) -> FourAxes | str:
-        axes = super()._axes(spec)
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        axes = super().axes(spec)
         if isinstance(axes, FourAxes) and axes.kv_heads == 1:
             # One head of keys for all: it is the same memory for every head.
             return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
         return axes
-
-
-@lru_cache(maxsize=64)
-def _capability(device: str) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)

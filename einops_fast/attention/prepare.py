@@ -163,7 +163,7 @@ def make_plan(
     on_torch = framework == "torch"
     return Plan(
         spec,
-        str(q.device) if on_torch else "cpu" if framework == "numpy" else get_backend(framework).target([q]).device,
+        _device(q, framework),
         views,
         _permute_torch if on_torch else _permute,
         _cast_torch if on_torch else _cast,
@@ -172,6 +172,12 @@ def make_plan(
         lse_perm,
         lse_shape,
     )
+
+
+def _device(array: Any, framework: str) -> str:
+    if framework == "torch":
+        return str(array.device)
+    return "cpu" if framework == "numpy" else str(get_backend(framework).target([array]).device)
 
 
 def _check_types(arrays: Mapping[str, Any], framework: str) -> str:

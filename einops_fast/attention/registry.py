@@ -33,7 +33,8 @@ class Implementation(ABC):
 
     #: Name, as in :func:`attention_backend`.
     name: ClassVar[str]
-    #: Share of a GPU's peak that it reaches where nothing is in its way; times are predicted from it.
+    #: Share of a GPU's peak that it reaches where nothing is in its way; times are predicted from it. While
+    #: torch.compile traces, the implementation with the largest one is used.
     efficiency: ClassVar[float] = 0.5
     #: Whether it wants ``inputs.seed`` where there is dropout.
     seeded: ClassVar[bool] = False
