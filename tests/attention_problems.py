@@ -165,3 +165,41 @@ def check(
             error = float((value - wanted).abs().max())
             assert error <= tolerance * max(1.0, float(wanted.abs().max())), (name, error)
     return found
+
+
+def in_its_precision(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+    """The same maths as separate calls in the dtype of the operands, as one would write it."""
+    score = (inputs.q @ inputs.k.mT) * spec.scale
+    if spec.softcap:
+        score = torch.tanh(score / spec.softcap) * spec.softcap
+    if inputs.bias is not None:
+        score = score + inputs.bias
+    i = torch.arange(spec.q_len, device=score.device)[:, None]
+    j = torch.arange(spec.kv_len, device=score.device)[None, :]
+    facing = i + (spec.kv_len - spec.q_len if spec.alignment == "bottom_right" else 0)
+    left, right = spec.window
+    hidden = (j < facing - left) if left is not None else torch.zeros_like(j > i)
+    hidden = hidden | (j > facing + right) if right is not None else hidden
+    hidden = hidden | (j > facing) if spec.causal else hidden
+    score = score.masked_fill(hidden, -math.inf)
+    # A row without keys has weight nowhere.
+    weights = torch.where(hidden.all(-1, keepdim=True), 0.0, torch.softmax(score, -1)).to(score.dtype)
+    return weights @ inputs.v, torch.logsumexp(score.float(), -1)
+
+
+def rms(found: Any, expected: Any) -> float:
+    return float((found.double() - expected.double()).square().mean().sqrt())
+
+
+def check_half(spec: AttentionSpec, inputs: AttentionInputs) -> None:
+    """Errors are at most twice those of separate calls in the same precision, of gradients three times."""
+    doubles = AttentionInputs(*(None if each is None else each.double() for each in vars(inputs).values()))
+    expected, theirs, found = (
+        {name: torch.nan_to_num(value, neginf=0.0) for name, value in run(spec, of, way=way).items()}
+        for of, way in ((doubles, oracle), (inputs, in_its_precision), (inputs, None))
+    )
+    eps = torch.finfo(inputs.q.dtype).eps
+    for name, value in found.items():
+        most = (2 if name in ("out", "lse") else 3) * rms(theirs[name], expected[name])
+        least = eps * float(expected[name].double().square().mean().sqrt()) / 4
+        assert rms(value, expected[name]) <= max(most, least), name

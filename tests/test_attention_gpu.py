@@ -7,30 +7,14 @@ from typing import Any
 
 import pytest
 from attention_oracle import oracle
-from attention_problems import attention, leaves, randn, run
+from attention_problems import attention, check_half, leaves, randn, rms, run
 
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends import torch_attention
 
 torch: Any = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.gpu
-
-
-def _in_its_precision(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-    """The same maths as separate calls in the dtype of the operands, as one would write it."""
-    score = (inputs.q @ inputs.k.mT) * spec.scale
-    if inputs.bias is not None:
-        score = score + inputs.bias
-    if spec.causal:
-        seen = torch.ones(spec.q_len, spec.kv_len, dtype=torch.bool, device=score.device).tril(spec.kv_len - spec.q_len)
-        score = score.masked_fill(~seen, -float("inf"))
-    lse = torch.logsumexp(score.float(), -1)
-    return torch.softmax(score, -1) @ inputs.v, lse
-
-
-def _error(found: Any, expected: Any) -> float:
-    return float((found.double() - expected.double()).square().mean().sqrt())
 
 
 CASES = [
@@ -50,15 +34,7 @@ def test_error_is_that_of_the_precision(case: Sequence[Any], dtype: str) -> None
     q_len, kv_len, head_dim, v_head_dim, causal, bias = case
     options = {"causal": causal, "alignment": "bottom_right", "bias": bias}
     spec, inputs = attention((2, 3), q_len, kv_len, head_dim, v_head_dim, dtype, **options)
-    doubles = AttentionInputs(*(None if each is None else each.double() for each in vars(inputs).values()))
-    expected = run(spec, doubles, way=oracle)
-    theirs = run(spec, inputs, way=_in_its_precision)
-    found = run(spec, inputs)
-    eps = torch.finfo(getattr(torch, dtype)).eps
-    for name, value in found.items():
-        most = (2 if name in ("out", "lse") else 3) * _error(theirs[name], expected[name])
-        least = eps * float(expected[name].double().square().mean().sqrt()) / 4
-        assert _error(value, expected[name]) <= max(most, least), name
+    check_half(spec, inputs)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
@@ -72,7 +48,7 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-6, 2e-3)}[precision]
-    assert low <= _error(found, expected) <= high
+    assert low <= rms(found, expected) <= high
 
 
 def test_captured_in_a_graph() -> None:
