@@ -26,13 +26,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from einops_fast.backends.triton.attention.hopper_tiles import (
     coordinates,
     flat,
-    hidden,
     keys_of,
     pipe,
     released,
     room,
     squashed,
     there,
+    without,
 )
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_contraction import barrier
@@ -118,7 +118,8 @@ def _weights(scores, i, at, most, total, numbers, tiling: gl.constexpr, masked: 
         scale = numbers.cap
     if masked:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(hidden(i[:, None], j[None, :], numbers, tiling), float("-inf"), scores)
+        scores = gl.where((j < numbers.kv_len)[None, :], scores, float("-inf"))
+        scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
     new = gl.maximum(most, gl.max(scores, 1) * scale)
     # A row that has seen nothing yet.
     reference = gl.where(new == float("-inf"), 0.0, new) if masked else new

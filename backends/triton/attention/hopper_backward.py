@@ -26,7 +26,6 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     beside,
     coordinates,
     flat,
-    hidden,
     keys_of,
     pipe,
     queries_of,
@@ -34,6 +33,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     room,
     squashed,
     there,
+    without,
 )
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_contraction import barrier
@@ -66,12 +66,15 @@ class _Sums(NamedTuple):
 
 
 @gluon.jit
-def _rows(rows, offset, i, numbers, layout: gl.constexpr):
-    """Logarithms in units of ``1 / log2(e)``, infinite where there is no query or no key, so that weights are zero."""
-    inside = i < numbers.q_len
-    logs = gl.load(rows.lse + offset + i, mask=inside, other=float("inf"))
-    delta = gl.load(rows.delta + offset + i, mask=inside, other=0.0)
-    return gl.where(logs == float("-inf"), float("inf"), logs * 1.4426950408889634), delta
+def _logs(rows, offset, i, numbers):
+    """In units of ``1 / log2(e)``; infinite where there is no query, or none of its keys, so that weights are zero."""
+    logs = gl.load(rows.lse + offset + i, mask=i < numbers.q_len, other=float("inf"))
+    return gl.where(logs == float("-inf"), float("inf"), logs * 1.4426950408889634)
+
+
+@gluon.jit
+def _delta(rows, offset, i, numbers):
+    return gl.load(rows.delta + offset + i, mask=i < numbers.q_len, other=0.0)
 
 
 @gluon.jit
@@ -131,7 +134,9 @@ def _queries_step(
     weights, slope = _weights(warpgroup_mma_wait(1, deps=[started]), logs[:, None], numbers, tiling)
     if masked:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, zeros.type.layout))
-        weights = gl.where(hidden(i[:, None], j[None, :], numbers, tiling), 0.0, weights)
+        # Keys that don't exist have no features either, but their weights may be infinite.
+        weights = gl.where((j < numbers.kv_len)[None, :], weights, 0.0)
+        weights = without(weights, i[:, None], j[None, :], 0.0, numbers, tiling)
     d_scores = weights * (warpgroup_mma_wait(0, deps=[more]) - delta[:, None]) * slope
     d_scores = gl.convert_layout(d_scores.to(dtype), gl.DotOperandLayout(0, sums.type.layout, 2))
     sums = warpgroup_mma_wait(0, deps=[warpgroup_mma(d_scores, keys, sums, is_async=True)])
@@ -157,7 +162,9 @@ def _own_queries(
         sums = gl.zeros([64, field(tiling, "head")], gl.float32, layout=of_sums)
         if first < end:
             i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
-            logs, delta = _rows(rows, element.to(gl.int64) * numbers.q_len, i, numbers, of_rows)
+            offset = element.to(gl.int64) * numbers.q_len
+            logs = _logs(rows, offset, i, numbers)
+            delta = _delta(rows, offset, i, numbers)
             there(shared.q, done, 1)
             for at in range(end - 1, gl.maximum(whole_end, first) - 1, -1):
                 sums, count = _queries_step(
@@ -256,7 +263,7 @@ def _keys_step(
     of_columns: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     count = state.count
     i = at * block + gl.arange(0, block, layout=of_columns)
-    logs, delta = _rows(rows, offset, i, numbers, of_columns)
+    logs = _logs(rows, offset, i, numbers)
     there(shared.q, count, stages)
     queries = flat(shared.q.buffers, count % stages)
     d_out = flat(shared.d_out.buffers, count % stages)
@@ -266,9 +273,15 @@ def _keys_step(
     if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
         # A branch, and not a loop of its own as elsewhere: there are no registers for two.
         if partly:
-            weights = gl.where(hidden(i[None, :], j[:, None], numbers, tiling), 0.0, weights)
-    given = gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, state.dv.type.layout, 2))
+            weights = without(weights, i[None, :], j[:, None], 0.0, numbers, tiling)
+    rounded = weights.to(dtype)
+    given = gl.convert_layout(rounded, gl.DotOperandLayout(0, state.dv.type.layout, 2))
+    if field(tiling, "head") + field(tiling, "v_head") > 128:
+        # They take half the registers like this; their product is rounded as much.
+        weights = rounded.to(gl.float32)
     adding = warpgroup_mma(given, d_out, state.dv, is_async=True)
+    # Not before: there are just registers enough.
+    delta = _delta(rows, offset, i, numbers)
     d_scores = weights * (warpgroup_mma_wait(1, deps=[more]) - delta[None, :]) * slope
     d_scores = gl.convert_layout(d_scores.to(dtype), gl.DotOperandLayout(0, state.dk.type.layout, 2))
     added = warpgroup_mma(d_scores, queries, state.dk, is_async=True)
@@ -308,10 +321,11 @@ def _own_keys(
                     keys, values, shared, rows, offset, state, at, j, partly, numbers, zeros, tiling, dtype
                 )
                 at += 1
-                if at == end:
-                    # On to the next element that shares these keys.
-                    at = first
-                    offset += numbers.q_len
+                if field(tiling, "grouped"):  # noqa: SIM102, known while compiling
+                    if at == end:
+                        # On to the next element that shares these keys.
+                        at = first
+                        offset += numbers.q_len
             dk = state.dk
             dv = state.dv
             count = state.count

@@ -78,6 +78,7 @@ def _tiling(problem: Problem, groups: int, block: int, length: int, stages: int)
         features.left,
         features.right,
         features.softcap,
+        problem.share > 1,
         alternating=features.right,
     )
 

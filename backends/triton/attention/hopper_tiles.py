@@ -21,7 +21,6 @@ __all__ = [
     "beside",
     "coordinates",
     "flat",
-    "hidden",
     "keys_of",
     "pipe",
     "queries_of",
@@ -29,6 +28,7 @@ __all__ = [
     "room",
     "squashed",
     "there",
+    "without",
 ]
 
 GROUP_ROWS = 64
@@ -47,6 +47,7 @@ class HopperTiling:
         has: for q, k and v, which of the three batch axes it has.
         left, right: whether keys far before or after the facing one are hidden.
         softcap: whether scores are capped.
+        grouped: whether several elements of the batch share keys.
         alternating: whether every second section of tiles begins with those that have least to do.
     """
 
@@ -59,6 +60,7 @@ class HopperTiling:
     left: bool = False
     right: bool = False
     softcap: bool = False
+    grouped: bool = False
     alternating: bool = False
 
     @property
@@ -182,14 +184,14 @@ def queries_of(tile, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def hidden(i, j, numbers, tiling: gl.constexpr):
-    """Whether key ``j`` isn't seen by query ``i``; one of them a column, the other a row."""
-    outside = j >= numbers.kv_len
+def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
+    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; one of them a column, the other a row."""
+    ahead = j - i
     if field(tiling, "right"):
-        outside = outside | (j > i + numbers.right)
+        values = gl.where(ahead > numbers.right, value, values)
     if field(tiling, "left"):
-        outside = outside | (j < i + numbers.left)
-    return outside
+        values = gl.where(ahead < numbers.left, value, values)
+    return values
 
 
 @gluon.jit
