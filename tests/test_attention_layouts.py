@@ -8,11 +8,10 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from attention_problems import SMALL, attention, check, leaves, randn, run, tiles
+from attention_problems import attention, check, leaves, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends import torch_attention
-from einops_fast.backends.triton.attention.tilings import Tiling
 
 torch: Any = pytest.importorskip("torch")
 
@@ -22,7 +21,7 @@ torch: Any = pytest.importorskip("torch")
 )
 def test_sizes_of_heads(head_dim: int, v_head_dim: int) -> None:
     with tiles():
-        check(*attention((1, 2), 19, 21, head_dim, v_head_dim, causal=True, bias=(1, 1, 19, 21)))
+        check(*attention((1,), 17, 18, head_dim, v_head_dim, causal=True, sinks=(1,)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -67,16 +66,14 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_do_not_matter(layout: str) -> None:
-    """Each operand in turn; values must be the same to the last bit, and gradients likewise."""
+    """Values must be the same to the last bit, and gradients likewise."""
     spec, inputs = attention((2, 1), 17, 18, head_dim=20, bias=(2, 1, 17, 18), mask=(2, 1, 17, 18), causal=True)
+    relaid = [LAYOUTS[layout](each) for each in (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.mask)]
     with tiles():
-        for name in ("q", "k", "v", "bias", "mask"):
-            relaid = LAYOUTS[layout](getattr(inputs, name))
-            plain = AttentionInputs(**{**vars(inputs), name: relaid.contiguous()})
-            expected = run(spec, plain)
-            found = run(spec, AttentionInputs(**{**vars(inputs), name: relaid}))
-            for part, value in expected.items():
-                assert torch.equal(found[part], value), (name, part)
+        expected = run(spec, AttentionInputs(*(each.contiguous() for each in relaid)))
+        found = run(spec, AttentionInputs(*relaid))
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_gradients_lie_as_their_operands() -> None:
@@ -93,7 +90,7 @@ def test_the_result_lies_in_any_order() -> None:
     spec, inputs = attention((2, 2), 5, 7, head_dim=5)
     with tiles():
         expected = run(spec, inputs)
-        for order in permutations(range(4)):
+        for order in list(permutations(range(4)))[::3]:
             found = run(replace(spec, order=order), inputs, gradients=order[0] == 2)
             assert found["out"].permute(order).is_contiguous()
             assert all(torch.equal(value, expected[name]) for name, value in found.items())
@@ -102,7 +99,7 @@ def test_the_result_lies_in_any_order() -> None:
 def test_gradients_of_any_layout_come_in() -> None:
     spec, inputs = attention((2, 1), 17, 18)
     with tiles():
-        for strided in LAYOUTS.values():
+        for strided in (LAYOUTS["reversed"], LAYOUTS["gaps"], LAYOUTS["expanded"]):
             leaf = leaves(inputs)
             out, lse = torch_attention.triton_attention(spec, leaf)
             d_out, d_lse = strided(randn(*out.shape)), randn(1).expand(lse.shape)
@@ -126,12 +123,11 @@ def test_one_gradient_alone(wanted: str) -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("tiling", [SMALL, Tiling(16, 32, 4, 1), Tiling(32, 16, 4, 1)])
-def test_wide_offsets(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The 64-bit way, which only arrays of gigabytes take."""
     from einops_fast.backends.triton.attention import problem
 
     monkeypatch.setattr(problem, "_wide", lambda *args: True)
     monkeypatch.setattr(problem, "_wide_scores", lambda *args: True)
-    with tiles(tiling):
+    with tiles():
         check(*attention((2,), bias=(1, 21, 37), mask=(2, 1, 37), window=(9, 9)))

@@ -2,6 +2,7 @@
 
 The way of one call: :mod:`problem` makes strides and constants of a spec and its arrays, :mod:`tilings` says which
 tiles are worth trying, :mod:`forward_plan` and :mod:`backward_plan` put the launches of a call together, :mod:`launch`
-compiles and runs them. The kernels are :mod:`forward`, :mod:`decode` (the sum of parts), :mod:`backward` and
-:mod:`bias_gradient`; they share :mod:`loading`, :mod:`score` and :mod:`blocks`.
+compiles and runs them. The kernels are :mod:`forward`, :mod:`decode` (the sum of parts), :mod:`backward`,
+:mod:`keys_gradient`, :mod:`queries_gradient` and :mod:`bias_gradient`; they share :mod:`loading`, :mod:`score` and
+:mod:`blocks`.
 """
