@@ -1,6 +1,10 @@
 """einops_fast: einsum at the speed of the hardware, on whatever framework the arrays come from."""
 
 from einops_fast._version import __version__
+from einops_fast.attention.attend import attention
+from einops_fast.attention.drop_in import scaled_dot_product_attention
+from einops_fast.attention.explain import explain_attention
+from einops_fast.attention.registry import attention_backend
 from einops_fast.backends import register_backend
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
@@ -16,12 +20,16 @@ __all__ = [
     "ShapeError",
     "SubscriptsError",
     "__version__",
+    "attention",
+    "attention_backend",
     "autotune",
     "contract_expression",
     "explain",
+    "explain_attention",
     "fast_einsum",
     "patch",
     "patched",
     "register_backend",
+    "scaled_dot_product_attention",
     "unpatch",
 ]

@@ -1,4 +1,4 @@
-"""Put einops_fast in the place of a framework's own einsum, and back: existing code gets faster as it is."""
+"""Put einops_fast in the place of a framework's own functions, and back: existing code gets faster as it is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from einops_fast.backends import get_backend
 from einops_fast.errors import OperandError
 
 if TYPE_CHECKING:
+    from einops_fast.attention.replacement import AttentionReplacement
     from einops_fast.replacement import Replacement
 
 __all__ = ["patch", "patched", "unpatch"]
@@ -25,14 +26,17 @@ _MODULES = {
     "torch": ("torch", "torch.functional"),
     "mxnet": ("mxnet.numpy", "mxnet.numpy.multiarray"),
     "cupy": ("cupy", "cupy.linalg._einsum"),
+    "torch.sdpa": ("torch.nn.functional",),
 }
+# What is replaced where it isn't the einsum: it has a name of its own, and is patched only by that.
+_FUNCTIONS = {"torch.sdpa": "scaled_dot_product_attention"}
 
 _lock = threading.Lock()
 _switched_on: set[str] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
 # By framework and native function. Kept for good: others keep the functions too, torch.jit even by their id.
-_replacements: dict[tuple[str, Callable[..., Any]], Replacement] = {}
-_replaced: dict[str, tuple[Replacement, list[ModuleType]]] = {}
+_replacements: dict[tuple[str, Callable[..., Any]], Replacement | AttentionReplacement] = {}
+_replaced: dict[str, tuple[Replacement | AttentionReplacement, list[ModuleType]]] = {}
 
 
 def patch(*frameworks: str) -> None:
@@ -44,7 +48,8 @@ def patch(*frameworks: str) -> None:
 
     Args:
         frameworks: ``'numpy'``, ``'torch'``, ``'mxnet'`` or ``'cupy'``; they are imported if need be (MXNet
-            also on a NumPy that is too new for it). Without any: all that are imported already.
+            also on a NumPy that is too new for it). Without any: all that are imported already. ``'torch.sdpa'``
+            replaces torch's ``scaled_dot_product_attention`` instead of its einsum.
 
     Raises:
         OperandError: there is no such framework.
@@ -131,7 +136,7 @@ def _awake(frameworks: Sequence[str]) -> tuple[str, ...]:
     _check(frameworks)
     names = tuple(dict.fromkeys(frameworks or [name for name in _MODULES if name in sys.modules]))
     for name in names:
-        get_backend(name)  # imports the framework, and keeps its einsum for our own use
+        get_backend(name.partition(".")[0])  # imports the framework, and keeps its einsum for our own use
     return names
 
 
@@ -146,25 +151,35 @@ def _settle(names: Sequence[str]) -> None:
 
 
 def _replace(name: str) -> None:
-    # Imported when it is needed, as it takes time.
-    from einops_fast.replacement import Replacement
-
+    function = _FUNCTIONS.get(name, "einsum")
     modules = [sys.modules[module] for module in _MODULES[name] if module in sys.modules]
-    native = vars(modules[0])["einsum"]  # no getattr: NumPy 2 warns of reading from numpy.core
+    native = vars(modules[0])[function]  # no getattr: NumPy 2 warns of reading from numpy.core
     if (name, native) not in _replacements:
-        _replacements[name, native] = Replacement(name, native)
+        _replacements[name, native] = _make(name, native)
     replacement = _replacements[name, native]
     replacement.active = True
-    modules = [module for module in modules if vars(module).get("einsum") is native]
+    modules = [module for module in modules if vars(module).get(function) is native]
     for module in modules:
-        vars(module)["einsum"] = replacement.einsum
+        vars(module)[function] = replacement.function
     _replaced[name] = replacement, modules
 
 
+def _make(name: str, native: Callable[..., Any]) -> Replacement | AttentionReplacement:
+    # Imported when it is needed, as it takes time.
+    if name in _FUNCTIONS:
+        from einops_fast.attention.replacement import AttentionReplacement
+
+        return AttentionReplacement(native)
+    from einops_fast.replacement import Replacement
+
+    return Replacement(name, native)
+
+
 def _restore(name: str) -> None:
+    function = _FUNCTIONS.get(name, "einsum")
     replacement, modules = _replaced.pop(name)
     replacement.active = False
     for module in modules:
         # Unless somebody has put a function of their own over it.
-        if vars(module).get("einsum") is replacement.einsum:
-            vars(module)["einsum"] = replacement.native
+        if vars(module).get(function) is replacement.function:
+            vars(module)[function] = replacement.native

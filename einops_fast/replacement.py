@@ -61,20 +61,20 @@ class Replacement:
 
     Attributes:
         native: the function that is replaced.
-        einsum: the function to replace it with; it has the same name, documentation and signature.
-        active: while False, ``einsum`` only calls ``native``, for those who kept a reference to it.
+        function: what to replace it with; it has the same name, documentation and signature.
+        active: while False, ``function`` only calls ``native``, for those who kept a reference to it.
     """
 
     def __init__(self, name: str, native: Callable[..., Any]) -> None:
         self.native = native
         self.active = False
-        self.einsum = self._function(name, get_backend(name), DIALECTS[name])
+        self.function = self._function(name, get_backend(name), DIALECTS[name])
         # What torch.compile traces in its place: it has rules for the native functions of torch and NumPy.
-        self.einsum._torchdynamo_inline = native  # type: ignore[attr-defined]
+        self.function._torchdynamo_inline = native  # type: ignore[attr-defined]
         if name == "torch":
             # What torch.jit.script takes it for. TorchScript is deprecated and may go away.
             with suppress(AttributeError):
-                sys.modules["torch"].jit._builtins._register_builtin(self.einsum, "aten::einsum")
+                sys.modules["torch"].jit._builtins._register_builtin(self.function, "aten::einsum")
 
     def _function(self, name: str, backend: Backend, dialect: Dialect) -> Callable[..., Any]:
         native = self.native

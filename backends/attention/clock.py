@@ -1,0 +1,80 @@
+"""Timing implementations of attention on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch_memory import TorchMemory
+from einops_fast.cost import Ceilings
+
+_cudnn: Any = torch.backends.cudnn
+
+__all__ = ["TorchClock"]
+
+
+class TorchClock:
+    """Of CUDA devices."""
+
+    def __init__(self) -> None:
+        self._memory = TorchMemory()
+
+    def may_measure(self) -> bool:
+        return self._memory.may_measure() and not torch.compiler.is_compiling()
+
+    def device_name(self, device: str) -> str:
+        return str(torch.cuda.get_device_name(device))
+
+    def versions(self) -> dict[str, str]:
+        return {**self._memory.versions(), "cudnn": str(_cudnn.version())}
+
+    def ceilings(self, device: str) -> Ceilings:
+        return gpu_ceilings(self.device_name(device))
+
+    @contextmanager
+    def aside(self, device: str) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[torch.device(device)]), torch.cuda.device(device):
+            yield
+
+    def seconds(
+        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
+    ) -> list[float]:
+        index = torch.device(device).index or 0
+        apart, leaves = _apart(inputs)
+        if spec.dropout_p and way.seeded:
+            apart.seed = torch.zeros(1, dtype=torch.int64, device=device)
+        if not (spec.gradients and leaves):
+
+            def run() -> None:
+                with torch.no_grad():
+                    way.run(spec, apart)
+        else:
+
+            def run() -> None:
+                with torch.enable_grad():
+                    result, _ = way.run(spec, apart)
+                    torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
+
+        return self._memory.seconds(run, index, repeat)
+
+
+def _apart(inputs: AttentionInputs) -> tuple[AttentionInputs, list[torch.Tensor]]:
+    """The same memory in tensors of our own, so that no gradient gets anywhere; and those that have gradients."""
+    leaves = []
+    own: dict[str, Any] = {}
+    for each in fields(inputs):
+        tensor = getattr(inputs, each.name)
+        if isinstance(tensor, torch.Tensor):
+            wanted = tensor.requires_grad
+            tensor = tensor.detach()
+            if wanted:
+                leaves.append(tensor.requires_grad_())
+        own[each.name] = tensor
+    return AttentionInputs(**own), leaves

@@ -1,0 +1,177 @@
+"""Canonical arrays as the ``(batch, heads, length, features)`` that libraries take, without a copy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any, ClassVar
+
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.errors import OperandError
+
+__all__ = ["FourAxes", "OnFourAxes", "four_axes"]
+
+
+@dataclass(frozen=True)
+class FourAxes:
+    """Which batch axes become the batch, and which the heads.
+
+    Attributes:
+        cut: number of axes that become the batch.
+        batch: size of the batch.
+        heads: heads of q.
+        kv_heads: heads of k and v; q's are a multiple.
+        sizes: of the batch axes of q, of k and v, and of the result.
+    """
+
+    cut: int
+    batch: int
+    heads: int
+    kv_heads: int
+    q_sizes: tuple[int, ...]
+    kv_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of q share one of k and v."""
+        # A comparison of symbolic sizes is no bool.
+        return True if self.heads != self.kv_heads else False  # noqa: SIM210
+
+    def q(self, array: Any) -> Any:
+        """A view of q."""
+        return self._view(array, self.q_sizes, self.heads)
+
+    def kv(self, array: Any) -> Any:
+        """A view of k or v."""
+        return self._view(array, self.kv_sizes, self.kv_heads)
+
+    def _view(self, array: Any, sizes: tuple[int, ...], heads: int) -> Any:
+        shape = array.shape
+        if shape[:-2] != sizes:
+            array = array.expand(*sizes, *shape[-2:])
+        return array if len(sizes) == 2 and self.cut == 1 else array.reshape(self.batch, heads, *shape[-2:])
+
+    def scores(self, array: Any) -> Any:
+        """A bias or mask; axes of size 1 stay so, unless there are others that become one with them."""
+        tail, own = array.shape[-2:], list(array.shape[:-2])
+        for part in (slice(0, self.cut), slice(self.cut, None)):
+            if any(size != 1 for size in own[part]):
+                own[part] = self.sizes[part]
+        if own != list(array.shape[:-2]):
+            array = array.expand(*own, *tail)
+        return array.reshape(prod(own[: self.cut]), prod(own[self.cut :]), *tail)
+
+    def back(self, result: Any) -> Any:
+        """The result, or what has an element per query, in canonical form."""
+        if len(self.sizes) == 2 and self.cut == 1:
+            return result
+        return result.reshape(*self.sizes, *result.shape[2:])
+
+
+def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
+    """How the batch axes of a spec merge into two, or why they don't.
+
+    Args:
+        spec: the spec.
+        expands: whether a bias or mask may be copied to have all the axes that become one.
+    """
+    count = len(spec.batch)
+    # Packed sequences lie along the positions: none of their axis is left.
+    batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
+    together = list(zip(spec.q_batch, spec.k_batch, spec.v_batch, strict=True))
+    shared = count
+    while shared and together[shared - 1][1:] == (1, 1) and together[shared - 1][0] != 1:
+        shared -= 1
+    kv_sizes = (*batch[:shared], *(1,) * (count - shared))
+    # One axis for the batch and all others for the heads is what everyone has; else whatever merges.
+    for cut in dict.fromkeys((min(1, shared), *range(shared, -1, -1))):
+        merges = all(
+            _merge(sizes[part], strides[part])
+            for sizes, strides in _expanded(spec, batch, kv_sizes)
+            for part in (slice(0, cut), slice(cut, count))
+        )
+        biases = expands or all(
+            _merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None
+        )
+        if merges and biases:
+            return FourAxes(
+                cut,
+                prod(batch[:cut]),
+                prod(batch[cut:]),
+                prod(kv_sizes[cut:]),
+                batch,
+                kv_sizes,
+                batch,
+            )
+    if not expands and four_axes(spec, True) != _NO_MERGE:
+        return "a bias or mask has some but not all of the axes that become its heads"
+    return _NO_MERGE
+
+
+_NO_MERGE = "its batch axes can't be seen as one of batch and one of heads without a copy"
+
+
+def _expanded(
+    spec: AttentionSpec, batch: tuple[int, ...], kv_sizes: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes and strides of the batch axes of q, k and v, missing ones expanded."""
+    found = []
+    own_sizes = (spec.q_batch, spec.k_batch, spec.v_batch)
+    for own, wanted, strides in zip(own_sizes, (batch, kv_sizes, kv_sizes), spec.strides, strict=False):
+        expanded = tuple(
+            stride if size == full else 0 for size, full, stride in zip(own, wanted, strides, strict=False)
+        )
+        found.append((wanted, expanded))
+    return found
+
+
+def _merge(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether axes are one axis to who walks along them."""
+    real = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    if any(size == 0 for size, _ in real):
+        return True
+    return all(outer == inner * size for (_, outer), (size, inner) in pairwise(real))
+
+
+def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool:
+    """Whether a bias has all or none of the axes that become one."""
+    for part in (slice(0, cut), slice(cut, len(batch))):
+        have = [size != 1 for size, full in zip(shape[part], batch[part], strict=True) if full != 1]
+        if any(have) and not all(have):
+            return False
+    return True
+
+
+class OnFourAxes(Implementation):
+    """What implementations of such libraries have in common."""
+
+    #: Whether a mask or bias may be copied.
+    expands: ClassVar[bool] = False
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.transforms:
+            return "its kernels have no forward-mode derivative and can't be vmapped"
+        found = self.axes(spec)
+        return found if isinstance(found, str) else None
+
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        """How the axes are merged, or why they aren't."""
+        return four_axes(spec, self.expands)
+
+    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            raise OperandError(axes)
+        return self.call(spec, axes)
+
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        return self.compiled(spec)(inputs)
+
+    @abstractmethod
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """What :meth:`run` does, with the axes known."""

@@ -1,0 +1,265 @@
+"""torch's own scaled_dot_product_attention: cuDNN, FlashAttention, the memory-efficient kernels, and the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.attention.devices import capability, has_cudnn
+from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
+
+__all__ = ["Cpu", "Cudnn", "Efficient", "Flash", "Sdpa"]
+
+_cuda: Any = torch.backends.cuda
+
+#: torch's own function, also while that is patched.
+native: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
+
+
+class Sdpa(OnFourAxes):
+    """What all ways through ``scaled_dot_product_attention`` have in common."""
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.softcap:
+            return "it has no softcap"
+        if spec.sinks:
+            return "it has no attention sinks"
+        if spec.varlen:
+            return "it takes no packed sequences of several lengths"
+        if spec.cache:
+            return "it takes no cache_seqlens"
+        if spec.page_size:
+            return "it takes no block table"
+        return super().lacks(spec)
+
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return partial(self._call, spec, axes)
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        mask, causal, allowed = self._mask(spec, inputs, axes)
+        result = native(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
+        return self._finished(axes.back(result), allowed), None
+
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        """The result, with zeros where a query sees no key."""
+        return result  # torch sees to it on a CPU
+
+    def _hidden(self, dtype: Any) -> float:
+        """What is added to the score of a key that isn't seen."""
+        return float("-inf")
+
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        """What torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
+
+        Everything but plain causality becomes a mask.
+        """
+        facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
+        folded = spec.alibi or spec.segments or spec.window != (None, None)
+        if spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal):
+            return None, spec.causal, None
+        on = arrays_of("torch")
+        x = canonical_operands(spec, inputs, on)
+        ahead = distance(spec, x, on, 0)
+        allowed = allowed_keys(spec, x, on, ahead)
+        bias = inputs.bias
+        if spec.alibi:
+            slope = -x.slopes * abs(ahead).to(x.slopes.dtype)
+            bias = slope if bias is None else bias + slope
+        if bias is not None and allowed is not None:
+            bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
+        found = allowed if bias is None else bias.to(inputs.q.dtype)
+        # Less than all axes is for the heads to have in common.
+        found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
+        if found.shape[-2:] != (spec.q_len, spec.kv_len):
+            found = found.expand(*found.shape[:-2], spec.q_len, spec.kv_len)
+        return axes.scores(found), False, allowed
+
+
+class Cpu(Sdpa):
+    """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
+
+    name = "cpu"
+    expands = True
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.lse:
+            return "it doesn't return the log of the denominator"
+        return super().lacks(spec)
+
+    def unavailable(self, device: str) -> str | None:
+        return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None
+
+
+class _OnGpu(Sdpa):
+    """One backend of CUDA devices."""
+
+    backend: ClassVar[Any]
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    features: ClassVar[int] = 256
+    multiple: ClassVar[int] = 8
+
+    def unavailable(self, device: str) -> str | None:
+        return None if device.startswith("cuda") else "it is for tensors on NVIDIA GPUs"
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.dtype not in self.dtypes:
+            return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
+        if spec.alibi:
+            return "it has no slopes"
+        if spec.segments:
+            return "it has no segments"
+        if spec.window != (None, None):
+            return "it has no window"
+        if spec.deterministic and spec.gradients:
+            return "its gradients needn't have the same bits on every run"
+        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
+            return "it takes no empty arrays"
+        if max(spec.head_dim, spec.v_head_dim) > self.features:
+            return f"it takes head_dim up to {self.features}, not {max(spec.head_dim, spec.v_head_dim)}"
+        if spec.head_dim % self.multiple or spec.v_head_dim % self.multiple:
+            return f"it takes multiples of {self.multiple} as head_dim, not {spec.head_dim} and {spec.v_head_dim}"
+        if any(strides and strides[-1] != 1 for strides in spec.strides):
+            return "it wants the features of a head side by side"
+        return super().lacks(spec)
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            return axes
+        mask, causal, _ = self._mask(spec, inputs, axes)
+        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        parameters = _cuda.SDPAParams(q, k, v, mask, spec.dropout_p, causal, axes.grouped)
+        can = getattr(_cuda, f"can_use_{self.name}_attention")(parameters, False)
+        return None if can else "torch says that it can't be used for these tensors"
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        with sdpa_kernel(self.backend):
+            return super()._call(spec, axes, inputs)
+
+
+class Flash(_OnGpu):
+    """FlashAttention-2, as torch has it."""
+
+    name = "flash"
+    efficiency = 0.48
+    backend = SDPBackend.FLASH_ATTENTION
+    multiple = 1
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.bias is not None or spec.mask is not None:
+            return "it takes neither bias nor mask"
+        if spec.head_dim != spec.v_head_dim:
+            return f"it takes the same head_dim for q, k and v only, not {spec.head_dim} and {spec.v_head_dim}"
+        odd = spec.causal and spec.q_len != spec.kv_len
+        if odd and spec.alignment == "top_left":
+            return "it has causality only where the last query faces the last key"
+        if odd and spec.q_len > spec.kv_len:
+            return "it has no zeros for queries without any key"
+        if spec.lse and spec.gradients:
+            return "the log of the denominator that it returns has no gradient"
+        if (spec.lse or odd) and spec.head_dim % 8:
+            return f"it wants a multiple of 8 as head_dim here, not {spec.head_dim}"
+        axes = self.axes(spec)
+        if (spec.lse or odd) and isinstance(axes, FourAxes) and axes.grouped:
+            return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
+        return super().lacks(spec)
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        # The operator's causality isn't what torch asks about.
+        return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        if not spec.lse and (not spec.causal or spec.q_len == spec.kv_len):
+            return super()._call(spec, axes, inputs)
+        # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
+        result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v), spec.dropout_p, spec.causal, False,
+            scale=spec.scale,
+        )  # fmt: skip
+        return axes.back(result), axes.back(lse) if spec.lse else None
+
+
+class _WithMask(_OnGpu):
+    """A backend that takes a bias, which stands for a mask too."""
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.lse:
+            return "torch doesn't return its log of the denominator"
+        if spec.causal and spec.alignment == "bottom_right" and spec.q_len != spec.kv_len and spec.bias is None:
+            return "it has causality only where the first query faces the first key"
+        whole = [shape[-2:] == (spec.q_len, spec.kv_len) for shape in (spec.bias, spec.mask) if shape is not None]
+        if spec.causal and whole and not any(whole):
+            return "causality beside a bias would need a mask of all queries and keys"
+        return super().lacks(spec)
+
+    def _hidden(self, dtype: Any) -> float:
+        # Not -inf: a query that sees no key must not become NaN. It sees all of them, and its result is overwritten.
+        return float(torch.finfo(dtype).min) / 2
+
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        mask, causal, allowed = super()._mask(spec, inputs, axes)
+        if mask is not None and mask.dtype == torch.bool:
+            dtype = inputs.q.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, self._hidden(dtype))
+        return mask, causal, allowed
+
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        return result if allowed is None else torch.where(allowed.any(-1, keepdim=True), result, 0.0)
+
+
+class Cudnn(_WithMask):
+    """cuDNN's fused attention."""
+
+    name = "cudnn"
+    efficiency = 0.8
+    backend = SDPBackend.CUDNN_ATTENTION
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.bias_gradient:
+            return "it has no gradient of the bias"
+        return super().lacks(spec)
+
+    def unavailable(self, device: str) -> str | None:
+        reason = super().unavailable(device)
+        if reason is None and not has_cudnn():
+            reason = "this torch has no cuDNN"
+        return reason
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device) < (9, 0):
+            return "it takes head_dim up to 128 on this GPU"
+        return reason
+
+
+class Efficient(_WithMask):
+    """The memory-efficient kernels, from xFormers."""
+
+    name = "efficient"
+    efficiency = 0.2
+    backend = SDPBackend.EFFICIENT_ATTENTION
+    dtypes = ("float16", "bfloat16", "float32")
+    features = 1 << 16
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        found = super().lacks(spec)
+        axes = self.axes(spec)
+        if found is None and isinstance(axes, FourAxes) and axes.grouped:
+            return "it has no heads that share their keys"
+        return found
+
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        axes = super().axes(spec)
+        if isinstance(axes, FourAxes) and axes.kv_heads == 1:
+            # One head of keys for all: it is the same memory for every head.
+            return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
+        return axes

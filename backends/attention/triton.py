@@ -1,0 +1,36 @@
+"""Our own kernels: see :mod:`einops_fast.backends.torch_attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.triton import usable
+
+if not usable():
+    raise ImportError("it needs Triton 3.6 or later")
+
+from einops_fast.backends.torch_attention import triton_attention, unsupported
+
+__all__ = ["Triton"]
+
+
+class Triton(Implementation):
+    """By the kernels of this package, which read and write any strides."""
+
+    name = "triton"
+    efficiency = 0.7
+    seeded = True
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.transforms:
+            return "its kernels have no forward-mode derivative and can't be vmapped"
+        return unsupported(spec)
+
+    def unavailable(self, device: str) -> str | None:
+        return None if device.startswith("cuda") else "its kernels run on NVIDIA GPUs only"
+
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        result, lse = triton_attention(spec, inputs)
+        return result, lse if spec.lse else None

@@ -1,0 +1,172 @@
+"""What the kernels take: the constants that they're specialised for, and arrays, strides and numbers in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["RUNTIME", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
+
+RUNTIME = ["q_len", "kv_len", "heads", "together", "left", "right"]
+"""Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Everything that the kernels are specialised for, apart from the tiles.
+
+    Attributes:
+        axes: batch axes.
+        shared: how many of them, the last ones, k and v lack.
+        head_dim, v_head_dim: features.
+        head, v_head: the same in two parts that are powers of two, of which the second may be 0.
+        folded: the score is the product times a positive number, which is left to the exponential.
+        left, right: whether keys far before or after the facing one are hidden.
+        bottom_right: the last query faces the last key.
+        sequences: what the first batch axis counts has lengths of its own.
+        softcap, alibi, sinks, segments, dropout: whether there is such.
+        bias, mask: whether there is one, and whether it varies along queries and along keys.
+        page_size: keys in a page; 0 without pages.
+        wide: offsets inside a tile need 64 bits.
+        wide_scores: offsets in the bias and the mask do.
+        double: scores, sums and numbers are float64. ``scale`` and ``cap`` are then constants.
+        scale, cap: of the scores, for float64 only.
+        precision: of float32 products: ``'ieee'`` or ``'tf32'``.
+        upcast: multiply in float32, since Triton's interpreter is wrong about products of bfloat16.
+    """
+
+    axes: int
+    shared: int
+    head_dim: int
+    v_head_dim: int
+    head: tuple[int, int]
+    v_head: tuple[int, int]
+    folded: bool = True
+    left: bool = False
+    right: bool = False
+    bottom_right: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    segments: bool = False
+    dropout: bool = False
+    bias: tuple[bool, bool] | None = None
+    mask: tuple[bool, bool] | None = None
+    page_size: int = 0
+    wide: bool = False
+    wide_scores: bool = False
+    double: bool = False
+    scale: float = 0.0
+    cap: float = 0.0
+    precision: str = "ieee"
+    upcast: bool = False
+
+    @property
+    def irregular(self) -> bool:
+        """Whether positions alone don't say which keys a query sees."""
+        return self.mask is not None or self.segments
+
+    @property
+    def in_two(self) -> bool:
+        return self.head[1] > 0
+
+    @property
+    def v_in_two(self) -> bool:
+        return self.v_head[1] > 0
+
+    @property
+    def biased(self) -> bool:
+        return self.bias is not None
+
+    @property
+    def masked(self) -> bool:
+        return self.mask is not None
+
+
+class Extras(NamedTuple):
+    """Arrays besides q, k, v and the results; ``None`` for those that there aren't."""
+
+    bias: Any = None
+    mask: Any = None
+    slopes: Any = None
+    sinks: Any = None
+    q_segments: Any = None
+    kv_segments: Any = None
+    q_starts: Any = None
+    kv_starts: Any = None
+    cached: Any = None
+    table: Any = None
+    seed: Any = None
+
+
+class Strides(NamedTuple):
+    """Strides in elements: of the batch axes, then of positions, then of features or, of scores, of keys.
+
+    ``pages`` has those of a page of k, a page of v, and of the block table's two axes; ``parts`` those from one part
+    of the result to the next, and of the logarithms.
+    """
+
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    out: Any = None
+    lse: Any = None
+    d_out: Any = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    bias: Any = None
+    d_bias: Any = None
+    mask: Any = None
+    slopes: Any = None
+    sinks: Any = None
+    q_segments: Any = None
+    kv_segments: Any = None
+    pages: Any = None
+    parts: Any = None
+
+
+class Lengths(NamedTuple):
+    """Queries and keys (of the longest sequence), batch elements that programs are counted over, and how many of
+    these are worked on together."""
+
+    q: Any
+    kv: Any
+    heads: Any
+    together: Any
+
+
+class Numbers(NamedTuple):
+    """Scale, softcap, keys seen to the left and to the right, probability of dropping."""
+
+    scale: float
+    cap: float
+    left: int
+    right: int
+    drop: float
+
+
+class Head(NamedTuple):
+    """What a program knows of the batch element that it works on; made on the device.
+
+    Attributes:
+        number: position in the batch, row-major; in a packed tile, one for each row.
+        q_start, q_len: first query and number of queries.
+        kv_start, kv_len: the same of keys.
+        shift: the key that query 0 faces.
+        bias, mask, q_segments, kv_segments, table: pointers to what belongs to the element.
+        slope: of the linear bias.
+    """
+
+    number: Any
+    q_start: Any
+    q_len: Any
+    kv_start: Any
+    kv_len: Any
+    shift: Any
+    bias: Any
+    mask: Any
+    slope: Any
+    q_segments: Any
+    kv_segments: Any
+    table: Any

@@ -1,0 +1,89 @@
+"""The backward kernels: weights are computed again from the logarithms of their sums, nothing is added atomically.
+
+After FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691), algorithm 2, in two kernels:
+:mod:`keys_gradient` and :mod:`queries_gradient`. What they share is here, and the kernel that comes before them.
+With p the weights, the gradient of a score is ``p * (do @ v.T - delta)``, ``delta = sum(o * do) - dlse`` for each row.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.loading import counted, kept_type, query_rows
+from einops_fast.backends.triton.attention.score import LOG2E, allowed, dropped, factor_of, scored
+from einops_fast.backends.triton.indexing import field
+
+__all__ = ["delta_kernel", "log_and_delta", "score_gradients"]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def delta_kernel(
+    out, d_out, lse, d_lse, delta, strides, sizes, rows, f: tl.constexpr, block: tl.constexpr, columns: tl.constexpr
+):
+    """Write ``delta`` of a tile of rows; 0 for a row that has seen no key. All sequences together are one here."""
+    axes: tl.constexpr = field(f, "axes")
+    acc: tl.constexpr = kept_type(f)
+    zero = tl.full((), 0, tl.int64)
+    tiles = tl.cdiv(rows, block)
+    element = tl.program_id(0) // tiles
+    start = tl.program_id(0) % tiles * block
+    run = (tl.arange(0, block) + zero)[:, None]
+    exists = start + run < rows
+    column = tl.arange(0, columns)[None, :]
+    inside = exists & (column < field(f, "v_head_dim"))
+    place = counted(element, sizes, strides.out, 0, axes) + (start + run) * (zero + strides.out[axes])
+    o = tl.load(out + place + column * strides.out[axes + 1], mask=inside, other=0).to(acc)
+    place = counted(element, sizes, strides.d_out, 0, axes) + (start + run) * (zero + strides.d_out[axes])
+    do = tl.load(d_out + place + column * strides.d_out[axes + 1], mask=inside, other=0).to(acc)
+    total = tl.sum(o * do, 1)[:, None]
+    place = counted(element, sizes, strides.lse, 0, axes) + (start + run) * (zero + strides.lse[axes])
+    if d_lse is not None:
+        total -= tl.load(d_lse + place, mask=exists, other=0)
+    total = tl.where(tl.load(lse + place, mask=exists, other=0) == float("-inf"), 0.0, total)
+    tl.store(delta + place, total, mask=exists)
+
+
+@triton.jit
+def score_gradients(
+    products,
+    d_weights,
+    log,
+    delta,
+    i,
+    j,
+    q_segments,
+    kv_segments,
+    seed,
+    head,
+    strides,
+    lengths,
+    numbers,
+    f: tl.constexpr,
+    masked: tl.constexpr,
+):
+    """Weights (after dropping some), the gradient of scores, and that of scaled products; in either orientation.
+
+    ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
+    """
+    score, derivative = scored(products, i, j, head, strides, numbers, f)
+    weights = tl.exp2(score * factor_of(numbers, f) - log)
+    if masked:
+        weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)
+    kept = weights
+    if field(f, "dropout"):
+        kept = dropped(weights, i, j, seed, head, lengths, numbers)
+        gradient = kept * d_weights - weights * delta
+    else:
+        gradient = weights * (d_weights - delta)
+    return kept, gradient, gradient * derivative
+
+
+@triton.jit
+def log_and_delta(lse, delta, strides, sizes, head, start, i, exists, f: tl.constexpr):
+    """Of rows, in the shape of ``i``."""
+    log = tl.load(query_rows(lse, strides.lse, sizes, head, start, i, f, False), mask=exists, other=float("-inf"))
+    log = tl.where(log == float("-inf"), float("inf"), log * LOG2E)
+    return log, tl.load(query_rows(delta, strides.lse, sizes, head, start, i, f, False), mask=exists, other=0)

@@ -1,0 +1,182 @@
+"""The launches that make up a backward call, put together once for a spec and the layouts of its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.arguments import Extras, Strides
+from einops_fast.backends.triton.attention.backward import delta_kernel
+from einops_fast.backends.triton.attention.bias_gradient import bias_kernel
+from einops_fast.backends.triton.attention.forward_plan import elements_together
+from einops_fast.backends.triton.attention.keys_gradient import keys_kernel
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.attention.problem import ANY, Problem, contiguous_in_order
+from einops_fast.backends.triton.attention.queries_gradient import queries_kernel
+from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
+from einops_fast.backends.triton.launch import accumulator
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["BackwardPlan", "Gradients", "is_whole"]
+
+_ROWS = 32
+"""Of a tile in the kernel that sums up ``o * do``."""
+
+_PROGRAMS = 512
+"""So many keep a GPU busy: a small bias is summed up in parts."""
+
+
+@dataclass
+class Gradients:
+    """Arrays for the gradients that are wanted; ``None`` for the others.
+
+    That of a bias is full of zeros where :attr:`BackwardPlan.bias_starts_at_zero` says so.
+    """
+
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    bias: Any = None
+
+
+def is_whole(spec: AttentionSpec) -> bool:
+    """Whether there is a bias that lacks no axis."""
+    return spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
+
+
+class BackwardPlan:
+    """A backward call.
+
+    Args:
+        spec: what was computed.
+        problem: the same, as the kernels take it; with strides of ``out``, ``lse`` (``delta`` has them, too),
+            ``d_out`` and the gradients.
+        rows: queries of all sequences together, if there are several, else of each batch element.
+        tilings: of the kernels.
+    """
+
+    def __init__(self, spec: AttentionSpec, problem: Problem, rows: int, tilings: BackwardTilings) -> None:
+        features, strides, share = problem.features, problem.strides, problem.share
+        self._sums = accumulator(spec.dtype)
+        elements = problem.elements // (problem.sizes[0] if spec.varlen else 1)
+        self._rows = elements * rows
+        self._delta = KernelCall(
+            delta_kernel,
+            (elements * -(-rows // _ROWS), 1),
+            (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows),
+            {"f": features, "block": _ROWS, "columns": max(16, 1 << (spec.v_head_dim - 1).bit_length())},
+            4,
+            1,
+        )
+        tiles, heads = tilings.keys, problem.elements // share
+        self._keys = KernelCall(
+            keys_kernel,
+            (heads * -(-spec.kv_len // tiles.block_n), 1),
+            (
+                problem.strides_of("d_out", "dk", "dv"),
+                problem.counting,
+                *problem.runtime(heads, elements_together(spec, 1)),
+            ),
+            {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
+            tiles.warps,
+            tiles.stages,
+        )
+        tiles, heads = tilings.queries, problem.elements
+        self._queries = KernelCall(
+            queries_kernel,
+            (heads * -(-spec.q_len // tiles.block_m), 1),
+            (
+                problem.strides_of("d_out", "dq", "d_bias"),
+                problem.counting,
+                *problem.runtime(heads, elements_together(spec, share)),
+            ),
+            {"f": features, "block_m": tiles.block_m, "block_n": tiles.block_n},
+            tiles.warps,
+            tiles.stages,
+        )
+        self._direct = is_whole(spec)
+        self.bias_starts_at_zero = self._direct and (features.left or features.right or spec.varlen or spec.cache)
+        self._bias: KernelCall | None = None
+        self.bias_parts = 1
+        if spec.bias is not None and not self._direct:
+            self._bias = self._bias_call(spec, problem, tilings.bias)
+
+    def _bias_call(self, spec: AttentionSpec, problem: Problem, tiling: Tiling) -> KernelCall:
+        assert spec.bias is not None
+        own = problem.strides.d_bias
+        # An axis that the bias lacks has stride 0; one of the batch has at least two elements.
+        has = [stride != 0 for stride in own[:-2]]
+        kept = tuple(size if is_own else 1 for size, is_own in zip(problem.sizes, has, strict=True))
+        summed = tuple(1 if is_own else size for size, is_own in zip(problem.sizes, has, strict=True))
+        query_tiles = -(-spec.bias[-2] // tiling.block_m)
+        key_tiles = -(-spec.bias[-1] // tiling.block_n)
+        programs = query_tiles * key_tiles * prod(kept)
+        steps = prod(summed)
+        if spec.bias[-2] == 1:
+            steps *= -(-spec.q_len // tiling.block_m)
+        if spec.bias[-1] == 1:
+            steps *= -(-spec.kv_len // tiling.block_n)
+        self.bias_parts = max(1, min(_PROGRAMS // max(1, programs), steps))
+        return KernelCall(
+            bias_kernel,
+            (programs, self.bias_parts),
+            (
+                problem.strides_of("d_out", "d_bias")._replace(parts=(prod(spec.bias),)),
+                problem.counting,
+                (ANY, *kept[1:]),
+                (ANY, *summed[1:]),
+                contiguous_in_order(problem.sizes, range(len(problem.sizes))),
+                query_tiles,
+                key_tiles,
+                prod(summed),
+                self.bias_parts,
+                *problem.runtime(problem.elements, 1),
+            ),
+            {"f": problem.features, "block_m": tiling.block_m, "block_n": tiling.block_n},
+            tiling.warps,
+            tiling.stages,
+        )
+
+    def __call__(
+        self,
+        memory: Memory,
+        device: int,
+        operands: tuple[Any, Any, Any],
+        results: tuple[Any, Any],
+        gradients_in: tuple[Any, Any],
+        extras: Extras,
+        into: Gradients,
+    ) -> Any:
+        """Write the gradients.
+
+        Args:
+            memory: the framework's arrays.
+            device: number of the device.
+            operands: q, k, v.
+            results: the result and its logarithms.
+            gradients_in: of these; that of the logarithms may be ``None``.
+            extras: the other arrays.
+            into: where the gradients go to.
+
+        Returns:
+            ``delta``, a flat array.
+        """
+        (q, k, v), (out, lse), (d_out, d_lse) = operands, results, gradients_in
+        delta = memory.workspace(q, self._rows, self._sums)
+        self._delta(memory, device, out, d_out, lse, d_lse, delta)
+        if into.k is not None:
+            self._run_keys(memory, device, q, k, v, d_out, lse, delta, into.k, into.v, extras)
+        direct = into.bias if self._direct else None
+        if into.q is not None:
+            self._run_queries(memory, device, q, k, v, d_out, lse, delta, into.q, direct, extras)
+        if into.bias is not None and self._bias is not None:
+            self._bias(memory, device, q, k, v, d_out, lse, delta, into.bias, extras)
+        return delta
+
+    def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
+        self._keys(memory, device, *arrays)
+
+    def _run_queries(self, memory: Memory, device: int, *arrays: Any) -> None:
+        self._queries(memory, device, *arrays)

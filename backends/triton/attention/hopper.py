@@ -1,0 +1,245 @@
+"""The forward kernel for Hopper: copies by the hardware, products and exponentials of several tiles side by side.
+
+One warp of a program copies tiles of q, k and v to shared memory (TMA), some blocks of keys ahead. Two or three warp
+groups have 64 queries each. A group starts the scores of the next block of keys, then the product of its weights with
+the values of this one, and works out the next weights while the tensor cores are busy with that. The result leaves
+through shared memory, while the group goes on with its next tile.
+
+After FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), algorithm 2.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper_tiles import (
+    coordinates,
+    flat,
+    keys_of,
+    pipe,
+    released,
+    room,
+    squashed,
+    there,
+    without,
+)
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.tma_contraction import barrier
+
+__all__ = ["hopper_kernel"]
+
+
+class _Shared(NamedTuple):
+    """What is in shared memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+
+
+class _State(NamedTuple):
+    """What a warp group knows of its rows after some blocks of keys.
+
+    Attributes:
+        weights: of the last block, whose values aren't added yet.
+        sums: of values.
+        most, total: the largest score, in units of ``1 / log2(e)``, and the sum of the weights.
+        count: blocks of all tiles so far.
+    """
+
+    weights: Any
+    sums: Any
+    most: Any
+    total: Any
+    count: Any
+
+
+@gluon.jit
+def _copy(q_desc, k_desc, v_desc, shared, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
+    count = 0
+    done = 0
+    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
+        element, start, first, _, _, end = keys_of(tile, numbers, tiling)
+        if first < end:
+            full = room(shared.q, done, 1, q_bytes)
+            for group in gl.static_range(groups):
+                place = coordinates(element, start + 64 * group, 0, numbers, tiling)
+                tma.async_copy_global_to_shared(q_desc, place, full, shared.q.buffers.index(group))
+            done += 1
+            for at in range(end - 1, first - 1, -1):
+                full = room(shared.k, count, stages, k_desc.block_type.nbytes)
+                place = coordinates(element, at * block, 1, numbers, tiling)
+                tma.async_copy_global_to_shared(k_desc, place, full, shared.k.buffers.index(count % stages))
+                full = room(shared.v, count, stages, v_desc.block_type.nbytes)
+                place = coordinates(element, at * block, 2, numbers, tiling)
+                tma.async_copy_global_to_shared(v_desc, place, full, shared.v.buffers.index(count % stages))
+                count += 1
+
+
+@gluon.jit
+def _scores(queries, keys, count, zeros, stages: gl.constexpr):
+    """Start the product of the queries with a block of keys."""
+    there(keys, count, stages)
+    block = flat(keys.buffers, count % stages)
+    return warpgroup_mma(queries, block.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _values(weights, sums, values, count, stages: gl.constexpr):
+    """Start adding the product of the weights with a block of values."""
+    there(values, count, stages)
+    return warpgroup_mma(weights, flat(values.buffers, count % stages), sums, is_async=True)
+
+
+@gluon.jit
+def _weights(scores, i, at, most, total, numbers, tiling: gl.constexpr, masked: gl.constexpr):
+    """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
+    block: gl.constexpr = field(tiling, "block")
+    scale = numbers.scale
+    if field(tiling, "softcap"):
+        scores = squashed(scores, numbers)
+        scale = numbers.cap
+    if masked:
+        j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
+        scores = gl.where((j < numbers.kv_len)[None, :], scores, float("-inf"))
+        scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
+    new = gl.maximum(most, gl.max(scores, 1) * scale)
+    # A row that has seen nothing yet.
+    reference = gl.where(new == float("-inf"), 0.0, new) if masked else new
+    weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
+    fade = gl.exp2(most - reference)
+    return weights, fade, new, total * fade + gl.sum(weights, 1)
+
+
+@gluon.jit
+def _step(queries, shared, state, i, at, numbers, zeros, tiling: gl.constexpr, masked: gl.constexpr):
+    """One block of keys, and the values of the block before."""
+    stages: gl.constexpr = field(tiling, "stages")
+    count = state.count
+    started = _scores(queries, shared.k, count, zeros, stages)
+    added = _values(state.weights, state.sums, shared.v, count - 1, stages)
+    scores = warpgroup_mma_wait(1, deps=[started])
+    released(shared.k, count, stages)
+    weights, fade, most, total = _weights(scores, i, at, state.most, state.total, numbers, tiling, masked)
+    sums = warpgroup_mma_wait(0, deps=[added])
+    released(shared.v, count - 1, stages)
+    sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
+    weights = gl.convert_layout(weights.to(state.weights.dtype), state.weights.type.layout)
+    return _State(weights, sums, most, total, count + 1)
+
+
+@gluon.jit
+def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+    """What a warp group does: its queries of every tile."""
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    v_head: gl.constexpr = field(tiling, "v_head")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    queries = flat(shared.q.buffers, group)
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
+        element, start, first, full, full_end, end = keys_of(tile, numbers, tiling)
+        i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
+        most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
+        total = gl.full([64], 0.0, gl.float32, layout=of_rows)
+        sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
+        if first < end:
+            there(shared.q, done, 1)
+            scores = warpgroup_mma_wait(0, deps=[_scores(queries, shared.k, count, zeros, stages)])
+            released(shared.k, count, stages)
+            weights, _, most, total = _weights(scores, i, end - 1, most, total, numbers, tiling, True)
+            weights = gl.convert_layout(weights.to(dtype), of_weights)
+            state = _State(weights, sums, most, total, count + 1)
+            for at in range(end - 2, gl.maximum(full_end, first) - 1, -1):
+                state = _step(queries, shared, state, i, at, numbers, zeros, tiling, True)
+            for at in range(gl.minimum(full_end, end - 1) - 1, gl.maximum(full, first) - 1, -1):
+                state = _step(queries, shared, state, i, at, numbers, zeros, tiling, False)
+            if field(tiling, "left"):
+                for at in range(gl.minimum(gl.minimum(full, full_end), end - 1) - 1, first - 1, -1):
+                    state = _step(queries, shared, state, i, at, numbers, zeros, tiling, True)
+            released(shared.q, done, 1)
+            done += 1
+            count = state.count
+            most = state.most
+            total = state.total
+            added = _values(state.weights, state.sums, shared.v, count - 1, stages)
+            sums = warpgroup_mma_wait(0, deps=[added])
+            released(shared.v, count - 1, stages)
+        divisor = gl.where(total == 0.0, 1.0, total)
+        sums = sums * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, of_sums))[:, None]
+        logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
+        gl.store(lse + element.to(gl.int64) * numbers.q_len + i, logs, mask=i < numbers.q_len)
+        # What was handed over for the tile before has to be read before it's overwritten.
+        tma.store_wait(0)
+        barrier()
+        flat(shared.out, group).store(sums.to(dtype))
+        fence_async_shared()
+        place = coordinates(element, start + 64 * group, 3, numbers, tiling)
+        tma.async_copy_shared_to_global(out_desc, place, shared.out.index(group))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def hopper_kernel(q_desc, k_desc, v_desc, out_desc, lse, numbers, tiling: gl.constexpr):
+    """Write the result, and the logarithms of its rows' sums.
+
+    Args:
+        q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
+            size 1.
+        lse: one number per batch element and query, without gaps.
+        numbers: see :class:`Numbers`.
+        tiling: what the kernel is specialised for.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    q = pipe(q_desc, groups, 1, groups)
+    k = pipe(k_desc, stages, stages, groups)
+    v = pipe(v_desc, stages, stages, groups)
+    out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
+    fence_async_shared()
+    barrier()
+    shared = _Shared(q, k, v, out)
+    if groups == 2:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, shared, numbers, tiling)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )

@@ -1,0 +1,264 @@
+"""What Hopper's kernels of attention share: their tiles, and where these lie."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from einops_fast.backends.triton.indexing import field
+
+__all__ = [
+    "GROUP_ROWS",
+    "HopperTiling",
+    "Numbers",
+    "Pipe",
+    "beside",
+    "coordinates",
+    "flat",
+    "keys_of",
+    "pipe",
+    "queries_of",
+    "released",
+    "room",
+    "squashed",
+    "there",
+    "without",
+]
+
+GROUP_ROWS = 64
+"""Rows of a tile that a warp group has."""
+
+
+@dataclass(frozen=True)
+class HopperTiling:
+    """What a kernel is specialised for.
+
+    Attributes:
+        groups: warp groups, each with 64 rows of a tile.
+        block: keys (or, where a tile has keys, queries) that are worked on at once.
+        stages: blocks that shared memory holds.
+        head, v_head: features, each a power of two.
+        has: for q, k and v, which of the three batch axes it has.
+        left, right: whether keys far before or after the facing one are hidden.
+        softcap: whether scores are capped.
+        grouped: whether several elements of the batch share keys.
+        alternating: whether every second section of tiles begins with those that have least to do.
+    """
+
+    groups: int
+    block: int
+    stages: int
+    head: int
+    v_head: int
+    has: tuple[tuple[bool, bool, bool], ...]
+    left: bool = False
+    right: bool = False
+    softcap: bool = False
+    grouped: bool = False
+    alternating: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return GROUP_ROWS * self.groups
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware"
+
+
+class Numbers(NamedTuple):
+    """What the kernels take that nothing is compiled anew for.
+
+    Attributes:
+        elements: of the batch; where tiles are of keys, those that have keys of their own.
+        together: how many of them make up a section.
+        tiles: of each element.
+        share: elements that share keys.
+        q_len, kv_len: queries and keys.
+        left, right: what to add to a query's position to get the first and the last key that it sees.
+        second, third: sizes of these batch axes.
+        scale, cap: of scores, both times ``log2(e)``.
+    """
+
+    elements: Any
+    together: Any
+    tiles: Any
+    share: Any
+    q_len: Any
+    kv_len: Any
+    left: Any
+    right: Any
+    second: Any
+    third: Any
+    scale: Any
+    cap: Any
+
+
+class Pipe(NamedTuple):
+    """Tiles in shared memory, and barriers that say when each of them is full and when it's empty again."""
+
+    buffers: Any
+    full: Any
+    empty: Any
+
+
+@gluon.constexpr_function
+def _has(tiling, operand, axis):
+    return tiling.has[operand][axis]
+
+
+@gluon.jit
+def _position(tile, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
+    """Batch element of a tile, and which of its tiles it is.
+
+    Tiles of ``together`` elements make up a section, in which those that have most to do come first.
+    """
+    tiles = numbers.tiles
+    section = tile // (numbers.together * tiles)
+    width = gl.minimum(numbers.elements - section * numbers.together, numbers.together)
+    within = tile % (numbers.together * tiles)
+    at = within // width
+    if field(tiling, "alternating"):
+        # A program's next tile is in the next section: what it does in both adds up to the same for all.
+        at = at if (section % 2 == 1) == most_last else tiles - 1 - at
+    elif most_last:
+        at = tiles - 1 - at
+    return section * numbers.together + within % width, at
+
+
+@gluon.jit
+def keys_of(tile, numbers, tiling: gl.constexpr):
+    """Of a tile of queries: its batch element, its first query, and the blocks of keys that it sees.
+
+    Blocks from ``first`` to ``end`` are seen, those from ``full`` to ``full_end`` by all queries of the tile in whole.
+    """
+    rows: gl.constexpr = field(tiling, "rows")
+    block: gl.constexpr = field(tiling, "block")
+    element, at = _position(tile, numbers, field(tiling, "right"), tiling)
+    start = at * rows
+    end = numbers.kv_len
+    full_end = numbers.kv_len // block
+    first = 0
+    full = 0
+    if field(tiling, "right"):
+        end = gl.minimum(end, gl.maximum(start + rows + numbers.right, 0))
+        full_end = gl.minimum(full_end, gl.maximum(start + numbers.right + 1, 0) // block)
+    if field(tiling, "left"):
+        first = gl.maximum(start + numbers.left, 0) // block
+        full = (gl.maximum(start + rows - 1 + numbers.left, 0) + block - 1) // block
+    end = (end + block - 1) // block
+    return element, start, gl.minimum(first, end), full, full_end, end
+
+
+@gluon.jit
+def queries_of(tile, numbers, tiling: gl.constexpr):
+    """Of a tile of keys: its batch element, its first key, and the blocks of queries that see it; see :func:`keys_of`.
+
+    ``element`` counts what has keys of its own.
+    """
+    rows: gl.constexpr = field(tiling, "rows")
+    block: gl.constexpr = field(tiling, "block")
+    element, at = _position(tile, numbers, False, tiling)
+    start = at * rows
+    # Beyond the last query, and after the last key, weights are zero or go nowhere.
+    end = numbers.q_len
+    full_end = (numbers.q_len + block - 1) // block
+    first = 0
+    full = 0
+    if field(tiling, "right"):
+        first = gl.maximum(start - numbers.right, 0) // block
+        full = (gl.maximum(start + rows - 1 - numbers.right, 0) + block - 1) // block
+    if field(tiling, "left"):
+        end = gl.minimum(end, gl.maximum(start + rows - numbers.left, 0))
+        full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // block)
+    end = (end + block - 1) // block
+    return element, start, gl.minimum(first, end), full, full_end, end
+
+
+@gluon.jit
+def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
+    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; one of them a column, the other a row."""
+    ahead = j - i
+    if field(tiling, "right"):
+        values = gl.where(ahead > numbers.right, value, values)
+    if field(tiling, "left"):
+        values = gl.where(ahead < numbers.left, value, values)
+    return values
+
+
+@gluon.jit
+def coordinates(element, row, operand: gl.constexpr, numbers, tiling: gl.constexpr):
+    """Where a tile of q, k or v (0, 1, 2) or of the result (3) begins."""
+    c = element % numbers.third
+    b = element // numbers.third % numbers.second
+    a = element // numbers.third // numbers.second
+    if operand < 3:
+        a = a if _has(tiling, operand, 0) else 0
+        b = b if _has(tiling, operand, 1) else 0
+        c = c if _has(tiling, operand, 2) else 0
+    return a, b, c, row, 0
+
+
+@gluon.jit
+def flat(buffers, at):
+    """Tile ``at`` of some as a matrix."""
+    shape: gl.constexpr = buffers.type.shape
+    return buffers.index(at).reshape([shape[4], shape[5]])
+
+
+@gluon.jit
+def squashed(scores, numbers):
+    """``tanh(scale * scores / cap)``."""
+    # tanh(x) = 1 - 2 / (1 + exp(2 x)); both numbers have log2(e) in them, of which this needs one more.
+    return 1.0 - 2.0 / (1.0 + gl.exp2(scores * (numbers.scale / numbers.cap * 2.8853900817779268)))
+
+
+@gluon.jit
+def pipe(descriptor, count: gl.constexpr, stages: gl.constexpr, readers: gl.constexpr):
+    """Memory for so many tiles of an array, which come at once, or in so many stages one by one."""
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for at in gl.static_range(stages):
+        mbarrier.init(full.index(at), count=1)
+        mbarrier.init(empty.index(at), count=readers)
+    return Pipe(_tiles(descriptor, count), full, empty)
+
+
+@gluon.jit
+def beside(other, descriptor, count: gl.constexpr):
+    """The same for an array whose tiles come together with those of another one."""
+    return Pipe(_tiles(descriptor, count), other.full, other.empty)
+
+
+@gluon.jit
+def _tiles(descriptor, count: gl.constexpr):
+    return gl.allocate_shared_memory(descriptor.dtype, [count] + descriptor.block_type.shape, descriptor.layout)
+
+
+@gluon.jit
+def room(tiles, count, stages: gl.constexpr, size: gl.constexpr):
+    """Wait until stage number ``count`` is empty, announce so many bytes for it, and return its barrier."""
+    mbarrier.wait(tiles.empty.index(count % stages), count // stages & 1 ^ 1)
+    full = tiles.full.index(count % stages)
+    mbarrier.expect(full, size)
+    return full
+
+
+@gluon.jit
+def there(tiles, count, stages: gl.constexpr):
+    """Wait until stage number ``count`` is full."""
+    mbarrier.wait(tiles.full.index(count % stages), count // stages & 1)
+
+
+@gluon.jit
+def released(tiles, count, stages: gl.constexpr):
+    """Say that a warp group doesn't need stage number ``count`` any more."""
+    mbarrier.arrive(tiles.empty.index(count % stages))

@@ -1,0 +1,259 @@
+"""From a spec and the layouts of its arrays to the constants, strides and numbers that the kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
+
+__all__ = ["ANY", "Layout", "Problem", "contiguous_in_order", "missing_axes", "problem", "shared_axes"]
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape, and strides in elements."""
+
+ANY = 3
+"""Stands for a number that isn't read; neither 1 nor a multiple of 16, for which Triton would compile anew."""
+
+_FAR = 1 << 29
+"""A window of so many keys sees all of them."""
+
+_MOST_ROWS = 256
+"""Of a tile."""
+
+_TAILS = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv", "bias", "d_bias", "mask"), 2)
+_TAILS |= {"lse": 1, "q_segments": 1, "kv_segments": 1, "slopes": 0, "sinks": 0}
+"""How many axes follow the batch axes, by array."""
+
+_OF_SCORES = ("q", "k", "v", "lse", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "pages")
+"""Arrays that every kernel reads, if there are such."""
+
+_BROADCAST = ("bias", "mask", "q_segments", "kv_segments")
+"""Arrays that may have size 1 along positions, too."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention, as the kernels take it.
+
+    Attributes:
+        features: what they are specialised for.
+        sizes: of the batch axes, as few as strides allow.
+        strides: of every array.
+        q_len, kv_len: queries and keys, or those of the longest sequence.
+        numbers: the others.
+    """
+
+    features: Features
+    sizes: tuple[int, ...]
+    strides: Strides
+    q_len: int
+    kv_len: int
+    numbers: Numbers
+
+    @property
+    def elements(self) -> int:
+        """Of the batch."""
+        return prod(self.sizes)
+
+    @property
+    def share(self) -> int:
+        """Batch elements that share k and v."""
+        return prod(self.sizes[len(self.sizes) - self.features.shared :])
+
+    @property
+    def counting(self) -> tuple[int, ...]:
+        """The sizes, for counting through the batch. The first one isn't needed for that, and nothing depends on it."""
+        return self.sizes if self.features.shared == len(self.sizes) else (ANY, *self.sizes[1:])
+
+    def strides_of(self, *names: str) -> Strides:
+        """The strides of these arrays and of those that scores depend on; others would be compiled for in vain."""
+        return Strides(**{name: getattr(self.strides, name) for name in (*names, *_OF_SCORES)})
+
+    def runtime(self, heads: int, together: int) -> tuple[Any, ...]:
+        """The numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
+
+        Args:
+            heads: batch elements that programs are counted over.
+            together: how many of them to work on side by side.
+        """
+        return (*Lengths(self.q_len, self.kv_len, heads, max(1, min(together, heads))), *self.numbers)
+
+
+def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool) -> Problem:
+    """Sort out the axes.
+
+    Args:
+        spec: what is computed.
+        layouts: of the arrays that there are, by the names of :class:`Strides`, and ``table``.
+        precision: of float32 products, ``'ieee'`` or ``'tf32'``.
+        upcast: whether products of bfloat16 are made in float32.
+    """
+    batch = len(spec.batch)
+    sequences = _has_sequences(spec)
+    own: dict[str, list[int]] = {}
+    tails: dict[str, tuple[int, ...]] = {}
+    for name, (shape, strides) in layouts.items():
+        if name == "table":
+            continue
+        own[name] = [0 if size == 1 else stride for size, stride in zip(shape[:batch], strides[:batch], strict=True)]
+        tails[name] = tuple(
+            0 if shape[at] == 1 and name in _BROADCAST else strides[at] for at in range(batch, batch + _TAILS[name])
+        )
+    pages: tuple[int, ...] = (0, 0, 0, 0)
+    if spec.page_size:
+        pages = (layouts["k"][1][0], layouts["v"][1][0], *layouts["table"][1])
+        own["k"][0] = own["v"][0] = 0
+    kept = [at for at in range(batch) if spec.batch[at] != 1 or (at == 0 and sequences)]
+    border = sum(at not in shared_axes(spec) for at in kept)
+    sizes, rows = _merged(
+        [spec.batch[at] for at in kept],
+        {name: [strides[at] for at in kept] for name, strides in own.items()},
+        (1 if sequences else 0, border),
+    )
+    shared = _shared_count(spec, sizes)
+    everything = {name: (*rows[name], *tails[name]) for name in rows}
+    left, right = _window(spec)
+    head, v_head = _in_parts(spec.head_dim), _in_parts(spec.v_head_dim)
+    double = spec.dtype == "float64"
+    features = Features(
+        axes=len(sizes),
+        shared=shared,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.v_head_dim,
+        head=head,
+        v_head=v_head,
+        folded=spec.scale > 0 and not spec.softcap and spec.bias is None and not spec.alibi,
+        left=left is not None,
+        right=right is not None,
+        bottom_right=spec.alignment == "bottom_right" or spec.cache,
+        softcap=bool(spec.softcap),
+        alibi=spec.alibi,
+        sinks=spec.sinks,
+        segments=spec.segments,
+        dropout=spec.dropout_p > 0,
+        bias=_along(spec.bias),
+        mask=_along(spec.mask),
+        page_size=spec.page_size,
+        wide=_wide(spec, everything),
+        wide_scores=_wide_scores(spec, everything),
+        double=double,
+        scale=spec.scale if double else 0.0,
+        cap=spec.softcap if double else 0.0,
+        precision=precision if spec.dtype == "float32" else "ieee",
+        upcast=upcast,
+    )
+    numbers = Numbers(
+        float(spec.scale),
+        float(spec.softcap),
+        min(left or 0, _FAR),
+        min(right or 0, _FAR),
+        float(spec.dropout_p),
+    )
+    strides = Strides(**everything, pages=pages)
+    return Problem(features, tuple(sizes), strides, spec.q_len, spec.kv_len, numbers)
+
+
+def _has_sequences(spec: AttentionSpec) -> bool:
+    """Whether the first batch axis counts sequences of their own lengths, or with pages of their own."""
+    return spec.varlen or spec.cache or spec.page_size > 0
+
+
+def shared_axes(spec: AttentionSpec) -> tuple[int, ...]:
+    """The last batch axes that k and v both lack."""
+    first = len(spec.batch)
+    while first > int(_has_sequences(spec)) and spec.k_batch[first - 1] == spec.v_batch[first - 1] == 1:
+        first -= 1
+    return tuple(range(first, len(spec.batch)))
+
+
+def missing_axes(spec: AttentionSpec, name: str) -> tuple[int, ...]:
+    """Batch axes that q, k or v lacks, so that its gradient is a sum over them, apart from what the kernels sum."""
+    own = {"q": spec.q_batch, "k": spec.k_batch, "v": spec.v_batch}[name]
+    summed = () if name == "q" else shared_axes(spec)
+    return tuple(
+        at
+        for at, (size, whole) in enumerate(zip(own, spec.batch, strict=True))
+        if size == 1 != whole and at not in summed and not (at == 0 and spec.varlen)
+    )
+
+
+def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of an array that lies without gaps, the last axis of ``order`` being the fastest."""
+    strides = [0] * len(shape)
+    stride = 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= max(1, shape[axis])
+    return tuple(strides)
+
+
+def _merged(
+    sizes: list[int], strides: dict[str, list[int]], borders: tuple[int, ...]
+) -> tuple[list[int], dict[str, list[int]]]:
+    """As few axes as possible: two that lie side by side in every array become one, except across a border."""
+    for at in range(len(sizes) - 1, 0, -1):
+        if at in borders or any(own[at - 1] != own[at] * sizes[at] for own in strides.values()):
+            continue
+        sizes = [*sizes[: at - 1], sizes[at - 1] * sizes[at], *sizes[at + 1 :]]
+        strides = {name: [*own[: at - 1], *own[at:]] for name, own in strides.items()}
+    if not sizes:
+        return [1], {name: [0] for name in strides}
+    return sizes, strides
+
+
+def _shared_count(spec: AttentionSpec, sizes: Sequence[int]) -> int:
+    """How many of the merged axes make up the shared ones."""
+    left = prod(spec.batch[at] for at in shared_axes(spec))
+    count = 0
+    while left > 1:
+        left //= sizes[-1 - count]
+        count += 1
+    return count
+
+
+def _window(spec: AttentionSpec) -> tuple[int | None, int | None]:
+    left, right = spec.window
+    if spec.causal:
+        right = 0 if right is None else min(right, 0)
+    return left, right
+
+
+def _in_parts(features: int) -> tuple[int, int]:
+    """Powers of two that hold so many features: one, or two where these are fewer in sum."""
+    whole = max(16, 1 << (features - 1).bit_length())
+    half = whole // 2
+    if half < 32:
+        return whole, 0
+    rest = max(16, 1 << (features - half - 1).bit_length())
+    return (half, rest) if half + rest < whole else (whole, 0)
+
+
+def _along(shape: tuple[int, ...] | None) -> tuple[bool, bool] | None:
+    return None if shape is None else (shape[-2] != 1, shape[-1] != 1)
+
+
+def _wide(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether offsets inside a tile of rows may need more than 32 bits."""
+    features = max(spec.head_dim, spec.v_head_dim)
+    longest = max(
+        _MOST_ROWS * own[-2] + 2 * features * own[-1]
+        for name, own in strides.items()
+        if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+    )
+    return longest >= 1 << 31
+
+
+def _wide_scores(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
+    longest = max(
+        (
+            (spec.q_len + _MOST_ROWS) * own[-2] + (spec.kv_len + _MOST_ROWS) * own[-1]
+            for name, own in strides.items()
+            if name in ("bias", "d_bias", "mask")
+        ),
+        default=0,
+    )
+    return longest >= 1 << 31

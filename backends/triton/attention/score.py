@@ -1,0 +1,142 @@
+"""Device functions from the product of queries and keys to scores and weights, in the order of the specification.
+
+Positions ``i`` of queries and ``j`` of keys are tiles of rank 2, with size 1 along the other's axis: so the same
+functions serve a tile with queries along its first axis, and one with keys along it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.indexing import field
+
+__all__ = ["LN2", "LOG2E", "allowed", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def scale_of(numbers, f: tl.constexpr):
+    """What products of queries and keys are multiplied with."""
+    if field(f, "double"):
+        scale: tl.constexpr = field(f, "scale")
+    else:
+        scale = numbers.scale
+    return scale
+
+
+@triton.jit
+def factor_of(numbers, f: tl.constexpr):
+    """What is left to multiply a score with, to have it as a power of two."""
+    if field(f, "folded"):
+        factor = scale_of(numbers, f) * LOG2E
+    else:
+        factor = 1.0
+    return factor
+
+
+@triton.jit
+def _tanh(x):
+    small = tl.exp2(-2.0 * LOG2E * tl.abs(x))
+    size = (1.0 - small) / (1.0 + small)
+    # Near 0, the difference has lost its digits.
+    square = x * x
+    near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315 - square * (62.0 / 2835)))))
+    return tl.where(square < 0.01, near, tl.where(x < 0, -size, size))
+
+
+@triton.constexpr_function
+def _varies(along, at):
+    return along[at]
+
+
+@triton.jit
+def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
+    """Offsets in a bias or a mask; an axis along which it doesn't vary stays of size 1."""
+    axes: tl.constexpr = field(f, "axes")
+    zero = tl.full((), 0, tl.int32)
+    if field(f, "wide_scores"):
+        zero = tl.full((), 0, tl.int64)
+    places = tl.full((1, 1), 0, tl.int32) + zero
+    if _varies(along, 0):
+        places = places + (i + zero) * strides[axes]
+    if _varies(along, 1):
+        places = places + (j + zero) * strides[axes + 1]
+    return places
+
+
+@triton.jit
+def _score_exists(i, j, head, along: tl.constexpr):
+    exists = tl.full((1, 1), True, tl.int1)
+    if _varies(along, 0):
+        exists = exists & (i < head.q_len)
+    if _varies(along, 1):
+        exists = exists & (j < head.kv_len)
+    return exists
+
+
+@triton.jit
+def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
+    """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product."""
+    derivative = 1.0
+    if field(f, "folded"):
+        score = products
+    else:
+        score = products * scale_of(numbers, f)
+        if field(f, "softcap"):
+            if field(f, "double"):
+                cap: tl.constexpr = field(f, "cap")
+            else:
+                cap = numbers.cap
+            bent = _tanh(score / cap)
+            score = cap * bent
+            derivative = 1.0 - bent * bent
+        if field(f, "biased"):
+            along: tl.constexpr = field(f, "bias")
+            bias = tl.load(
+                head.bias + _score_places(i, j, strides.bias, f, along), mask=_score_exists(i, j, head, along), other=0
+            )
+            score = score + bias.to(kept_type(f))
+        if field(f, "alibi"):
+            score = score - head.slope * tl.abs(i + head.shift - j).to(kept_type(f))
+        score = score * LOG2E
+    return score, derivative
+
+
+@triton.jit
+def segments_at(pointer, stride, positions, count):
+    """Segment of each position; beyond the last one, none that there is on both sides is compared."""
+    return tl.load(pointer + positions * (tl.full((), 0, tl.int64) + stride), mask=positions < count, other=0)
+
+
+@triton.jit
+def allowed(i, j, q_segments, kv_segments, head, strides, numbers, f: tl.constexpr):
+    """Which queries see which keys."""
+    seen = j < head.kv_len
+    if field(f, "right"):
+        seen = seen & (j <= i + (head.shift + numbers.right))
+    if field(f, "left"):
+        seen = seen & (j >= i + (head.shift - numbers.left))
+    if field(f, "segments"):
+        seen = seen & (q_segments == kv_segments)
+    if field(f, "masked"):
+        along: tl.constexpr = field(f, "mask")
+        mask = tl.load(
+            head.mask + _score_places(i, j, strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0
+        )
+        seen = seen & (mask != 0)
+    return seen
+
+
+@triton.jit
+def dropped(weights, i, j, seed, head, lengths, numbers):
+    """Weights with some of them 0 and the others made up for it; the same ones for the same places."""
+    wide = tl.full((), 0, tl.int64)
+    row = ((head.number + wide) * lengths.q + i) * lengths.kv
+    kept = tl.rand(seed, row + j) >= numbers.drop
+    return tl.where(kept, weights / (1.0 - numbers.drop), 0.0)

@@ -1,0 +1,144 @@
+"""What the reference needs of a framework beside einsum, in one class for NumPy's dialects; torch's is a subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from einops_fast.einsum import fast_einsum
+
+__all__ = ["Arrays", "arrays_of"]
+
+
+class Arrays:
+    """Arrays of a namespace ``xp`` with NumPy's functions."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    def einsum(self, equation: str, a: Any, b: Any) -> Any:
+        return fast_einsum(equation, a, b)
+
+    def permute(self, array: Any, order: tuple[int, ...]) -> Any:
+        return array.transpose(order)
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array if str(array.dtype) == dtype else array.astype(dtype)
+
+    def positions(self, start: int, count: int, like: Any) -> Any:
+        return self.xp.arange(start, start + count, dtype="int64")
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        return self.xp.where(condition, yes, no)
+
+    def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
+        return self.xp.full(tuple(shape), value, dtype=like.dtype)
+
+    def expand(self, array: Any, shape: Sequence[int]) -> Any:
+        return self.xp.broadcast_to(array, tuple(shape))
+
+    def exp(self, array: Any) -> Any:
+        return self.xp.exp(array)
+
+    def log(self, array: Any) -> Any:
+        return self.xp.log(array)
+
+    def tanh(self, array: Any) -> Any:
+        return self.xp.tanh(array)
+
+    def largest(self, array: Any) -> Any:
+        """Along the last axis, which stays; no gradient goes through it."""
+        return array.max(axis=-1, keepdims=True)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        """Elementwise; no gradient goes through it."""
+        return self.xp.maximum(a, b)
+
+    def sum(self, array: Any) -> Any:
+        """Along the last axis, which stays."""
+        return array.sum(axis=-1, keepdims=True)
+
+    def concatenate(self, parts: Sequence[Any], axis: int) -> Any:
+        return parts[0] if len(parts) == 1 else self.xp.concatenate(parts, axis=axis)
+
+    def pieces(self, array: Any, axis: int, size: int) -> list[Any]:
+        """The array cut along an axis into pieces of this size, and a rest."""
+        before = (slice(None),) * axis
+        return [array[(*before, slice(at, at + size))] for at in range(0, array.shape[axis], size)]
+
+    def dropout(self, array: Any, p: float) -> Any:
+        kept = self.xp.random.random(array.shape) >= p
+        return array * kept.astype(array.dtype) / (1 - p)
+
+    def integers(self, array: Any) -> list[int]:
+        """On the host."""
+        return [int(value) for value in array.tolist()]
+
+    def block(self, function: Callable[..., Any], gradients: bool, *arguments: Any) -> Any:
+        """Call ``function``; where gradients are wanted, without keeping what it makes on the way."""
+        return function(*arguments)
+
+    def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
+        """The array with its memory in this order of axes, if that can be said."""
+        if not order or order == tuple(range(len(order))):
+            return array
+        inverse = tuple(map(order.index, range(len(order))))
+        return self.permute(self.contiguous(self.permute(array, order)), inverse)
+
+    def contiguous(self, array: Any) -> Any:
+        return self.xp.ascontiguousarray(array)
+
+
+class _MxnetArrays(Arrays):
+    def positions(self, start: int, count: int, like: Any) -> Any:
+        return self.xp.arange(start, start + count, dtype="int64", device=like.device)
+
+    def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
+        return self.xp.full(tuple(shape), value, dtype=like.dtype, device=like.device)
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        # It has no broadcasting with numbers that gradients go through.
+        like = yes if hasattr(yes, "shape") else no
+        yes, no = (each if hasattr(each, "shape") else self.full((1,), each, like) for each in (yes, no))
+        return self.xp.where(condition, yes, no)
+
+    def largest(self, array: Any) -> Any:
+        return array.detach().max(axis=-1, keepdims=True)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return self.xp.maximum(a.detach(), b.detach())
+
+    def dropout(self, array: Any, p: float) -> Any:
+        kept = self.xp.random.uniform(size=array.shape, device=array.device) >= p
+        return array * kept.astype(array.dtype) / (1 - p)
+
+    def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
+        return array  # every array is contiguous, and a permutation a copy
+
+
+_known: dict[str, Arrays] = {}
+
+
+def arrays_of(framework: str) -> Arrays:
+    """The class for the arrays of a backend of this name."""
+    _wake(framework)
+    return _known[framework]
+
+
+def _wake(framework: str) -> bool:
+    if framework not in _known:
+        if framework == "torch":
+            _known[framework] = import_module("einops_fast.backends.torch_arrays").TorchArrays()
+        elif framework == "mxnet":
+            _known[framework] = _MxnetArrays(import_module("mxnet.numpy"))
+        else:
+            _known[framework] = Arrays(import_module("cupy" if framework == "cupy" else "numpy"))
+    return True
+
+
+# torch.compile calls it while tracing, and can't follow an import.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,357 @@
+"""`attention`: from a call to a cached plan, an implementation, and its result in the order that was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from importlib import import_module
+from typing import Any
+
+from einops_fast.arguments import is_tracing, own_arrays
+from einops_fast.attention import registry, torch_state
+from einops_fast.attention.choice import choose
+from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.prepare import Options, Plan, make_plan
+from einops_fast.attention.registry import Implementation, allowed_names
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends import Backend, awake_types, backend_for_type
+from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+from einops_fast.tuning import current_mode
+
+__all__ = ["attend", "attention", "own_call", "plan_of", "read_call"]
+
+
+def attention(
+    *operands: Any,
+    layout: str | None = None,
+    causal: bool | str = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    mask: Any = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    sinks: Any = None,
+    segment_ids: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    alignment: str | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    sequence: tuple[str, str] | None = None,
+) -> Any:
+    """Attention on arrays in any axis order: ``softmax(scale * q k^T + bias) v``, by the fastest way there is.
+
+    Call it as ``attention(pattern, q, k, v)``, or without a pattern as ``attention(q, k, v, layout='bshd')`` or
+    ``attention(qkv, layout='bs3hd')``. A pattern names the axes of q, k, v and of the result, in letters or words;
+    :mod:`einops_fast.attention.pattern` says what it makes of them. Nothing is copied to change a layout.
+
+    Further arrays are given as ``('axes', array)`` with axis names of the pattern, or alone: then their axes are the
+    last ones of the batch axes, in the order of the result, the queries and the keys; those of ``segment_ids`` are
+    the first batch axes and the positions. Any axis may have size 1.
+
+    Args:
+        operands: a pattern, q, k and v. Axes of heads may differ between q and k where one divides the other: query
+            head ``x`` of ``r * g`` uses key head ``x // r`` of ``g``.
+        layout: the axes of q, k, v and the result instead of a pattern: letters ``b``, ``h``, ``s`` (or ``t`` for
+            packed sequences), ``d``, and ``3`` where one array holds q, k and v. The heads of q may be a multiple.
+        causal: hide keys after the query: ``True`` or ``'top_left'`` where the first query faces the first key,
+            ``'bottom_right'`` where the last faces the last.
+        window: how many keys are seen before and after the one that a query faces: two numbers, or one for both;
+            ``None`` for all.
+        mask: boolean, True where a query may see a key.
+        bias: added to the scores; it has a gradient.
+        alibi_slopes: per head (batch axes), the slope of a bias that falls with the distance.
+        softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 for not.
+        scale: of the products of q and k; ``head_dim ** -0.5`` if ``None``.
+        dropout_p: probability of dropping a weight.
+        sinks: per head (batch axes), a logit that takes part in the softmax, for a value of zeros.
+        segment_ids: integers; a query sees the keys of its own segment. Two of them, for queries and keys, in a tuple
+            if they differ.
+        cu_seqlens_q, cu_seqlens_kv: where packed sequences begin, and the end of the last: (sequences + 1,). Those of
+            the keys are the same if left out. A leading batch axis counts sequences in further arrays.
+        max_seqlen_q, max_seqlen_kv: the longest sequences, if known: else they are looked up, which waits for a GPU.
+        cache_seqlens: per sequence (first batch axis), how many keys there are: (n,). The last query faces the last.
+        block_table: per sequence, the pages that hold its keys: (n, pages). k and v then have an axis of pages, called
+            ``page`` say, in place of the batch axis.
+        alignment: which query faces which key, for ``window`` and ``alibi_slopes``, as for ``causal``.
+        return_lse: also return the log of the denominator, in the order of the result without features, in float32.
+            It has a gradient.
+        deterministic: gradients have the same bits on every run; also where torch's own setting says so.
+        sequence: names of the axes of the queries and the keys, where the pattern leaves that open.
+
+    Returns:
+        The result, and with ``return_lse`` a pair. A query without any key gets zeros, and a log of ``-inf``.
+
+    Raises:
+        SubscriptsError: the pattern is malformed, or it isn't clear what an axis is.
+        ShapeError: sizes don't fit.
+        OperandError: arrays don't belong together, or no allowed implementation can do it.
+        EinsumError: base of these; an option is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import attention
+        >>> q, k = np.ones((2, 5, 8, 16)), np.ones((2, 7, 4, 16))
+        >>> attention('b i h d, b j g d, b j g e -> b i h e', q, k, k, causal=True).shape
+        (2, 5, 8, 16)
+    """
+    further = (
+        ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
+        ("cache_seqlens", cache_seqlens), ("block_table", block_table),
+    )  # fmt: skip
+    options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
+    lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
+    return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths))
+
+
+def read_call(
+    operands: tuple[Any, ...],
+    layout: str | None,
+    sequence: Any,
+    options: tuple[Any, ...],
+    further: tuple[tuple[str, Any], ...],
+    segment_ids: Any,
+    lengths: tuple[Any, Any, int | None, int | None],
+) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
+    """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
+
+    Raises:
+        EinsumError: they don't go together.
+    """
+    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
+    if varlen and lengths[0] is None and lengths[1] is None:
+        raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
+    patterns: dict[str, str | None] = {}
+    for name, value in further:
+        if value is not None:
+            arrays[name], patterns[name] = _named(value)
+    if segment_ids is not None:
+        _read_segments(segment_ids, arrays, patterns)
+    longest = None
+    if lengths[0] is not None or lengths[1] is not None:
+        longest = _read_lengths(arrays, *lengths)
+    return pattern, sequence, arrays, patterns, options, longest
+
+
+def _read_operands(
+    operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
+) -> tuple[str, Any, Any, Any, Any, bool]:
+    """The pattern, the axes of positions, q, k and v; and whether the layout is of packed sequences.
+
+    Raises:
+        EinsumError: there are too many or too few.
+    """
+    if operands and isinstance(operands[0], str):
+        if layout is not None:
+            raise EinsumError("a pattern and a layout can't be given together")
+        if len(operands) != 4:
+            raise OperandError(f"attention takes a pattern and three arrays, q, k and v; not {len(operands) - 1}")
+        return (operands[0], sequence, *operands[1:], False)
+    if layout is None:
+        raise SubscriptsError(
+            "attention takes a pattern first, as in 'b i h d, b j h d, b j h e -> b i h e', or a layout"
+        )
+    read = read_layout(layout, paged)
+    if read.packed is None:
+        if len(operands) != 3:
+            raise OperandError(f"attention with layout {layout!r} takes three arrays, q, k and v; not {len(operands)}")
+        return (read.pattern, read.sequence, *operands, read.varlen)
+    if len(operands) != 1:
+        raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
+    packed, axis = operands[0], read.packed
+    if len(packed.shape) != len(layout) or packed.shape[axis] != 3:
+        raise OperandError(
+            f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "
+            f"{tuple(packed.shape)}"
+        )
+    if hasattr(packed, "unbind"):
+        q, k, v = packed.unbind(axis)
+    else:
+        q, k, v = (packed[(slice(None),) * axis + (at,)] for at in range(3))
+    return read.pattern, read.sequence, q, k, v, read.varlen
+
+
+def _named(value: Any) -> tuple[Any, str | None]:
+    """An array and its pattern, if it comes with one."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return value[1], value[0]
+    return value, None
+
+
+def _read_segments(value: Any, arrays: dict[str, Any], patterns: dict[str, str | None]) -> None:
+    both = isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[0], str)
+    for name, own in zip(("q_segments", "kv_segments"), value if both else (value, value), strict=True):
+        arrays[name], patterns[name] = _named(own)
+        if not both and patterns[name] is not None:
+            raise EinsumError("segment_ids with a pattern are two, for queries and keys: (('b i', ids), ('b j', ids))")
+
+
+def _read_lengths(
+    arrays: dict[str, Any], cu_seqlens_q: Any, cu_seqlens_kv: Any, max_q: int | None, max_kv: int | None
+) -> tuple[int, int]:
+    if cu_seqlens_q is None:
+        raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
+    same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
+    arrays["cu_seqlens_q"] = cu_seqlens_q
+    arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
+    if max_q is None:
+        max_q = _longest(cu_seqlens_q)
+    if max_kv is None:
+        max_kv = max_q if same else _longest(cu_seqlens_kv)
+    return max_q, max_kv
+
+
+def _longest(ends: Any) -> int:
+    return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0
+
+
+def attend(
+    pattern: str,
+    sequence: Any,
+    arrays: dict[str, Any],
+    patterns: dict[str, str | None],
+    options: tuple[Any, ...],
+    longest: tuple[int, int] | None,
+) -> Any:
+    """The call with everything read. The second time, it is one look-up and the calls themselves."""
+    if is_tracing():
+        return _traced(pattern, sequence, arrays, patterns, options, longest)
+    q = arrays["q"]
+    if getattr(q, "is_nested", False):
+        return import_module("einops_fast.backends.attention.nested").attend_nested(
+            pattern, sequence, arrays, patterns, options, longest
+        )
+    backend = awake_types.get(type(q))
+    if backend is None:
+        backend, arrays = own_call(arrays)
+    elif backend.name == "torch" and torch_state.autocasts(q):
+        torch_state.autocast(arrays)
+    if backend.name == "torch" and not options[-1] and torch_state.deterministic():
+        options = (*options[:-1], True)
+    found = None
+    try:
+        key: Hashable = (
+            pattern, sequence, backend.signature((arrays["q"], arrays["k"], arrays["v"])), options, longest,
+        )  # fmt: skip
+        if len(arrays) > 3:
+            further = [(name, patterns.get(name), backend.signature((arrays[name],))) for name in [*arrays][3:]]
+            key = key, tuple(further)
+        found = _calls.get(key)
+    except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed, as a window that is a list
+        key = None
+    if found is None:
+        backend, arrays = own_call(arrays)
+        found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
+        if key is not None:
+            _remember(key, found)
+    return found(arrays)
+
+
+def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
+    """The backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way.
+
+    Raises:
+        OperandError: they are of two frameworks.
+    """
+    known = [(name, found) for name, array in arrays.items() if (found := backend_for_type(type(array))) is not None]
+    for name, other in known:
+        if other is not known[0][1]:
+            raise OperandError(
+                f"{known[0][0]} and {name} are of two frameworks, {known[0][1].name} and {other.name}; "
+                "convert one of them first"
+            )
+    backend, owned = own_arrays(list(arrays.values()))
+    result = dict(zip(arrays, owned, strict=True))
+    if backend.name == "torch":
+        torch_state.autocast(result)
+    return backend, result
+
+
+class _Call:
+    """One kind of call, and the implementations chosen for it, by what the choice depends on."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._chosen: dict[Hashable, Callable[[AttentionInputs], tuple[Any, Any]]] = {}
+
+    def __call__(self, arrays: Mapping[str, Any]) -> Any:
+        plan = self.plan
+        inputs = plan.inputs(arrays)
+        circumstances = allowed_names(), current_mode(), registry.generation
+        run = self._chosen.get(circumstances)
+        if run is None:
+            decision = choose(plan.spec, plan.device, circumstances[1], inputs)
+            run = _seeded(decision.implementation, plan.spec, decision.implementation.compiled(plan.spec))
+            if decision.final:
+                self._chosen[circumstances] = run
+        result, lse = run(inputs)
+        return plan.answer(result, lse)
+
+
+_LIMIT = 4096
+_calls: dict[Hashable, _Call] = {}
+_lock = threading.Lock()
+
+
+def _remember(key: Hashable, call: _Call) -> None:
+    with _lock:
+        while len(_calls) >= _LIMIT:
+            _calls.pop(next(iter(_calls)))
+        _calls[key] = call
+
+
+def _traced(
+    pattern: str,
+    sequence: Any,
+    arrays: dict[str, Any],
+    patterns: dict[str, str | None],
+    options: tuple[Any, ...],
+    longest: tuple[int, int] | None,
+) -> Any:
+    """The call while torch.compile traces it: nothing is remembered, and nothing measured."""
+    torch_state.autocast(arrays)
+    options = (*options[:-1], options[-1] or torch_state.deterministic())
+    plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
+    way = choose(plan.spec, plan.device, "never", quiet=True).implementation
+    run = _seeded(way, plan.spec, way.compiled(plan.spec))
+    return plan.answer(*run(plan.inputs(arrays)))
+
+
+def _seeded(
+    way: Implementation, spec: AttentionSpec, run: Callable[[AttentionInputs], tuple[Any, Any]]
+) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+    """``run``, with a new seed in each call where it wants one."""
+    if not (spec.dropout_p and way.seeded):
+        return run
+
+    def with_seed(inputs: AttentionInputs) -> tuple[Any, Any]:
+        inputs.seed = torch_state.seed_for(inputs.q)
+        return run(inputs)
+
+    return with_seed
+
+
+def plan_of(
+    pattern: str,
+    sequence: Any,
+    arrays: Mapping[str, Any],
+    patterns: Mapping[str, str | None],
+    options: tuple[Any, ...],
+    longest: tuple[int, int] | None,
+    framework: str,
+) -> Plan:
+    """The plan of a call, made anew."""
+    state: dict[str, Any] = {}
+    if framework == "torch":
+        state = torch_state.derivatives(arrays)
+    elif framework == "mxnet":
+        recording = bool(import_module("mxnet.autograd").is_recording())
+        state = {"gradients": recording, "bias_gradient": recording and "bias" in arrays}
+    return make_plan(pattern, sequence, arrays, patterns, Options(*options), longest, framework, state)

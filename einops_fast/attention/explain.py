@@ -1,0 +1,70 @@
+"""`explain_attention`: what a call would do, and what it would cost, without doing it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from einops_fast.attention.attend import own_call, plan_of, read_call
+from einops_fast.errors import EinsumError
+
+if TYPE_CHECKING:
+    from einops_fast.attention.explanation import AttentionExplanation
+
+__all__ = ["explain_attention"]
+
+_OPTIONS: dict[str, Any] = {
+    "causal": False,
+    "alignment": None,
+    "window": None,
+    "softcap": 0.0,
+    "scale": None,
+    "dropout_p": 0.0,
+    "return_lse": False,
+    "deterministic": False,
+}
+_FURTHER = ("bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv")
+
+
+def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
+    """What :func:`einops_fast.attention` would do with these arguments, without doing it or measuring anything.
+
+    Args:
+        operands, options: as for :func:`einops_fast.attention`.
+
+    Raises:
+        EinsumError: as :func:`einops_fast.attention` would.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import explain_attention
+        >>> q = k = v = np.ones((2, 5, 8, 16), 'float32')
+        >>> e = explain_attention('b i h d, b j h d, b j h e -> b i h e', q, k, v)
+        >>> e.implementation, e.flops
+        ('math', 25600)
+    """
+    known = {*_OPTIONS, *_FURTHER, *_LENGTHS, "layout", "sequence", "segment_ids"}
+    for name in options:
+        if name not in known:
+            raise EinsumError(f"attention has no argument {name!r}; it has {', '.join(sorted(known))}")
+    lengths = tuple([options.get(name) for name in _LENGTHS])
+    pattern, sequence, arrays, patterns, values, longest = read_call(
+        operands,
+        options.get("layout"),
+        options.get("sequence"),
+        tuple([options.get(name, usual) for name, usual in _OPTIONS.items()]),
+        tuple([(name, options.get(name)) for name in _FURTHER]),
+        options.get("segment_ids"),
+        (lengths[0], lengths[1], lengths[2], lengths[3]),
+    )
+    text = pattern
+    if getattr(arrays["q"], "is_nested", False):
+        nested = import_module("einops_fast.backends.attention.nested")
+        _, pattern, sequence, arrays, longest = nested.packed_call(pattern, sequence, arrays, patterns, longest)
+    backend, arrays = own_call(arrays)
+    plan = plan_of(pattern, sequence, arrays, patterns, values, longest, backend.name)
+    # Few programs explain anything: none should wait for this when it imports the package.
+    from einops_fast.attention.explanation import explanation_of_attention
+
+    return explanation_of_attention(text, plan)

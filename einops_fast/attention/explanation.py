@@ -1,0 +1,124 @@
+"""What a call of attention would do, in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from einops_fast.attention.choice import choose
+from einops_fast.attention.memory import current_score_memory
+from einops_fast.attention.prediction import attention_bytes, attention_flops
+from einops_fast.attention.prepare import Plan
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.explanation import scaled
+from einops_fast.tuning import current_mode
+
+__all__ = ["AttentionExplanation", "explanation_of_attention"]
+
+
+@dataclass(frozen=True)
+class AttentionExplanation:
+    """What would be done: print it, or look at its attributes.
+
+    Attributes:
+        text: the pattern.
+        spec: the attention in canonical form.
+        device: where.
+        implementation: name of the one that computes it.
+        why: why that one.
+        answers: by name, ``'can'``, or the reason why not.
+        predicted: by name, predicted seconds, where they are known.
+        measured: by name, measured seconds, where there are any.
+        flops: of the products, with the backward's where gradients may be asked for.
+        moved_bytes: of operands and result, each once.
+    """
+
+    text: str
+    spec: AttentionSpec
+    device: str
+    implementation: str
+    why: str
+    answers: Mapping[str, str]
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    flops: int
+    moved_bytes: int
+
+    @property
+    def seconds(self) -> float | None:
+        """What the call takes: as measured, else as predicted; ``None`` if neither is known."""
+        return self.measured.get(self.implementation, self.predicted.get(self.implementation))
+
+    @property
+    def score_bytes(self) -> int:
+        """The most that the reference would hold of scores at a time; 0 where a fused one is used."""
+        if self.implementation != "math":
+            return 0
+        wide = 8 if self.spec.dtype == "float64" else 4
+        whole = self.spec.kv_len * self.spec.q_len * wide
+        for size in self.spec.batch:
+            whole *= size
+        return min(whole, current_score_memory())
+
+    def __str__(self) -> str:
+        spec = self.spec
+        lines = [
+            self.text,
+            f"on {spec.framework} ({self.device}) in {spec.dtype}" + (", with gradients" if spec.gradients else ""),
+            f"batch {'×'.join(map(str, spec.batch)) or 1}, {spec.q_len} queries, {spec.kv_len} keys, "
+            f"head_dim {spec.head_dim}, v_head_dim {spec.v_head_dim}",
+        ]
+        features = _features(spec)
+        if features:
+            lines.append(f"with {', '.join(features)}")
+        lines.append(f"{scaled(self.flops, 'FLOP')}, {scaled(self.moved_bytes, 'B')} of operands and result")
+        if self.seconds is not None:
+            known = "measured" if self.implementation in self.measured else "predicted"
+            lines.append(f"{known} to take {scaled(self.seconds, 's')}")
+        if self.score_bytes:
+            lines.append(f"up to {scaled(self.score_bytes, 'B')} of scores at a time")
+        lines += ["", f"by {self.implementation}: {self.why}"]
+        width = max(map(len, self.answers))
+        for name, answer in self.answers.items():
+            times = [
+                f"{how} {scaled(found[name], 's')}"
+                for how, found in (("measured", self.measured), ("predicted", self.predicted))
+                if name in found
+            ]
+            lines.append(f"  {name.ljust(width)}  {', '.join([answer, *times])}")
+        return "\n".join(lines)
+
+
+def _features(spec: AttentionSpec) -> list[str]:
+    found = [f"causality ({spec.alignment})"] if spec.causal else []
+    if spec.window != (None, None):
+        found.append(f"window {spec.window}")
+    if spec.softcap:
+        found.append(f"softcap {spec.softcap:g}")
+    if spec.dropout_p:
+        found.append(f"dropout {spec.dropout_p:g}")
+    if spec.page_size:
+        found.append(f"pages of {spec.page_size}")
+    names = {"bias": "a bias", "mask": "a mask", "alibi": "slopes", "sinks": "sinks", "segments": "segments",
+             "varlen": "packed sequences", "cache": "cache_seqlens", "lse": "the log of the denominator",
+             "deterministic": "deterministic gradients"}  # fmt: skip
+    return found + [text for name, text in names.items() if getattr(spec, name)]
+
+
+def explanation_of_attention(text: str, plan: Plan) -> AttentionExplanation:
+    """The plan, and what would be chosen for it now."""
+    spec = plan.spec
+    decision = choose(spec, plan.device, current_mode())
+    return AttentionExplanation(
+        text,
+        spec,
+        plan.device,
+        decision.implementation.name,
+        decision.why,
+        {name: "can" if isinstance(answer, Implementation) else answer for name, answer in decision.answers},
+        decision.predicted,
+        decision.measured,
+        attention_flops(spec),
+        attention_bytes(spec),
+    )

@@ -1,0 +1,192 @@
+"""The choice of an implementation on a GPU: by prediction, by what is on disk, or by measurement."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any, Protocol
+
+from einops_fast import disk_cache
+from einops_fast._version import __version__
+from einops_fast.attention.choice import Decision
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.cost import Ceilings
+
+__all__ = ["Clock", "choose_by_time", "forget_choices", "problem_class"]
+
+_MARGIN = {"auto": 2.5, "always": 8.0}
+"""How many times the best prediction an implementation may be predicted to take and still be measured, by mode."""
+
+_ROUNDS, _SPREAD = 3, 1.25
+"""Rounds of runs, and how many times the best an implementation may take in one to be in the next."""
+
+
+class Clock(Protocol):
+    """What measuring needs of a framework."""
+
+    def may_measure(self) -> bool:
+        """Whether calls can be timed now."""
+
+    def device_name(self, device: str) -> str:
+        """The model of the device."""
+
+    def versions(self) -> dict[str, str]:
+        """Of what the times depend on."""
+
+    def ceilings(self, device: str) -> Ceilings:
+        """What the device reaches."""
+
+    def aside(self, device: str) -> AbstractContextManager[Any]:
+        """A block that leaves no trace in the framework's state, random numbers included."""
+
+    def seconds(
+        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
+    ) -> list[float]:
+        """Times of some runs, with gradients if the spec has them, which go nowhere."""
+
+
+_lock = threading.Lock()
+_known: dict[str, dict[str, Any]] = {}
+
+
+def forget_choices() -> None:
+    """Forget what was measured, in memory only."""
+    with _lock:
+        _known.clear()
+
+
+def choose_by_time(
+    answers: Sequence[tuple[str, Implementation | str]],
+    spec: AttentionSpec,
+    device: str,
+    mode: str,
+    inputs: AttentionInputs | None,
+    clock: Clock,
+) -> Decision:
+    """Choose the fastest implementation.
+
+    Args:
+        answers: what each one said; one can at least.
+        spec: what to compute.
+        device: where.
+        mode: of measuring, see :func:`einops_fast.autotune`.
+        inputs: of what; without them nothing is measured.
+        clock: what measures.
+    """
+    able = [answer for _, answer in answers if isinstance(answer, Implementation)]
+    on = clock.ceilings(device)
+    predicted = {way.name: way.seconds(spec, on) for way in able}
+    able.sort(key=lambda way: predicted[way.name])
+    best = Decision(able[0], "predicted to be the fastest", answers, predicted, final=True)
+    if len(able) == 1:
+        return Decision(able[0], "the only one that can", answers, predicted)
+    key = {
+        "problem": _summary(spec),
+        "class": problem_class(spec),
+        "dtype": spec.dtype,
+        "device": clock.device_name(device),
+        "versions": {"einops_fast": __version__, **clock.versions()},
+    }
+    text = json.dumps(key, sort_keys=True)
+    record = _known.get(text)
+    if record is None and mode != "always":
+        record = disk_cache.read(key)
+    if record is not None and (mode != "always" or text in _known):
+        found = next((way for way in able if way.name == record.get("choice")), None)
+        if found is not None:
+            _known[text] = record
+            return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
+    if mode == "never" or inputs is None or not clock.may_measure():
+        return Decision(able[0], best.why, answers, predicted, final=mode == "never")
+    near = [way for way in able if predicted[way.name] <= _MARGIN[mode] * predicted[able[0].name]]
+    if len(near) == 1:
+        return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
+    times = _measure(near, spec, inputs, device, clock)
+    if not times:
+        return best
+    name = min(times, key=times.__getitem__)
+    record = {"choice": name, "seconds": times[name], "candidates": times}
+    with _lock:
+        _known[text] = record
+    disk_cache.write(key, record)
+    chosen = next(way for way in near if way.name == name)
+    return Decision(chosen, "measured to be the fastest", answers, predicted, times)
+
+
+def _measure(
+    ways: Sequence[Implementation], spec: AttentionSpec, inputs: AttentionInputs, device: str, clock: Clock
+) -> dict[str, float]:
+    """Median seconds of each one that works."""
+    times: dict[str, list[float]] = {}
+    with clock.aside(device):
+        for way in ways:
+            try:
+                clock.seconds(way, spec, inputs, device, 2)  # compiles, and fills the pools of memory
+                times[way.name] = clock.seconds(way, spec, inputs, device, 3)
+            except Exception:  # out of memory, say, or a library that can't after all: then it isn't a way
+                continue
+        for _ in range(_ROUNDS if len(times) > 1 else 0):
+            best = min(map(min, times.values()))
+            for way in ways:
+                if way.name in times and min(times[way.name]) <= _SPREAD * best:
+                    times[way.name] += clock.seconds(way, spec, inputs, device, 5)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def problem_class(spec: AttentionSpec) -> dict[str, Any]:
+    """What problems have in common for which one measurement is enough; ready for JSON."""
+
+    def rounded(size: int) -> int:
+        return size if size <= 16 else 1 << (size - 1).bit_length()
+
+    def fastest(strides: tuple[int, ...]) -> int | None:
+        return next((at - len(strides) for at, stride in enumerate(strides) if stride == 1), None)
+
+    def broadcast(shape: tuple[int, ...] | None) -> list[bool] | None:
+        return None if shape is None else [size == 1 for size in shape[-3:]]
+
+    return {
+        "heads": rounded(prod(spec.batch)),
+        "shared": prod(spec.q_batch) // max(1, prod(spec.k_batch)) if not spec.page_size else None,
+        "q_len": rounded(spec.q_len),
+        "kv_len": rounded(spec.kv_len),
+        "head_dim": spec.head_dim,
+        "v_head_dim": spec.v_head_dim,
+        "dtype": spec.dtype,
+        "causal": spec.causal,
+        "alignment": spec.alignment if spec.q_len != spec.kv_len else "",
+        "window": [None if side is None else rounded(side) for side in spec.window],
+        "softcap": bool(spec.softcap),
+        "dropout": bool(spec.dropout_p),
+        "bias": broadcast(spec.bias),
+        "mask": broadcast(spec.mask),
+        "features": sorted(
+            name
+            for name in ("alibi", "sinks", "segments", "varlen", "cache", "lse", "gradients", "bias_gradient",
+                         "deterministic", "transforms")
+            if getattr(spec, name)
+        ),
+        "page_size": spec.page_size,
+        "fastest": [fastest(strides) for strides in spec.strides],
+    }  # fmt: skip
+
+
+def _summary(spec: AttentionSpec) -> str:
+    """The class in a line, for people; the rest of the key tells what it leaves out."""
+    found = problem_class(spec)
+    named = [name for name in ("causal", "softcap", "dropout", "bias", "mask") if found[name]]
+    window = [] if spec.window == (None, None) else [f"window {found['window']}"]
+    shape = f"heads {found['heads']} q_len {found['q_len']} kv_len {found['kv_len']}"
+    return " ".join([
+        "attention", shape, f"head_dim {spec.head_dim}/{spec.v_head_dim}", *named, *window, *found["features"]
+    ])  # fmt: skip
+
+
+def _times(record: Mapping[str, Any]) -> dict[str, float]:
+    found = record.get("candidates")
+    return dict(found) if isinstance(found, dict) else {}

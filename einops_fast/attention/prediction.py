@@ -1,0 +1,74 @@
+"""What an attention costs: FLOPs, bytes, and the time that follows from a device's ceilings."""
+
+from __future__ import annotations
+
+from math import prod
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.cost import ITEM_SIZES, Ceilings
+
+__all__ = ["attention_bytes", "attention_flops", "fused_seconds", "unfused_seconds"]
+
+_BACKWARD = 2.5
+"""FLOPs of the backward over those of the forward: five products in place of two."""
+
+_TILE = 64
+"""Queries and keys that fused kernels take at a time: fewer cost as much."""
+
+
+def attention_flops(spec: AttentionSpec) -> int:
+    """Of the products that have to be made: half of them where causal, a band of them with a window.
+
+    Sequences that are packed count as if each were the longest.
+    """
+    return int(spec.flops * _seen(spec) * (1 + _BACKWARD if spec.gradients else 1))
+
+
+def _seen(spec: AttentionSpec) -> float:
+    """Share of the pairs of a query and a key that is looked at."""
+    if not spec.q_len or not spec.kv_len:
+        return 0.0
+    before, after = spec.window
+    if spec.causal:
+        after = 0 if after is None else min(after, 0)
+    shift = spec.kv_len - spec.q_len if spec.alignment == "bottom_right" else 0
+    # In the middle of each of a few bands of queries.
+    bands = min(spec.q_len, 64)
+    seen = 0.0
+    for band in range(bands):
+        facing = (band + 0.5) * spec.q_len / bands + shift
+        first = 0.0 if before is None else min(max(0.0, facing - before - 0.5), spec.kv_len)
+        last = float(spec.kv_len) if after is None else min(max(0.0, facing + after + 0.5), spec.kv_len)
+        seen += max(0.0, last - first)
+    return seen / (bands * spec.kv_len)
+
+
+def attention_bytes(spec: AttentionSpec) -> int:
+    """Bytes of all operands and of the result, each once; with gradients, of the gradients also."""
+    item = ITEM_SIZES.get(spec.dtype, 8)
+    elements = prod(spec.q_batch) * spec.q_len * spec.head_dim + prod(spec.batch) * spec.q_len * spec.v_head_dim
+    elements += spec.kv_len * (prod(spec.k_batch) * spec.head_dim + prod(spec.v_batch) * spec.v_head_dim)
+    moved = elements * item
+    if spec.gradients:
+        moved *= 3
+    if spec.bias is not None:
+        moved += prod(spec.bias) * item * (3 if spec.bias_gradient else 1)
+    return moved + (prod(spec.mask) if spec.mask is not None else 0)
+
+
+def fused_seconds(spec: AttentionSpec, on: Ceilings, efficiency: float) -> float:
+    """Predicted time of one kernel that reaches this share of the peak; of a few for the backward."""
+    passes = 3 if spec.gradients else 1
+    padded = -(-max(spec.q_len, 1) // _TILE) * _TILE / max(spec.q_len, 1)
+    arithmetic = attention_flops(spec) * padded / (on.gemm_rate(spec.dtype) * efficiency)
+    return passes * on.call + max(arithmetic, attention_bytes(spec) / on.bandwidth)
+
+
+def unfused_seconds(spec: AttentionSpec, on: Ceilings) -> float:
+    """Predicted time where scores are written, read and written again, in float32 at least."""
+    item = max(4, ITEM_SIZES.get(spec.dtype, 8))
+    wide = "float64" if spec.dtype == "float64" else "float32"
+    scores = prod(spec.batch) * spec.q_len * spec.kv_len * item
+    passes = 10 if spec.gradients else 6
+    flops = spec.flops * (1 + _BACKWARD if spec.gradients else 1)
+    return 8 * on.call * (3 if spec.gradients else 1) + passes * 2 * scores / on.bandwidth + flops / on.gemm_rate(wide)

@@ -1,0 +1,382 @@
+"""From the arguments of a call to a plan: the spec, the views of all arrays, and the way back to the asked order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from einops_fast.attention.axes import Axes, View, bind_axes
+from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
+from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
+from einops_fast.backends import get_backend
+from einops_fast.errors import EinsumError, OperandError, ShapeError
+
+__all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+
+# What each further array has to be, and what it is converted to.
+_KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "bias": (FLOATS, None),
+    "mask": (("bool",), None),
+    "alibi_slopes": (FLOATS, "float32"),
+    "sinks": (FLOATS, "float32"),
+    "q_segments": (INTEGERS, "int32"),
+    "kv_segments": (INTEGERS, "int32"),
+    "cu_seqlens_q": (INTEGERS, "int32"),
+    "cu_seqlens_kv": (INTEGERS, "int32"),
+    "cache_seqlens": (INTEGERS, "int32"),
+    "block_table": (INTEGERS, "int32"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a call that aren't arrays."""
+
+    causal: Any = False
+    alignment: Any = None
+    window: Any = None
+    softcap: Any = 0.0
+    scale: Any = None
+    dropout_p: Any = 0.0
+    return_lse: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kind of call, thought through.
+
+    Attributes:
+        spec: what is computed.
+        device: where.
+        views: how each array that is there becomes canonical, with the dtype it is converted to, if any.
+        permute: the framework's permutation of axes.
+        cast: the framework's conversion.
+        perm, shape: how the canonical result is brought back; ``None`` where nothing has to be done.
+        lse_perm, lse_shape: the same of the log of the denominator.
+    """
+
+    spec: AttentionSpec
+    device: str
+    views: tuple[tuple[str, View, str | None], ...]
+    permute: Callable[[Any, tuple[int, ...]], Any]
+    cast: Callable[[Any, str], Any]
+    perm: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+    lse_perm: tuple[int, ...] | None
+    lse_shape: tuple[int, ...] | None
+
+    def inputs(self, arrays: Mapping[str, Any]) -> AttentionInputs:
+        """The arrays as canonical views."""
+        found = {}
+        for name, view, dtype in self.views:
+            array = arrays[name] if dtype is None else self.cast(arrays[name], dtype)
+            found[name] = view(array, self.permute)
+        return AttentionInputs(**found)
+
+    def answer(self, result: Any, lse: Any) -> Any:
+        """What the caller gets."""
+        if self.perm is not None:
+            result = self.permute(result, self.perm)
+        if self.shape is not None:
+            result = result.reshape(self.shape)
+        if lse is None:
+            return result
+        if self.lse_perm is not None:
+            lse = self.permute(lse, self.lse_perm)
+        return result, lse if self.lse_shape is None else lse.reshape(self.lse_shape)
+
+
+def make_plan(
+    text: str,
+    sequence: tuple[str, str] | None,
+    arrays: Mapping[str, Any],
+    patterns: Mapping[str, str | None],
+    options: Options,
+    longest: tuple[int, int] | None,
+    framework: str,
+    state: Mapping[str, Any],
+) -> Plan:
+    """Check the arguments of a call and think it through.
+
+    Args:
+        text: the pattern.
+        sequence: see :func:`einops_fast.attention`.
+        arrays: all arrays that are there, by name.
+        patterns: the patterns of those that have one.
+        options: everything else.
+        longest: of packed sequences, queries and keys of the longest.
+        framework: name of the backend of the arrays.
+        state: what the framework knows of derivatives: ``gradients``, ``bias_gradient``, ``transforms``.
+
+    Raises:
+        EinsumError: something doesn't fit.
+    """
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    shapes = [tuple(array.shape) for array in (q, k, v)]
+    hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
+    ranks = len(shapes[0]), len(shapes[1]), len(shapes[2])
+    pattern = read_pattern(text, ranks, checked_sequence(sequence), hints, "block_table" in arrays)
+    dtype = _check_types(arrays, framework)
+    axes = _bind(pattern, shapes, arrays, patterns, longest)
+    settings = _settings(options, axes, "cache_seqlens" in arrays)
+    views = _views(axes, arrays, patterns, shapes, longest is not None)
+    by_name = {name: view for name, view, _ in views}
+    canonical = [_strides(by_name[name], array, framework) for name, array in (("q", q), ("k", k), ("v", v))]
+    order, perm, shape = axes.result(pattern.v_head_dim)
+    _, lse_perm, lse_shape = axes.result()
+    full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
+
+    def seen(name: str) -> tuple[int, ...] | None:
+        return _seen(by_name[name], arrays[name], full) if name in arrays else None
+
+    spec = AttentionSpec(
+        batch=full[:-2],
+        q_batch=axes.q_batch,
+        k_batch=axes.k_batch,
+        v_batch=axes.v_batch,
+        q_len=full[-2],
+        kv_len=full[-1],
+        head_dim=axes.sizes[pattern.head_dim],
+        v_head_dim=axes.sizes[pattern.v_head_dim],
+        dtype=dtype,
+        bias=seen("bias"),
+        mask=seen("mask"),
+        alibi="alibi_slopes" in arrays,
+        sinks="sinks" in arrays,
+        segments="q_segments" in arrays,
+        varlen=longest is not None,
+        cache="cache_seqlens" in arrays,
+        page_size=shapes[1][pattern.k.index(pattern.keys)] if "block_table" in arrays else 0,
+        lse=options.return_lse,
+        deterministic=options.deterministic,
+        order=order,
+        strides=tuple(canonical),
+        framework=framework,
+        **settings,
+        **state,
+    )
+    on_torch = framework == "torch"
+    return Plan(
+        spec,
+        _device(q, framework),
+        views,
+        _permute_torch if on_torch else _permute,
+        _cast_torch if on_torch else _cast,
+        perm,
+        shape,
+        lse_perm,
+        lse_shape,
+    )
+
+
+def _device(array: Any, framework: str) -> str:
+    if framework == "torch":
+        return str(array.device)
+    return "cpu" if framework == "numpy" else str(get_backend(framework).target([array]).device)
+
+
+def _check_types(arrays: Mapping[str, Any], framework: str) -> str:
+    """The dtype of q, k and v, after a look at all arrays."""
+    if framework == "torch":
+        dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
+    else:
+        backend = get_backend(framework)
+        dtypes = {name: backend.inspect(array).dtype for name, array in arrays.items()}
+    for name in ("q", "k", "v"):
+        if dtypes[name] not in FLOATS:
+            raise OperandError(f"{name} has dtype {dtypes[name]}; attention takes {', '.join(FLOATS)}")
+        if dtypes[name] != dtypes["q"]:
+            raise OperandError(f"{name} has dtype {dtypes[name]}, but q has {dtypes['q']}")
+    for name, dtype in dtypes.items():
+        if name in _KINDS and dtype not in _KINDS[name][0]:
+            hint = "; a mask of numbers to be added is a bias" if name == "mask" else ""
+            raise OperandError(f"{name} has dtype {dtype}, not {' or '.join(_KINDS[name][0])}{hint}")
+    device = getattr(arrays["q"], "device", None)
+    for name, array in arrays.items():
+        if getattr(array, "device", None) != device:
+            raise OperandError(f"{name} is on {array.device}, but q is on {device}; move one of them first")
+    return dtypes["q"]
+
+
+def _bind(
+    pattern: Pattern,
+    shapes: list[tuple[int, ...]],
+    arrays: Mapping[str, Any],
+    patterns: Mapping[str, str | None],
+    longest: tuple[int, int] | None,
+) -> Axes:
+    with_cache = "cache_seqlens" in arrays or "block_table" in arrays
+    if longest is not None:
+        if with_cache:
+            raise EinsumError("cu_seqlens can't be used together with cache_seqlens or block_table")
+        if not pattern.queries:
+            raise EinsumError("with cu_seqlens, q has an axis of queries")
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            if len(arrays[name].shape) != 1 or arrays[name].shape[0] < 1:
+                raise ShapeError(f"{name} has one axis, of the sequences and one more; not {tuple(arrays[name].shape)}")
+        counts = [int(arrays[name].shape[0]) - 1 for name in ("cu_seqlens_q", "cu_seqlens_kv")]
+        if counts[0] != counts[1]:
+            raise ShapeError(f"cu_seqlens_q says that there are {counts[0]} sequences, cu_seqlens_kv {counts[1]}")
+        return bind_axes(pattern, shapes, sequences=counts[0], longest=longest)
+    first, pages = None, None
+    if "block_table" in arrays:
+        table = tuple(arrays["block_table"].shape)
+        if len(table) != 2:
+            raise ShapeError(f"block_table has two axes, sequences and pages; not shape {table}")
+        if "cache_seqlens" not in arrays:
+            raise EinsumError("block_table needs cache_seqlens, which say how many keys each sequence has")
+        pages = table[1]
+    named = patterns.get("cache_seqlens")
+    if named is not None:
+        rank = len(arrays["cache_seqlens"].shape)
+        first = letters_of(pattern.names, pattern.text, named, rank, "cache_seqlens")
+    axes = bind_axes(pattern, shapes, pages=pages, first=first, with_cache=with_cache)
+    for name in ("cache_seqlens", "block_table"):
+        if name in arrays:
+            shape = tuple(arrays[name].shape)
+            size = axes.sizes[axes.batch[0]]
+            if (name == "cache_seqlens" and len(shape) != 1) or shape[0] != size:
+                raise ShapeError(
+                    f"{name} has shape {shape}, but the first axis of the batch has size {size}; "
+                    "name another one as cache_seqlens=('axis', array)"
+                )
+    return axes
+
+
+def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
+    """The fields of the spec that come from options."""
+    causal, alignment = options.causal, options.alignment
+    if causal not in (True, False, "top_left", "bottom_right"):
+        raise EinsumError(f"causal is True, False, 'top_left' or 'bottom_right', not {causal!r}")
+    if alignment not in (None, "top_left", "bottom_right"):
+        raise EinsumError(f"alignment is 'top_left' or 'bottom_right', not {alignment!r}")
+    if isinstance(causal, str):
+        if alignment not in (None, causal):
+            raise EinsumError(f"causal={causal!r} contradicts alignment={alignment!r}")
+        alignment, causal = causal, True
+    if cache and alignment == "top_left":
+        raise EinsumError("with cache_seqlens the last query faces the last key: alignment is 'bottom_right'")
+    found: Alignment = alignment or ("bottom_right" if cache else "top_left")
+    softcap = float(options.softcap or 0.0)
+    if not softcap >= 0:
+        raise EinsumError(f"softcap is a positive number, or 0 for none, not {options.softcap!r}")
+    if not 0 <= options.dropout_p < 1:
+        raise EinsumError(f"dropout_p is a probability below 1, not {options.dropout_p!r}")
+    scale = options.scale
+    if scale is None:
+        scale = max(1, axes.sizes[axes.pattern.head_dim]) ** -0.5
+    return {
+        "causal": bool(causal),
+        "alignment": found,
+        "window": _window(options.window),
+        "softcap": softcap,
+        "scale": scale,
+        "dropout_p": float(options.dropout_p),
+    }
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    sides = window if isinstance(window, (list, tuple)) else (window, window)
+    if len(sides) != 2 or any(
+        side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0) for side in sides
+    ):
+        raise EinsumError(f"window is (keys before, keys after), each a number or None for all, not {window!r}")
+    return sides[0], sides[1]
+
+
+def _views(
+    axes: Axes,
+    arrays: Mapping[str, Any],
+    patterns: Mapping[str, str | None],
+    shapes: list[tuple[int, ...]],
+    varlen: bool,
+) -> tuple[tuple[str, View, str | None], ...]:
+    pattern = axes.pattern
+    kv_batch = pattern.pages + axes.batch[1:] if pattern.pages else axes.batch
+    views: list[tuple[str, View, str | None]] = [
+        ("q", axes.view(pattern.q, shapes[0], axes.batch + axes.queries + pattern.head_dim), None),
+        ("k", axes.view(pattern.k, shapes[1], kv_batch + axes.keys + pattern.head_dim), None),
+        ("v", axes.view(pattern.v, shapes[2], kv_batch + axes.keys + pattern.v_head_dim), None),
+    ]
+    tails = {
+        "bias": axes.queries + axes.keys,
+        "mask": axes.queries + axes.keys,
+        "alibi_slopes": "",
+        "sinks": "",
+        "q_segments": axes.queries,
+        "kv_segments": axes.keys,
+    }
+    for name, (_, wanted) in _KINDS.items():
+        if name not in arrays:
+            continue
+        view = View()
+        if name in tails:
+            shape = tuple(arrays[name].shape)
+            view = axes.further(name, patterns.get(name), shape, tails[name], name.endswith("segments"))
+        dtype = str(arrays[name].dtype).removeprefix("torch.")
+        views.append((name, view, wanted if wanted != dtype else None))
+    return tuple(views)
+
+
+def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
+    """Those of the canonical view, in elements, without making it."""
+    if framework == "mxnet":
+        return ()
+    sizes = list(array.shape)
+    strides = list(array.stride() if framework == "torch" else get_backend(framework).inspect(array).strides)
+    if view.split is not None:
+        found: list[int] = []
+        at = 0
+        wanted = list(view.split)
+        for size, stride in zip(sizes, strides, strict=True):
+            if wanted[at] == size:
+                found.append(stride)
+                at += 1
+            else:
+                found += [stride * wanted[at + 1], stride]
+                at += 2
+        sizes, strides = wanted, found
+    if view.perm is not None:
+        sizes, strides = [sizes[axis] for axis in view.perm], [strides[axis] for axis in view.perm]
+    if view.shape is not None:
+        rest = list(zip(sizes, strides, strict=True))
+        strides = []
+        for size in view.shape:
+            # Axes of size 1 that are put in can't be told from those there were, and needn't be.
+            if rest and rest[0][0] == size:
+                strides.append(rest.pop(0)[1])
+            else:
+                strides.append(0)
+    return tuple(strides)
+
+
+def _seen(view: View, array: Any, full: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the canonical view."""
+    sizes = list(view.split or array.shape)
+    if view.perm is not None:
+        sizes = [sizes[axis] for axis in view.perm]
+    return view.shape or tuple(sizes)
+
+
+def _permute(array: Any, order: tuple[int, ...]) -> Any:
+    return array.transpose(order)
+
+
+def _permute_torch(array: Any, order: tuple[int, ...]) -> Any:
+    return array.permute(order)
+
+
+def _cast(array: Any, dtype: str) -> Any:
+    return array.astype(dtype)
+
+
+def _cast_torch(array: Any, dtype: str) -> Any:
+    # Without importing torch here: it has methods by these names.
+    return {"float32": array.float, "int32": array.int}[dtype]()

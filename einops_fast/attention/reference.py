@@ -1,0 +1,258 @@
+"""The reference: attention by einsum and elementwise calls, on any framework, in pieces that fit in memory.
+
+It has every feature, and says what each one means; the fused implementations are tested against it. Low precision is
+computed in float32, float64 in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from einops_fast.attention.arrays import Arrays
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.cost import ITEM_SIZES
+
+__all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
+
+_LIVE = 4
+"""Arrays of the size of the scores that are there at a time."""
+
+
+@dataclass
+class Operands:
+    """All arrays with as many axes: batch, positions (queries, or 1), and features, keys or 1. ``None`` if absent."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any = None
+    mask: Any = None
+    slopes: Any = None
+    sinks: Any = None
+    q_segments: Any = None
+    kv_segments: Any = None
+    cache: Any = None
+
+    def all(self) -> tuple[Any, ...]:
+        return (
+            self.q, self.k, self.v, self.bias, self.mask, self.slopes, self.sinks,
+            self.q_segments, self.kv_segments, self.cache,
+        )  # fmt: skip
+
+
+def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays, memory: int) -> tuple[Any, Any]:
+    """The result and the log of the denominator, both in canonical order.
+
+    Args:
+        spec: what to compute.
+        inputs: of what.
+        on: the framework.
+        memory: bytes that scores may take at a time.
+    """
+    wide = "float64" if spec.dtype == "float64" else "float32"
+    operands = canonical_operands(spec, inputs, on)
+    if spec.varlen:
+        result, lse = _one_by_one(spec, inputs, operands, on, wide, memory)
+    else:
+        result, lse = _in_pieces(spec, operands, on, wide, memory)
+    return on.in_order(on.cast(result, spec.dtype), spec.order), lse
+
+
+def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Operands:
+    """The inputs with axes for everything; pages are gathered."""
+    k, v = inputs.k, inputs.v
+    if spec.page_size:
+        k, v = (_gathered(each, inputs.block_table, on) for each in (k, v))
+    ones = (1,) * (len(spec.batch) + 1)
+    return Operands(
+        inputs.q,
+        k,
+        v,
+        inputs.bias,
+        inputs.mask,
+        _with_axes(inputs.alibi_slopes, 2),
+        _with_axes(inputs.sinks, 2),
+        _with_axes(inputs.q_segments, 1),
+        None if inputs.kv_segments is None else inputs.kv_segments[..., None, :],
+        None if inputs.cache_seqlens is None else inputs.cache_seqlens.reshape((-1, *ones)),
+    )
+
+
+def _with_axes(array: Any, count: int) -> Any:
+    return None if array is None else array.reshape((*array.shape, *(1,) * count))
+
+
+def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
+    """Keys of pages, side by side: (sequences, *heads, pages * page_size, features)."""
+    found = pages[on.cast(table, "int64")]  # sequences, pages, *heads, page_size, features
+    rank = len(found.shape)
+    found = on.permute(found, (0, *range(2, rank - 2), 1, rank - 2, rank - 1))
+    shape = found.shape
+    return found.reshape((*shape[:-3], shape[-3] * shape[-2], shape[-1]))
+
+
+def _one_by_one(
+    spec: AttentionSpec, inputs: AttentionInputs, operands: Operands, on: Arrays, wide: str, memory: int
+) -> tuple[Any, Any]:
+    """Packed sequences, each by itself."""
+    q_ends, kv_ends = on.integers(inputs.cu_seqlens_q), on.integers(inputs.cu_seqlens_kv)
+    total = operands.q.shape[-2]
+    results, lses = [], []
+    for at in range(len(q_ends) - 1):
+        q_len, kv_len = q_ends[at + 1] - q_ends[at], kv_ends[at + 1] - kv_ends[at]
+        one = Operands(
+            operands.q[..., q_ends[at] : q_ends[at + 1], :],
+            operands.k[..., kv_ends[at] : kv_ends[at + 1], :],
+            operands.v[..., kv_ends[at] : kv_ends[at + 1], :],
+            *[_of_sequence(each, at, q_len, kv_len) for each in operands.all()[3:]],
+        )
+        alone = replace(spec, batch=(1, *spec.batch[1:]), q_len=q_len, kv_len=kv_len, varlen=False)
+        result, lse = _in_pieces(alone, one, on, wide, memory)
+        results.append(result)
+        lses.append(lse)
+    if q_ends[-1] < total or not results:  # places that belong to no sequence
+        shape = (1, *spec.batch[1:], total - q_ends[-1])
+        like = on.cast(operands.q[..., :0, :], wide)
+        results.append(on.full((*shape, spec.v_head_dim), 0.0, like))
+        lses.append(on.full(shape, float("-inf"), like))
+    return on.concatenate(results, len(spec.batch)), on.concatenate(lses, len(spec.batch))
+
+
+def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
+    """The part of bias, mask, slopes, sinks, segments for one sequence."""
+    if array is None:
+        return None
+    if array.shape[0] != 1:
+        array = array[at : at + 1]
+    if array.shape[-2] != 1:
+        array = array[..., :q_len, :]
+    return array if array.shape[-1] == 1 else array[..., :kv_len]
+
+
+def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, memory: int) -> tuple[Any, Any]:
+    """Cut batch and queries so that the scores of a piece fit."""
+    sizes = (*spec.batch, spec.q_len)
+    rows = max(1, memory // (_LIVE * ITEM_SIZES[wide] * max(1, spec.kv_len)))
+    piece = list(sizes)
+    for axis, size in enumerate(sizes):
+        if prod(piece) <= rows:
+            break
+        piece[axis] = max(1, rows // (prod(piece) // max(1, size)))
+    whole = tuple(piece) == sizes
+    again = spec.gradients and not spec.transforms and not whole
+
+    def go(axis: int, start: int, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+        if axis == len(sizes):
+            # Keywords would be lost on the way through a checkpoint of older versions.
+            return _piece_of(on, again, spec, wide, start, arrays)
+        if piece[axis] >= sizes[axis]:
+            return go(axis + 1, start, arrays)
+        queries = axis == len(sizes) - 1
+        parts = [
+            None
+            if array is None or array.shape[axis] == 1 or (queries and at in (1, 2, 8))
+            else on.pieces(array, axis, piece[axis])
+            for at, array in enumerate(arrays)
+        ]
+        found = []
+        for number in range(-(-sizes[axis] // piece[axis])):
+            cut = tuple(array if part is None else part[number] for array, part in zip(arrays, parts, strict=True))
+            found.append(go(axis + 1, number * piece[axis] if queries else start, cut))
+        return tuple(on.concatenate([each[at] for each in found], axis) for at in range(2))
+
+    return go(0, 0, operands.all())
+
+
+def _piece_of(
+    on: Arrays, again: bool, spec: AttentionSpec, wide: str, start: int, arrays: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    def block(*arrays: Any) -> tuple[Any, Any]:
+        return _block(spec, Operands(*arrays), on, wide, start)
+
+    result: tuple[Any, Any] = on.block(block, again, *arrays)
+    return result
+
+
+def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
+    """One piece, whose first query is number ``start``. All scores are there at once."""
+    q, k, v = (on.cast(each, wide) for each in (x.q, x.k, x.v))
+    rank = len(q.shape)
+    batch = tuple([
+        max(q.shape[axis], k.shape[axis], v.shape[axis])
+        if 0 not in (q.shape[axis], k.shape[axis], v.shape[axis]) else 0
+        for axis in range(rank - 2)
+    ])  # fmt: skip
+    shape = (*batch, q.shape[-2])
+    if k.shape[-2] == 0 or 0 in shape:
+        result = on.full((*shape, v.shape[-1]), 0.0, q)
+        if x.sinks is None:
+            return result, on.full(shape, float("-inf"), q)
+        return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
+
+    scores = on.einsum("...id,...jd->...ij", q, k) * spec.scale
+    if spec.softcap:
+        scores = on.tanh(scores / spec.softcap) * spec.softcap
+    if x.bias is not None:
+        scores = scores + on.cast(x.bias, wide)
+    ahead = distance(spec, x, on, start)
+    if x.slopes is not None:
+        scores = scores - on.cast(x.slopes, wide) * on.cast(abs(ahead), wide)
+    allowed = allowed_keys(spec, x, on, ahead)
+    if allowed is not None:
+        scores = on.where(allowed, scores, float("-inf"))
+
+    largest = on.largest(scores)
+    sinks = None if x.sinks is None else on.cast(x.sinks, wide)
+    if sinks is not None:
+        largest = on.maximum(largest, sinks)
+    # A row without any key has no largest score.
+    largest = on.where(largest == float("-inf"), on.full((1,) * rank, 0.0, q), largest)
+    weights = on.exp(scores - largest)
+    total = on.sum(weights)
+    if sinks is not None:
+        total = total + on.exp(sinks - largest)
+    empty = total == 0
+    one = on.where(empty, on.full((1,) * rank, 1.0, q), total)
+    lse = on.where(empty, float("-inf"), on.log(one) + largest)[..., 0]
+    if spec.dropout_p:
+        weights = on.dropout(weights, spec.dropout_p)
+    result = on.einsum("...ij,...je->...ie", weights / one, v)
+    return on.expand(result, (*shape, v.shape[-1])), on.expand(lse, shape)
+
+
+def distance(spec: AttentionSpec, x: Operands, on: Arrays, start: int) -> Any:
+    """How far the key that a query faces is ahead of each key; ``None`` where nobody asks."""
+    if not (spec.causal or spec.window != (None, None) or x.slopes is not None):
+        return None
+    queries = on.positions(start, x.q.shape[-2], x.q).reshape((-1, 1))
+    keys = on.positions(0, x.k.shape[-2], x.q)
+    if spec.alignment == "top_left":
+        return queries - keys
+    if x.cache is not None:
+        return queries - keys + (on.cast(x.cache, "int64") - spec.q_len)
+    return queries - keys + (spec.kv_len - spec.q_len)
+
+
+def allowed_keys(spec: AttentionSpec, x: Operands, on: Arrays, ahead: Any) -> Any:
+    """Which keys may be seen; ``None`` for all."""
+    left, right = spec.window
+    conditions = []
+    if x.mask is not None:
+        conditions.append(x.mask)
+    if x.q_segments is not None:
+        conditions.append(x.q_segments == x.kv_segments)
+    if spec.causal:
+        conditions.append(ahead >= 0)
+    if left is not None:
+        conditions.append(ahead <= left)
+    if right is not None:
+        conditions.append(ahead >= -right)
+    if x.cache is not None:
+        keys = on.positions(0, x.k.shape[-2], x.q)
+        conditions.append(keys < on.cast(x.cache, "int64"))
+    allowed = None
+    for condition in conditions:
+        allowed = condition if allowed is None else allowed & condition
+    return allowed

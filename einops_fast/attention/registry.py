@@ -1,0 +1,210 @@
+"""The implementations of attention, in one list, and which of them a call may use."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.cost import Ceilings
+from einops_fast.errors import OperandError
+
+__all__ = [
+    "Implementation",
+    "allowed_names",
+    "attention_backend",
+    "candidates",
+    "implementation",
+    "none_left",
+    "register_implementation",
+    "registered_implementations",
+]
+
+
+class Implementation(ABC):
+    """One way to compute an attention. Subclass it, then :func:`register_implementation`."""
+
+    #: Name, as in :func:`attention_backend`.
+    name: ClassVar[str]
+    #: Share of a GPU's peak that it reaches where nothing is in its way; times are predicted from it. While
+    #: torch.compile traces, the implementation with the largest one is used.
+    efficiency: ClassVar[float] = 0.5
+    #: Whether it wants ``inputs.seed`` where there is dropout.
+    seeded: ClassVar[bool] = False
+
+    @abstractmethod
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        """What of the spec it can't do, wherever it runs, in one sentence; ``None`` if it can do all of it."""
+
+    def unavailable(self, device: str) -> str | None:
+        """Why it can't run on this device; ``None`` if it can."""
+        return None
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        """``None`` if it can compute ``spec`` on ``device``; else the reason why not, in one sentence."""
+        return self.unavailable(device) or self.lacks(spec)
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        """Why it can't do this call, if the arrays themselves are a reason; asked once for calls that are alike."""
+        return None
+
+    def seconds(self, spec: AttentionSpec, on: Ceilings) -> float:
+        """Predicted time on a GPU with these ceilings, of forward, and backward where there are gradients."""
+        # Imported here because it is about implementations.
+        from einops_fast.attention.prediction import fused_seconds
+
+        return fused_seconds(spec, on, self.efficiency)
+
+    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """:meth:`run` for one spec, after all thinking about it; a call keeps it for the next one."""
+        return partial(self.run, spec)
+
+    @abstractmethod
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        """The result and, where ``spec.lse``, the log of the denominator; both in canonical order."""
+
+
+@dataclass
+class _Entry:
+    framework: str
+    factory: Callable[[], Implementation]
+
+
+_lock = threading.RLock()
+_entries: dict[str, _Entry] = {}
+_made: dict[str, Implementation | str] = {}
+_restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
+#: Grows with every change, so that nobody keeps a choice made before it.
+generation = 0
+
+
+def register_implementation(name: str, framework: str, factory: Callable[[], Implementation]) -> None:
+    """Add an implementation, or replace the one of the same name.
+
+    Args:
+        name: its name.
+        framework: name of the backend whose arrays it takes; ``''`` for any. ``factory`` isn't called before such
+            an array arrives.
+        factory: makes it; called once. An ``ImportError`` says why it isn't there.
+    """
+    global generation
+    with _lock:
+        _entries[name] = _Entry(framework, factory)
+        _made.pop(name, None)
+        generation += 1
+
+
+def registered_implementations() -> tuple[str, ...]:
+    """Names of all implementations, in the order in which they are listed."""
+    return tuple(_entries)
+
+
+def implementation(name: str) -> Implementation | str:
+    """The implementation of this name, or why there is none."""
+    _wake((name,))
+    return _made[name]
+
+
+def _wake(names: tuple[str, ...]) -> bool:
+    """Make implementations that aren't made yet."""
+    with _lock:
+        for name in names:
+            if name not in _made:
+                try:
+                    _made[name] = _entries[name].factory()
+                except ImportError as error:
+                    _made[name] = f"it isn't available: {error}"
+    return True
+
+
+def allowed_names() -> tuple[str, ...] | None:
+    """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
+    return _restriction.get()
+
+
+# torch.compile calls these while tracing, and takes what they return as it is.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
+allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
+    """All implementations that a call may use, each as itself or as the reason why it can't be used."""
+    found: list[tuple[str, Implementation | str]] = []
+    names = allowed_names() or tuple(_entries)
+    _wake(tuple([name for name in names if _entries[name].framework in ("", spec.framework)]))
+    for name in names:
+        framework = _entries[name].framework
+        if framework and framework != spec.framework:
+            found.append((name, f"it takes {framework} arrays only"))
+            continue
+        made = _made[name]
+        found.append((name, made if isinstance(made, str) else made.supports(spec, device) or made))
+    return found
+
+
+def none_left(answers: Sequence[tuple[str, Implementation | str]]) -> OperandError:
+    """The error for a call that no implementation can do."""
+    lines = [f"  {name}: {answer}" for name, answer in answers]
+    others = [name for name in _entries if name not in dict(answers)]
+    if others:
+        lines.append(f"  not allowed by attention_backend: {', '.join(others)}")
+    return OperandError("no implementation of attention can do this:\n" + "\n".join(lines))
+
+
+@contextmanager
+def attention_backend(*names: str) -> Iterator[None]:
+    """Which implementations the calls in a ``with`` block may use: the first one that can do a call is used for it.
+
+    Blocks nest: an inner one counts alone. Each thread and each asyncio task has its own.
+
+    Args:
+        names: of implementations, best first. Nothing is measured then.
+
+    Raises:
+        OperandError: there is no implementation of that name, or no name.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import attention, attention_backend
+        >>> q = k = v = np.ones((2, 5, 4))
+        >>> with attention_backend('math'):
+        ...     attention('b i d, b j d, b j e -> b i e', q, k, v).shape
+        (2, 5, 4)
+    """
+    if not names:
+        raise OperandError(f"attention_backend needs a name; there are {', '.join(_entries)}")
+    for name in names:
+        if name not in _entries:
+            raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
+    token = _restriction.set(tuple(dict.fromkeys(names)))
+    try:
+        yield
+    finally:
+        _restriction.reset(token)
+
+
+def _built_in(module: str, class_name: str) -> Callable[[], Implementation]:
+    def make() -> Implementation:
+        made = getattr(import_module(module), class_name)()
+        assert isinstance(made, Implementation)
+        return made
+
+    return make
+
+
+_ATTENTION = "einops_fast.backends.attention"
+register_implementation("triton", "torch", _built_in(f"{_ATTENTION}.triton", "Triton"))
+register_implementation("cudnn", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cudnn"))
+register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))
+register_implementation("flash", "torch", _built_in(f"{_ATTENTION}.sdpa", "Flash"))
+register_implementation("flex", "torch", _built_in(f"{_ATTENTION}.flex", "Flex"))
+register_implementation("efficient", "torch", _built_in(f"{_ATTENTION}.sdpa", "Efficient"))
+register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cpu"))
+register_implementation("math", "", _built_in("einops_fast.attention.math", "Math"))

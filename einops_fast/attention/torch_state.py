@@ -1,0 +1,94 @@
+"""What torch's global state means for an attention: derivatives, autocast, random seeds.
+
+Nothing here is called before there are tensors, so torch is imported already, and isn't imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from einops_fast.errors import OperandError
+
+__all__ = ["autocast", "autocasts", "derivatives", "deterministic", "is_ours", "on_gpu", "seed_for"]
+
+
+def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that say which derivatives may be asked for.
+
+    Raises:
+        OperandError: one that there is none of.
+    """
+    torch = sys.modules["torch"]
+    wanted = torch.is_grad_enabled()
+    if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
+        raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
+    gradients = wanted and any(
+        arrays[name].requires_grad for name in ("q", "k", "v", "bias", "sinks") if name in arrays
+    )
+    return {
+        "gradients": gradients,
+        "bias_gradient": wanted and "bias" in arrays and arrays["bias"].requires_grad,
+        "transforms": torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0,
+    }
+
+
+def autocasts(array: Any) -> bool:
+    """Whether autocast is on where this tensor is."""
+    torch = sys.modules["torch"]
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    device = array.device.type
+    return bool(torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device))
+
+
+def autocast(arrays: dict[str, Any]) -> None:
+    """Convert q, k and v as autocast does for torch's scaled_dot_product_attention: all but float64."""
+    if not autocasts(arrays["q"]):
+        return
+    torch = sys.modules["torch"]
+    device = arrays["q"].device.type
+    dtype = torch.get_autocast_dtype(device)
+    for name in ("q", "k", "v"):
+        array = arrays[name]
+        if array.is_floating_point() and array.dtype != torch.float64:
+            arrays[name] = array.to(dtype)
+
+
+def deterministic() -> bool:
+    """Whether torch is set to raise where something needn't give the same bits on every run."""
+    torch = sys.modules["torch"]
+    return bool(
+        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+
+
+def seed_for(array: Any) -> Any:
+    """A seed for the dropout of one call, on the device of ``array``."""
+    torch = sys.modules["torch"]
+    return torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=array.device)
+
+
+def is_ours(*arguments: Any) -> bool:
+    """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    if not tensors or not all(
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_gpu(tensor) for tensor in tensors
+    ):
+        return False
+    if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
+        return False
+    cuda: Any = torch.backends.cuda
+    return bool(
+        cuda.flash_sdp_enabled() and cuda.mem_efficient_sdp_enabled() and cuda.cudnn_sdp_enabled()
+        and cuda.math_sdp_enabled()
+    )  # fmt: skip
+
+
+def on_gpu(tensor: Any) -> bool:
+    """Whether a tensor is where there is more than one implementation."""
+    return bool(tensor.is_cuda)

@@ -1,0 +1,114 @@
+"""`MultiHeadAttention`: projections and attention along any axis of inputs in any axis order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from einops_fast.attention.attend import attention
+from einops_fast.errors import ShapeError, SubscriptsError
+
+__all__ = ["MultiHeadAttention"]
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention with projections of queries, keys, values and the result.
+
+    Args:
+        pattern: the axes of queries, of keys and values, and of the result, the features left out, which are the last
+            axis of each: ``'b i, b j -> b i'``, ``'i b, j b -> i b'``, or along one axis of images
+            ``'b row i, b row j -> b row i'``. Axes in the first and last term only are queries, those in the second
+            only are keys.
+        embed_dim: features of the queries and the result.
+        num_heads: number of heads.
+        num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
+        head_dim: features per head; ``embed_dim // num_heads`` if ``None``.
+        kv_dim: features of keys and values; ``embed_dim`` if ``None``.
+        bias: whether the projections add a bias.
+        dropout: probability of dropping weights while training.
+        options: what else :func:`einops_fast.attention` takes, for every call: ``causal``, ``window``, ``softcap``, …
+
+    Raises:
+        SubscriptsError: the pattern isn't one.
+        ShapeError: sizes don't divide.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.nn import MultiHeadAttention
+        >>> attend = MultiHeadAttention('i b, j b -> i b', embed_dim=32, num_heads=4, num_kv_heads=2, causal=True)
+        >>> attend(torch.zeros(5, 2, 32)).shape
+        torch.Size([5, 2, 32])
+    """
+
+    def __init__(
+        self,
+        pattern: str = "b i, b j -> b i",
+        embed_dim: int = 512,
+        num_heads: int = 8,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        kv_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if head_dim is None and embed_dim % num_heads:
+            raise ShapeError(f"embed_dim {embed_dim} isn't a multiple of num_heads {num_heads}")
+        if num_heads % kv_heads:
+            raise ShapeError(f"num_heads {num_heads} isn't a multiple of num_kv_heads {kv_heads}")
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.num_heads, self.num_kv_heads = num_heads, kv_heads
+        self.pattern, self.sequence = _with_heads(pattern)
+        self.dropout, self.options = dropout, options
+        kv_dim = embed_dim if kv_dim is None else kv_dim
+        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any) -> Tensor:
+        """Attention of ``query`` to ``key`` and ``value``.
+
+        Args:
+            query: axes of the first term of the pattern, and features.
+            key: axes of the second term, and features; ``query`` if ``None``.
+            value: the same as ``key`` if ``None``.
+            options: as for :func:`einops_fast.attention`, beside those of the module: ``mask``, ``bias``, … Patterns of
+                these may use the axes ``head``, ``kv_head`` and those of the module's pattern.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))
+        k = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        dropout = self.dropout if self.training else 0.0
+        found = {"sequence": self.sequence, "dropout_p": dropout, **self.options, **options}
+        result = attention(self.pattern, q, k, v, **found)
+        projected: Tensor = self.out_proj(result.flatten(-2))
+        return projected
+
+
+def _with_heads(pattern: str) -> tuple[str, tuple[str, str] | None]:
+    """The pattern of attention with heads, and its axes of queries and keys."""
+    inputs, arrow, result = pattern.partition("->")
+    terms = inputs.split(",")
+    if not arrow or len(terms) != 2:
+        raise SubscriptsError(f"the pattern of MultiHeadAttention is '<queries>, <keys> -> <result>', not {pattern!r}")
+    q, k, o = (_names(term) for term in (*terms, result))
+    queries = [name for name in q if name in o and name not in k]
+    keys = [name for name in k if name not in q and name not in o]
+    if len(keys) != 1 or len(queries) != 1:
+        raise SubscriptsError(f"{pattern!r} has to have one axis of queries and one of keys")
+    heads = " ".join([*q, "head", "head_dim"])
+    kv = " ".join(k)
+    text = f"{heads}, {kv} kv_head head_dim, {kv} kv_head v_head_dim -> {' '.join(o)} head v_head_dim"
+    return text, (queries[0], keys[0])
+
+
+def _names(term: str) -> list[str]:
+    words = term.split()
+    return words if len(words) != 1 else list(words[0])

@@ -1,0 +1,419 @@
+"""Which implementation is used: the registry, the restriction, the choice by measurement, and what explains it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einops_fast import OperandError, attention, attention_backend, autotune, disk_cache, explain_attention
+from einops_fast.attention import measured, prepare, registry
+from einops_fast.attention.choice import choose
+from einops_fast.attention.measured import forget_choices, problem_class
+from einops_fast.attention.memory import score_memory
+from einops_fast.attention.prediction import attention_bytes, attention_flops
+from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends import get_backend
+from einops_fast.backends.gpus import gpu_ceilings
+
+SPEC = AttentionSpec(
+    batch=(2, 8), q_batch=(2, 8), k_batch=(2, 8), v_batch=(2, 8), q_len=1000, kv_len=1000, head_dim=64, v_head_dim=64,
+    dtype="float16", scale=0.125, strides=((512000, 64, 512, 1),) * 3,
+)  # fmt: skip
+Q = np.ones((2, 3, 4))
+PATTERN = "b i d, b j d, b j e -> b i e"
+
+
+class Fake(Implementation):
+    """Takes as long as it is told to."""
+
+    name = "fake"
+
+    def __init__(self, predicted, measured, lacking=None):
+        self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
+
+    def lacks(self, spec):
+        return self.lacking
+
+    def seconds(self, spec, on):
+        return self.predicted
+
+    def run(self, spec, inputs):
+        self.runs += 1
+        if self.measured is None:
+            raise RuntimeError("out of memory")
+        return "result", None
+
+
+class FakeClock:
+    """Gives the times that fakes say; may be told not to measure."""
+
+    def __init__(self):
+        self.allowed, self.calls, self.open = True, [], False
+
+    def may_measure(self):
+        return self.allowed
+
+    def device_name(self, device):
+        return "a GPU"
+
+    def versions(self):
+        return {"driver": "1"}
+
+    def ceilings(self, device):
+        return gpu_ceilings("H200")
+
+    @contextmanager
+    def aside(self, device):
+        self.open = True
+        yield
+        self.open = False
+
+    def seconds(self, way, spec, inputs, device, repeat):
+        assert self.open
+        way.run(spec, inputs)
+        self.calls.append(way.name)
+        return [way.measured] * repeat
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    clock = FakeClock()
+    pytest.importorskip("torch")
+    from einops_fast.backends.attention import clock as clocks
+
+    monkeypatch.setattr(clocks, "TorchClock", lambda: clock)
+    forget_choices()
+    yield clock
+    forget_choices()
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Put fakes in the place of all implementations."""
+
+    def offer(**fakes):
+        for name, fake in fakes.items():
+            fake.name = name
+        monkeypatch.setattr(registry, "_entries", {})
+        monkeypatch.setattr(registry, "_made", {})
+        for name, fake in fakes.items():
+            register_implementation(name, "", lambda fake=fake: fake)
+        return fakes
+
+    return offer
+
+
+INPUTS = AttentionInputs(None, None, None)
+
+
+# ---- the registry
+
+
+def test_an_error_lists_every_implementation_with_its_reason(offer):
+    offer(one=Fake(1, 1, "it is Monday"), two=Fake(1, 1, "it has no wheels"))
+
+    def missing():
+        raise ImportError("not installed")
+
+    register_implementation("three", "", missing)
+    register_implementation("four", "cupy", missing)
+    with pytest.raises(OperandError) as caught:
+        attention(PATTERN, Q, Q, Q)
+    lines = str(caught.value).splitlines()[1:]
+    assert lines == [
+        "  one: it is Monday",
+        "  two: it has no wheels",
+        "  three: it isn't available: not installed",
+        "  four: it takes cupy arrays only",
+    ]
+    with attention_backend("two"), pytest.raises(OperandError, match=r"not allowed by attention_backend: one, three"):
+        attention(PATTERN, Q, Q, Q)
+
+
+def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
+    fakes = offer(one=Fake(1, 1), two=Fake(2, 2), three=Fake(3, 3, "never"))
+    with attention_backend("three", "two", "one", "two"):
+        assert allowed_names() == ("three", "two", "one")
+        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+        with attention_backend("one"):
+            assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]
+            inside = []
+            thread = threading.Thread(target=lambda: inside.append(allowed_names()))
+            thread.start()
+            thread.join()
+            assert inside == [None]
+        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+    assert allowed_names() is None
+    with pytest.raises(OperandError, match="called 'four'; there are one, two, three"), attention_backend("four"):
+        pass
+    with pytest.raises(OperandError, match="needs a name"), attention_backend():
+        pass
+
+
+def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
+    class Constant(Fake):
+        def run(self, spec, inputs):
+            return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.measured), None
+
+    offer(one=Constant(1, 1.0), two=Constant(2, 2.0))
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
+    with attention_backend("two"):
+        assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 2
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
+    three = Constant(1, 3.0)
+    three.name = "one"
+    register_implementation("one", "", lambda: three)
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 3
+
+
+# ---- the choice
+
+
+def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(50.0, 0.1), broken=Fake(1.2, None))
+    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 3.0, "two": 2.0}
+    assert decision.final
+    assert "far" not in clock.calls
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.key["class"] == problem_class(SPEC)
+    assert entry.key["problem"] == "attention heads 16 q_len 1024 kv_len 1024 head_dim 64/64"
+    clock.calls.clear()
+    # From memory, and after that is lost from disk; for all problems of the class.
+    for forget in (False, True):
+        if forget:
+            forget_choices()
+        found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", INPUTS)
+        assert found.implementation is fakes["two"]
+        assert found.measured == {"one": 3.0, "two": 2.0}
+    assert clock.calls == []
+    choose(replace(SPEC, q_len=2000), "cuda:0", "auto", INPUTS)
+    assert clock.calls
+
+
+def test_modes(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
+    never = choose(SPEC, "cuda:0", "never", INPUTS)
+    assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["two"]
+    assert choose(SPEC, "cuda:0", "never", INPUTS).implementation is fakes["two"]  # what is known is used
+    forget_choices()
+    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["far"]
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["far"]
+
+
+def test_nothing_is_measured_where_it_may_not_be(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    clock.allowed = False
+    captured = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert (captured.implementation, captured.final) == (fakes["one"], False)
+    traced = choose(SPEC, "cuda:0", "auto", INPUTS, quiet=True)
+    assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
+    assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]  # explaining
+    assert clock.calls == []
+    assert list(disk_cache.entries()) == []
+    clock.allowed = True
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["two"]
+
+
+def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
+    fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["one"]
+    assert list(disk_cache.entries()) == []
+
+
+def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
+    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
+    choose(SPEC, "cuda:0", "auto", INPUTS)
+    forget_choices()
+    fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["three"]
+
+
+def test_the_only_one_is_not_measured(clock, offer):
+    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
+    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["one"]
+    assert clock.calls == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 65}, {"causal": True}, {"gradients": True}, {"dtype": "bfloat16"}, {"q_len": 1}, {"softcap": 1.0},
+        {"mask": (1, 1, 1000, 1000)}, {"window": (128, 0)}, {"strides": ((512000, 1, 512, 8),) * 3},
+        {"k_batch": (2, 1), "v_batch": (2, 1)}, {"page_size": 16},
+    ],
+)  # fmt: skip
+def test_classes_of_problems_tell_features_apart(change):
+    assert problem_class(replace(SPEC, **change)) != problem_class(SPEC)
+
+
+def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from einops_fast.attention.math import Math
+    from einops_fast.backends.attention.clock import TorchClock
+
+    clock = TorchClock()
+    ran = []
+    monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
+    q = torch.ones(1, 2, 3, 4, requires_grad=True)
+    q.grad = torch.zeros_like(q)
+    spec = replace(
+        SPEC, batch=(1, 2), q_batch=(1, 2), k_batch=(1, 2), v_batch=(1, 2), q_len=3, kv_len=3, head_dim=4,
+        v_head_dim=4, dtype="float32", gradients=True, dropout_p=0.5,
+    )  # fmt: skip
+    state = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[]):
+        assert clock.seconds(Math(), spec, AttentionInputs(q, q, q), "cpu", 1) == [1.0]
+        with torch.no_grad():
+            clock.seconds(Math(), spec, AttentionInputs(q, q, q), "cpu", 1)
+    assert ran == [None, None]
+    assert not q.grad.any()
+    assert q.grad_fn is None
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.attention import devices
+
+    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
+    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(measured, "choose_by_time", None)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lambda *operands: (torch.zeros(2, 8, 128, 64),)
+
+    q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
+    functions = {
+        "scaled_dot_product_attention": lambda q: attention(q, q, q, layout="bhsd", causal=True),
+        "flex_attention": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, bias=torch.ones(8, 1, 1)),
+        "tanh": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, sinks=torch.ones(8)),
+    }
+    for expected, function in functions.items():
+        torch.compiler.reset()
+        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
+        with attention_backend("flash") if expected.startswith("scaled") else nullcontext():
+            torch.compile(function, fullgraph=True, backend=backend)(q)
+        assert expected in graphs.pop().print_readable(print_output=False)
+
+
+# ---- prediction and explanation
+
+
+def test_flops_count_what_is_seen():
+    assert attention_flops(SPEC) == SPEC.flops == 4 * 16 * 1000 * 1000 * 64
+    assert attention_flops(replace(SPEC, gradients=True)) == 3.5 * SPEC.flops
+    causal = attention_flops(replace(SPEC, causal=True))
+    assert abs(causal / SPEC.flops - 0.5) < 0.01
+    band = attention_flops(replace(SPEC, window=(50, 49)))
+    assert abs(band / SPEC.flops - 0.1) < 0.01
+    decode = replace(SPEC, q_len=1, causal=True, alignment="bottom_right")
+    assert attention_flops(decode) == pytest.approx(decode.flops, rel=0.01)
+    assert attention_flops(replace(SPEC, kv_len=0)) == 0
+    assert attention_bytes(SPEC) == 4 * 16 * 1000 * 64 * 2
+
+
+def test_explanation_says_all_of_it():
+    found = explain_attention(PATTERN, Q, Q, Q, causal=True, window=(2, None), bias=np.ones((3, 3)), softcap=5.0)
+    assert (found.implementation, found.device, found.seconds) == ("math", "cpu", None)
+    assert found.answers["math"] == "can"
+    assert found.answers["cudnn"] == "it takes torch arrays only"
+    text = str(found)
+    for part in ("by math: ", "causality (top_left)", "window (2, None)", "softcap 5", "a bias", "of scores at a time"):
+        assert part in text
+    with score_memory(8):
+        assert found.score_bytes == 8
+    with pytest.raises(ValueError, match="no argument 'casual'; it has alibi_slopes, alignment"):
+        explain_attention(PATTERN, Q, Q, Q, casual=True)
+    with pytest.raises(OperandError, match="cpu: it takes torch arrays only"), attention_backend("cpu"):
+        explain_attention(PATTERN, Q, Q, Q)
+
+
+def test_explanation_takes_all_arguments_of_attention():
+    import inspect
+
+    from einops_fast.attention import explain
+
+    known = {*explain._OPTIONS, *explain._FURTHER, *explain._LENGTHS, "layout", "sequence", "segment_ids"}
+    parameters = inspect.signature(attention).parameters
+    assert known == {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert all(parameters[name].default == usual for name, usual in explain._OPTIONS.items())
+
+
+def test_explanation_has_predicted_and_measured_times(clock, offer):
+    offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert decision.predicted == {"one": 1.0, "two": 1.5}
+    with autotune("never"):
+        assert "measured" in choose(SPEC, "cuda:0", "never").why
+
+
+def test_explanation_of_tensors():
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 3, 4, 8, requires_grad=True)
+    found = explain_attention(q, q, q, layout="bshd")
+    assert found.implementation == "cpu"
+    assert found.spec.gradients
+    assert found.answers["flash"] == "it is for tensors on NVIDIA GPUs"
+    assert found.flops == 3.5 * found.spec.flops
+    nested = torch.nested.nested_tensor([torch.ones(2, 4, 8), torch.ones(5, 4, 8)], layout=torch.jagged)
+    found = explain_attention(nested, nested, nested, layout="bshd")
+    assert (found.implementation, found.spec.varlen, found.spec.q_len) == ("math", True, 5)
+
+
+def test_the_table_in_the_documentation_is_what_the_implementations_say():
+    pytest.importorskip("torch")
+    from einops_fast.attention.features import feature_table
+
+    text = (Path(__file__).parents[1] / "docs" / "attention.md").read_text(encoding="utf-8")
+    table = feature_table()
+    assert table in text, "update the table with: python -m einops_fast.attention.features"
+
+
+# ---- other frameworks
+
+
+def test_mxnet_arrays():
+    if find_spec("mxnet") is None:
+        pytest.skip("needs mxnet")
+    get_backend("mxnet")  # imports it where a plain import can't
+    from attention_reference import naive
+    from mxnet import autograd
+    from mxnet import np as mnp
+
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal(shape).astype("f") for shape in ((2, 3, 4, 8), (2, 5, 2, 8), (2, 5, 2, 6)))
+    slopes, sinks, mask = np.array([0.1, 0.2, 0.3, 0.4], "f"), np.ones(4, "f"), np.ones((3, 5), bool)
+    mask[1] = False
+    expected, lse = naive(
+        *(each.transpose(0, 2, 1, 3) for each in (q, k, v)),
+        causal=True, alignment="bottom_right", slopes=slopes, sinks=sinks, mask=mask, softcap=3.0,
+    )  # fmt: skip
+    arrays = [mnp.array(each) for each in (q, k, v)]
+    arrays[2].attach_grad()
+    for memory in (1, 1 << 30):
+        with score_memory(memory), autograd.record():
+            found, found_lse = attention(
+                "b i h d, b j g d, b j g e -> b i h e", *arrays, causal="bottom_right", alibi_slopes=mnp.array(slopes),
+                sinks=mnp.array(sinks), mask=mnp.array(mask, dtype="bool"), softcap=3.0, return_lse=True,
+            )  # fmt: skip
+            total = found.sum()
+        total.backward()
+        np.testing.assert_allclose(found.asnumpy(), expected.transpose(0, 2, 1, 3), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found_lse.asnumpy(), lse.transpose(0, 2, 1), rtol=1e-5, atol=1e-6)
+        # Linear in v: the gradient has to give the result again.
+        np.testing.assert_allclose((arrays[2].grad * arrays[2]).sum().item(), float(expected.sum()), rtol=1e-4)

@@ -1,0 +1,160 @@
+"""The attention kernels go through Triton's whole compiler, with the default tiles, for GPUs that needn't be here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+# Triton decides when its functions are defined whether they're interpreted: hence a process of its own. What it
+# would load and launch stays on the host.
+PROGRAM = """
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+sys.path.insert(0, sys.argv[1])
+capability = int(sys.argv[2])
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", capability, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+))
+triton.compiler.CompiledKernel._init_handles = lambda self: None
+triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends import torch_attention_runs
+from einops_fast.backends.triton.attention import hopper_call
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.attention.tilings import shared_memory
+
+torch_attention_runs._device = lambda device: (divmod(capability, 10), 132)
+compile = KernelCall.compile
+
+def reported(self, *arrays):
+    compiled = compile(self, *arrays)
+    shared = compiled.metadata.shared
+    print(case, self.function.fn.__name__, compiled.hash, shared, "wgmma" in compiled.asm["ptx"], flush=True)
+    assert shared <= shared_memory(divmod(capability, 10))
+    return compiled
+
+KernelCall.compile = reported
+on_hopper = hopper_call.compiled_for
+
+def reported_on_hopper(function, types, tiling, device):
+    compiled = on_hopper(function, types, tiling, device)
+    shared = compiled.metadata.shared
+    print(case, function.fn.__name__, compiled.hash, shared, "wgmma" in compiled.asm["ptx"], flush=True)
+    assert shared <= shared_memory((9, 0))
+    return compiled
+
+hopper_call.compiled_for = reported_on_hopper
+suits = torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward
+for case in sys.argv[3:]:
+    dtype, length, head_dim, v_head_dim, *flags = case.split()
+    allowed = suits if "hopper" in flags else (lambda *of: False,) * 2
+    torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward = allowed
+    length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
+    kv_batch = (2, 4, 1) if "grouped" in flags else batch
+    bias = {"bias": (*batch, length, 512), "broadcast-bias": (1, 4, 2, length, 512)}
+    bias = next((shape for flag, shape in bias.items() if flag in flags), None)
+    mask = (2, 1, 1, length, 512) if "mask" in flags else None
+    spec = AttentionSpec(
+        batch, batch, kv_batch, kv_batch, length, 512, head_dim, v_head_dim, dtype, 0.1, causal="causal" in flags,
+        window=(100, None) if "window" in flags else (None, None), softcap=20.0 * ("softcap" in flags), bias=bias,
+        mask=mask, alibi="alibi" in flags, sinks="sinks" in flags, segments="segments" in flags,
+        cache="cache" in flags, dropout_p=0.1 * ("dropout" in flags),
+    )
+    q, k, v, out = (
+        torch.zeros(*sizes, dtype=getattr(torch, dtype))
+        for sizes in ((*batch, length, head_dim), (*kv_batch, 512, head_dim), (*kv_batch, 512, v_head_dim),
+                      (*batch, length, v_head_dim))
+    )
+    inputs = AttentionInputs(
+        q, k, v,
+        None if bias is None else torch.zeros(bias, dtype=q.dtype),
+        None if mask is None else torch.ones(mask, dtype=torch.bool),
+        torch.zeros(1, 4, 2) if spec.alibi else None,
+        torch.zeros(1, 4, 2) if spec.sinks else None,
+        torch.zeros(2, 1, 1, length, dtype=torch.int32) if spec.segments else None,
+        torch.zeros(2, 1, 1, 512, dtype=torch.int32) if spec.segments else None,
+        cache_seqlens=torch.zeros(2, dtype=torch.int32) if spec.cache else None,
+        seed=torch.zeros(1, dtype=torch.int64) if spec.dropout_p else None,
+    )
+    arrays = tuple(vars(inputs).values())
+    out, lse = torch_attention_runs.forward(spec, arrays)
+    if "backward" in flags:
+        wanted = (True, True, True, bias is not None, spec.sinks)
+        torch_attention_runs.backward(spec, arrays, out, lse, out, lse, wanted)
+"""
+
+CASES = [
+    "bfloat16 512 64 64 causal backward",
+    "bfloat16 512 128 128 causal bias backward",
+    "float16 512 256 256 causal backward",
+    "float16 512 80 96 grouped window softcap broadcast-bias sinks backward",
+    "bfloat16 512 64 64 mask segments alibi dropout backward",
+    "bfloat16 4 128 128 grouped causal cache",
+    "float32 512 64 64 causal backward",
+    "float64 512 32 32 backward",
+]
+
+HOPPER = [
+    "bfloat16 512 64 64 hopper causal backward",
+    "float16 2048 64 32 hopper grouped backward",
+    "bfloat16 512 128 128 hopper window causal softcap backward",
+    "float16 512 128 96 hopper grouped window backward",
+    "bfloat16 100 16 24 hopper backward",
+]
+
+# Lengths that must not be compiled for, apart from whether they are multiples of 16.
+LENGTHS = ["bfloat16 512 64 64 causal", "bfloat16 528 64 64 causal"]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile(capability: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    folder = str(Path(__file__).parents[1])
+    cases = [*CASES, *LENGTHS] if capability == 90 else CASES[::3]
+    command = [sys.executable, "-c", PROGRAM, folder, str(capability), *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    for case in cases:
+        kernels = [line.split()[-4] for line in lines if line.startswith(case)]
+        assert "forward_kernel" in kernels
+        assert ("combine_kernel" in kernels) == ("cache" in case)
+        assert {"keys_kernel", "queries_kernel"} <= set(kernels) or "backward" not in case
+        assert ("bias_kernel" in kernels) == ("broadcast-bias" in case)
+    if capability == 90:
+        # The products of half precision are made by whole groups of warps.
+        wanted = [line for line in lines if line.startswith(tuple(CASES[:2])) and "delta" not in line]
+        assert len(wanted) == 6
+        assert all(line.endswith("True") for line in wanted)
+        hashes = {line.split()[-3] for line in lines if any(line.startswith(f"{case} forward") for case in LENGTHS)}
+        assert len(hashes) == 1
+
+
+def test_hopper_kernels_compile(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), "90", *HOPPER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    for case in HOPPER:
+        of_case = [line.split() for line in lines if line.startswith(case)]
+        assert {line[-4] for line in of_case} == {
+            "hopper_kernel", "delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"
+        }  # fmt: skip
+        assert all(line[-1] == "True" for line in of_case if line[-4] != "delta_kernel")

@@ -1,0 +1,114 @@
+"""Hopper's own attention kernels: they aren't interpreted, so all that runs them needs such a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from attention_problems import Poisoned, attention, check_half, randn, run
+
+torch: Any = pytest.importorskip("torch")
+
+from einops_fast.attention.spec import AttentionInputs  # noqa: E402
+from einops_fast.backends import torch_attention_runs  # noqa: E402
+from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def queued() -> Iterator[list[bool]]:
+    """Whether each of Hopper's kernels could be queued; memory is poisoned."""
+    found: list[bool] = []
+    call = HopperCall.__call__
+
+    def recorded(self: HopperCall, *arguments: Any) -> bool:
+        found.append(call(self, *arguments))
+        return found[-1]
+
+    with (
+        mock.patch.object(HopperCall, "__call__", recorded),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+    ):
+        yield found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "even": {"q_len": 256, "kv_len": 256},
+    "odd": {"q_len": 129, "kv_len": 1023},
+    "long": {"q_len": 1100, "kv_len": 2049},
+    "short": {"q_len": 17, "kv_len": 1},
+    "causal": {"q_len": 513, "kv_len": 513, "causal": True},
+    "causal, fewer queries": {"q_len": 100, "kv_len": 700, "causal": True, "alignment": "bottom_right"},
+    "causal, fewer keys": {"q_len": 700, "kv_len": 100, "causal": True, "alignment": "bottom_right"},
+    "causal, top left": {"q_len": 300, "kv_len": 700, "causal": True},
+    "window": {"q_len": 700, "kv_len": 700, "window": (100, 30)},
+    "window to the left": {"q_len": 400, "kv_len": 900, "window": (128, None), "alignment": "bottom_right"},
+    "window, causal": {"q_len": 900, "kv_len": 900, "window": (63, None), "causal": True},
+    "narrow window": {"q_len": 300, "kv_len": 300, "window": (0, 0)},
+    "softcap": {"q_len": 300, "kv_len": 300, "softcap": 5.0, "causal": True},
+    "grouped": {"batch": (2, 2, 3), "k_batch": (2, 2, 1), "q_len": 300, "kv_len": 400, "causal": True},
+    "one head for all": {"batch": (2, 6), "k_batch": (2, 1), "q_len": 200, "kv_len": 200},
+    "no batch": {"batch": (), "q_len": 200, "kv_len": 200},
+}
+
+
+@pytest.mark.parametrize("features", [(64, 64), (128, 128), (16, 24), (80, 40), (128, 64)])
+@pytest.mark.parametrize("case", CASES)
+def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int], queued: list[bool]) -> None:
+    dtype = "bfloat16" if features[0] == 128 else "float16"
+    options = {"batch": (2, 3), **CASES[case]}
+    spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
+    check_half(spec, inputs)
+    assert queued == [True] * 3
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3)])
+def test_any_order_of_axes(axes: tuple[int, ...], queued: list[bool]) -> None:
+    spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", causal=True, order=axes)
+    expected = run(spec, inputs)
+    for name in ("q", "k", "v"):
+        operand = getattr(inputs, name)
+        moved = operand.permute(axes).contiguous().permute([axes.index(at) for at in range(4)])
+        found = run(spec, AttentionInputs(**{**vars(inputs), name: moved}))
+        assert all(torch.equal(found[each], value) for each, value in expected.items())
+    assert expected["out"].permute(axes).is_contiguous()
+    assert all(queued)
+
+
+def test_slices_and_odd_addresses(queued: list[bool]) -> None:
+    spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16")
+    expected = run(spec, inputs)
+    memory = randn(2, 3, 450, 88, dtype="float16")
+    memory[:, :, 8:408, 8:72] = inputs.k
+    found = run(spec, AttentionInputs(inputs.q, memory[:, :, 8:408, 8:72], inputs.v))
+    assert all(torch.equal(found[each], value) for each, value in expected.items())
+    assert all(queued)
+    odd = torch.empty(inputs.v.numel() + 1, dtype=inputs.v.dtype, device="cuda")[1:].view_as(inputs.v).copy_(inputs.v)
+    found = run(spec, AttentionInputs(inputs.q, inputs.k, odd))
+    assert queued[-3:] == [False] * 3
+    for each, value in expected.items():
+        torch.testing.assert_close(found[each], value, atol=4e-3, rtol=4e-3)
+
+
+def test_strides_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]) -> None:
+    spec, inputs = attention((2, 3), 300, 400, 63, dtype="float16")
+    check_half(spec, inputs)
+    assert queued == []
+
+
+def test_the_same_bits_again(queued: list[bool]) -> None:
+    spec, inputs = attention((4, 4), 1000, 1000, 128, dtype="bfloat16", causal=True)
+    first = run(spec, inputs)
+    for _ in range(3):
+        again = run(spec, inputs)
+        assert all(torch.equal(again[name], value) for name, value in first.items())

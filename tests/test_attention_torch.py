@@ -1,0 +1,412 @@
+"""Attention on torch tensors: derivatives, memory, torch's own function, nested tensors, tracing, autocast, modules."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+from attention_reference import naive
+
+from einops_fast import (
+    OperandError,
+    attention,
+    attention_backend,
+    patch,
+    patched,
+    scaled_dot_product_attention,
+    unpatch,
+)
+from einops_fast.attention import torch_state
+from einops_fast.attention.memory import score_memory
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention as native  # noqa: E402
+
+PATTERN = "b i h d, b j g d, b j g e -> b i h e"
+
+
+def leaves(*shapes, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+# ---- derivatives
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": "bottom_right", "window": (1, None)},
+    "softcap": {"softcap": 0.7, "scale": 0.9},
+    "mask": {"mask": torch.tensor([[True, False, True], [False, False, False]])},
+    "segments": {"segment_ids": (torch.tensor([0, 3]), torch.tensor([0, 1, 0]))},
+    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25])},
+}
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 30], ids=["pieces", "whole"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_gradients_of_everything_also_through_the_log(case, memory):
+    def function(q, k, v, bias, sinks):
+        found, lse = attention(
+            PATTERN, q, k, v, bias=("h i j", bias), sinks=("h", sinks), **OPTIONS[case], return_lse=True
+        )
+        return found, lse
+
+    # Sinks become float32 as the specification says: the check moves them by more than it can see.
+    operands = leaves((1, 2, 2, 3), (1, 3, 1, 3), (1, 3, 1, 2), (2, 2, 3))
+    sinks = torch.zeros(2, dtype=torch.float64)
+    with attention_backend("math"), score_memory(memory):
+        assert gradcheck(lambda *operands: function(*operands, sinks), operands)
+        if case in ("plain", "mask"):
+            assert gradgradcheck(lambda *operands: function(*operands, sinks), operands)
+
+
+def test_gradient_of_sinks():
+    q, k, v = leaves((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4))
+    (sinks,) = leaves((2,))
+    found, lse = attention(q, k, v, layout="bhsd", sinks=sinks, return_lse=True)
+    weights = torch.softmax(
+        torch.cat([torch.einsum("bhid,bhjd->bhij", q, k) / 2, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1), -1
+    )
+    expected = weights[..., :-1] @ v
+    expected_lse = torch.logsumexp(
+        torch.cat([torch.einsum("bhid,bhjd->bhij", q, k) / 2, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1), -1
+    )
+    for ours, theirs in ((found, expected), (lse, expected_lse)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        (ours_grad,) = torch.autograd.grad(ours.sum(), sinks, retain_graph=True)
+        (theirs_grad,) = torch.autograd.grad(theirs.sum(), sinks, retain_graph=True)
+        torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_keys_have_no_gradients():
+    q, k, v, bias = leaves((2, 4, 2, 3), (2, 5, 2, 3), (2, 5, 2, 3), (4, 5))
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask[1] = True
+    for name in ("math", "cpu"):
+        with attention_backend(name):
+            found = attention(q, k, v, layout="bshd", mask=mask, bias=bias)
+        assert not found[:, [0, 2, 3]].any()
+        gradients = torch.autograd.grad(found.square().sum(), [q, k, v, bias])
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        assert not gradients[0][:, [0, 2, 3]].any()
+        assert not gradients[3][[0, 2, 3]].any()
+        assert gradients[0][:, 1].any()
+
+
+def test_packed_sequences_have_gradients():
+    q, k, v = leaves((6, 2, 3), (7, 1, 3), (7, 1, 2))
+    ends = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 4, 7])
+    assert gradcheck(
+        lambda q, k, v: attention(q, k, v, layout="thd", cu_seqlens_q=ends[0], cu_seqlens_kv=ends[1], causal=True),
+        (q, k, v),
+    )
+
+
+def test_forward_mode_and_function_transforms():
+    q, k, v = (each.detach() for each in leaves((2, 3, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4)))
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(attention(forward_ad.make_dual(q, k), k, v, layout="bshd", causal=True))
+        assert found.tangent is not None
+    tangent = torch.func.jvp(lambda q: attention(q, k, v, layout="bshd", causal=True), (q,), (k,))[1]
+    torch.testing.assert_close(found.tangent, tangent)
+    step = 1e-6
+    ahead, behind = (attention(q + at * k, k, v, layout="bshd", causal=True) for at in (step, -step))
+    torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+    mapped = torch.func.vmap(lambda q, k, v: attention(q, k, v, layout="shd"))(q, k, v)
+    torch.testing.assert_close(mapped, attention(q, k, v, layout="bshd"))
+
+
+def test_gradients_in_pieces_keep_no_scores():
+    q, k, v = leaves((1, 256, 2, 8), (1, 256, 2, 8), (1, 256, 2, 8), dtype=torch.float32)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with attention_backend("math"), score_memory(1 << 16):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = attention(q, k, v, layout="bshd", causal=True)
+        ours = torch.autograd.grad(found.square().sum(), [q, k, v])
+    assert max(kept, default=0) <= q.numel()
+    expected = native(*(each.transpose(1, 2) for each in (q, k, v)), is_causal=True)
+    theirs = torch.autograd.grad(expected.square().sum(), [q, k, v])
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_in_pieces_drops_the_same_weights_in_backward():
+    q, k, v = leaves((1, 64, 8), (1, 64, 8), (1, 64, 8))
+    with attention_backend("math"), score_memory(1 << 12):
+        torch.manual_seed(0)
+        found = attention("b i d, b j d, b j e -> b i e", q, k, v, dropout_p=0.5)
+        (gradient,) = torch.autograd.grad(found.sum(), v)
+    # Linear in v: the gradient has to give the result again.
+    torch.testing.assert_close((gradient * v).sum(), found.sum())
+
+
+def test_checkpointing():
+    q, k, v = leaves((2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4))
+
+    def function(q, k, v):
+        return attention(q, k, v, layout="bshd", causal=True)
+
+    expected = torch.autograd.grad(function(q, k, v).square().sum(), [q, k, v])
+    found = torch.utils.checkpoint.checkpoint(function, q, k, v, use_reentrant=False)
+    for own, other in zip(torch.autograd.grad(found.square().sum(), [q, k, v]), expected, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_slopes_have_no_gradient_and_that_is_said():
+    q, slopes = leaves((1, 2, 3, 4), (2,))
+    with pytest.raises(OperandError, match="alibi_slopes have no gradient"):
+        attention(q, q, q, layout="bhsd", alibi_slopes=slopes)
+
+
+# ---- torch's own function
+
+SHAPES = [
+    ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
+    ((5, 8), (7, 8), (7, 8)),
+    ((3, 5, 8), (3, 7, 8), (3, 7, 8)),
+    ((2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)),
+    ((1, 3, 5, 8), (2, 1, 7, 8), (2, 3, 7, 8)),
+]
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "bias", "scale"])
+def test_drop_in_is_torch_s_function(shapes, case):
+    q, k, v = leaves(*shapes, dtype=torch.float32)
+    options = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "mask": {"attn_mask": torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) > 0.3},
+        "bias": {"attn_mask": torch.linspace(-1, 1, 35).view(5, 7)},
+        "scale": {"scale": 0.3},
+    }[case]
+    ours, theirs = scaled_dot_product_attention(q, k, v, **options), native(q, k, v, **options)
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(
+        torch.autograd.grad(ours.sum(), [q, k, v]), torch.autograd.grad(theirs.sum(), [q, k, v]), strict=True
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_drop_in_shares_heads_only_when_asked_to():
+    q, k, v = leaves((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))
+    ours = scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True)
+    torch.testing.assert_close(ours, native(q, k, v, enable_gqa=True, is_causal=True))
+    with pytest.raises(RuntimeError):
+        scaled_dot_product_attention(q, k, v)
+    with pytest.raises(RuntimeError, match="together"):
+        scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 7, dtype=torch.bool), is_causal=True)
+
+
+def test_drop_in_has_the_arguments_of_torch_s_function():
+    ours = inspect.signature(scaled_dot_product_attention).parameters
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    assert list(ours) == names
+    assert [ours[name].default for name in names[3:]] == [None, 0.0, False, None, False]
+
+
+def test_a_call_on_a_cpu_is_torch_s_own():
+    q, k, v = (each.detach() for each in leaves((2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 8), dtype=torch.float32))
+    theirs = native(*(each.transpose(1, 2) for each in (q, k, v)), is_causal=True).transpose(1, 2)
+    assert torch.equal(attention(q, k, v, layout="bshd", causal=True), theirs)
+    torch.manual_seed(0)
+    dropped = native(*(each.transpose(1, 2) for each in (q, k, v)), dropout_p=0.5).transpose(1, 2)
+    torch.manual_seed(0)
+    assert torch.equal(attention(q, k, v, layout="bshd", dropout_p=0.5), dropped)
+
+
+def test_patch(monkeypatch):
+    functional = torch.nn.functional
+    before = functional.scaled_dot_product_attention
+    q, k, v = (each.detach() for each in leaves((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)))
+    calls = []
+    with patched("torch.sdpa"):
+        ours = functional.scaled_dot_product_attention
+        assert ours is not before
+        assert torch.einsum is torch.functional.einsum
+        assert torch.equal(ours(q, k, v), native(q, k, v))  # a CPU: torch's own
+        monkeypatch.setattr(torch_state, "on_gpu", lambda tensor: calls.append(tensor) or True)
+        torch.testing.assert_close(ours(q, k, v, is_causal=True), native(q, k, v, is_causal=True))
+        assert len(calls) == 3
+        with pytest.raises(RuntimeError, match="size"):  # torch's own error
+            ours(q, k[..., :4], v)
+        torch.testing.assert_close(torch.compile(ours, fullgraph=True, backend="eager")(q, k, v), native(q, k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            calls.clear()
+            torch.testing.assert_close(ours(q, k, v), native(q, k, v))
+    assert functional.scaled_dot_product_attention is before
+    assert torch.equal(ours(q, k, v), native(q, k, v))
+    patch("torch")
+    assert functional.scaled_dot_product_attention is before
+    unpatch("torch")
+    patch("torch.sdpa")
+    unpatch("torch.sdpa")
+    assert functional.scaled_dot_product_attention is before
+
+
+# ---- nested tensors
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_nested_tensors(transposed):
+    generator = torch.Generator().manual_seed(0)
+    q_parts, kv_parts = (
+        [torch.randn(length, 4, 8, generator=generator, dtype=torch.float64) for length in lengths]
+        for lengths in ((3, 1, 5), (2, 6, 4))
+    )
+    q, k = (torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True) for parts in (q_parts, kv_parts))
+    if transposed:
+        found, lse = attention(
+            *(each.transpose(1, 2) for each in (q, k, k)), layout="bhsd", causal="bottom_right", return_lse=True
+        )
+        found, lse = found.transpose(1, 2), lse.transpose(1, 2)
+    else:
+        found, lse = attention(q, k, k, layout="bshd", causal="bottom_right", return_lse=True)
+    assert found.is_nested
+    assert found.shape == q.shape  # the same lengths, and known to be so
+    for own, own_lse, q_part, kv_part in zip(found.unbind(), lse.unbind(), q_parts, kv_parts, strict=True):
+        arrays = [each.numpy().transpose(1, 0, 2)[None] for each in (q_part, kv_part, kv_part)]
+        expected, expected_lse = naive(*arrays, causal=True, alignment="bottom_right")
+        np.testing.assert_allclose(own.detach(), expected[0].transpose(1, 0, 2), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(own_lse.detach(), expected_lse[0].T, rtol=1e-12, atol=1e-12)
+    found.values().square().sum().backward()
+    assert q.grad.is_nested
+    assert q.grad.values().isfinite().all()
+
+
+def test_nested_tensors_that_do_not_fit():
+    one = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    other = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(3, 4)], layout=torch.jagged)
+    with pytest.raises(OperandError, match="k isn't"):
+        attention("b i d, b j d, b j e -> b i e", one, torch.ones(2, 3, 4), one)
+    with pytest.raises(RuntimeError, match="of k and of v have different lengths"):
+        attention("b i d, b j d, b j e -> b i e", one, one, other)
+    with pytest.raises(RuntimeError, match="the jagged axis of q is 'd'"):
+        attention("b d i, b j d, b j e -> b i e", one, one, one)
+
+
+# ---- tracing
+
+TRACED = {
+    "pattern": lambda q, k, v: attention(PATTERN, q, k, v, causal=True),
+    "layout": lambda q, k, v: attention(q, k, v, layout="bshd"),
+    "modifiers": lambda q, k, v: attention(
+        PATTERN, q, k, v, bias=("h", torch.ones(4, dtype=q.dtype)), softcap=2.0, window=(2, None), return_lse=True
+    ),
+    "cache": lambda q, k, v: attention(PATTERN, q, k, v, cache_seqlens=torch.tensor([3, 6]), causal=True),
+    "drop-in": lambda q, k, v: scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
+    ),
+}
+
+
+def test_compiles_whole_for_any_sizes():
+    torch.compiler.reset()
+    compiled = torch.compile(TRACED["pattern"], fullgraph=True, backend="eager", dynamic=True)
+    for kv_len in (7, 9):
+        operands = leaves((2, 5, 4, 8), (2, kv_len, 2, 8), (2, kv_len, 2, 6))
+        torch.testing.assert_close(compiled(*operands), TRACED["pattern"](*operands))
+
+
+@pytest.mark.parametrize("case", TRACED)
+def test_compiles_whole(case):
+    torch.compiler.reset()
+    operands = leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6))
+    compiled = torch.compile(TRACED[case], fullgraph=True, backend="aot_eager", dynamic=False)
+    found, expected = compiled(*operands), TRACED[case](*operands)
+    torch.testing.assert_close(found, expected)
+    found, expected = (each[0] if isinstance(each, tuple) else each for each in (found, expected))
+    for own, other in zip(
+        torch.autograd.grad(found.sum(), operands), torch.autograd.grad(expected.sum(), operands), strict=True
+    ):
+        torch.testing.assert_close(own, other)
+
+
+def test_exports():
+    class Block(nn.Module):
+        def forward(self, q, k, v):
+            return attention(PATTERN, q, k, v, causal=True)
+
+    operands = [each.detach() for each in leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6))]
+    exported = torch.export.export(Block(), tuple(operands)).module()
+    torch.testing.assert_close(exported(*operands), Block()(*operands))
+
+
+# ---- autocast
+
+
+def test_autocast_converts_as_torch_s_function_does():
+    q, k, v = leaves((2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 8), dtype=torch.float32)
+    for name in ("cpu", "math"):
+        with torch.autocast("cpu", torch.bfloat16), attention_backend(name):
+            found = attention(q, k, v, layout="bshd")
+            expected = native(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        (gradient,) = torch.autograd.grad(found.sum(), q)
+        assert gradient.dtype == torch.float32
+    assert attention(q, k, v, layout="bshd").dtype == torch.float32
+
+
+# ---- modules
+
+
+def test_modules_have_examples_that_run():
+    from einops_fast.nn import causal, multihead
+
+    for module in (causal, multihead):
+        assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def test_causal_self_attention_loads_weights_by_their_usual_names():
+    from einops_fast.nn import CausalSelfAttention
+
+    torch.manual_seed(0)
+    block = CausalSelfAttention(num_heads=4, embed_dimension=32, bias=True, is_causal=True, dropout=0.5)
+    assert set(block.state_dict()) == {"c_attn.weight", "c_attn.bias", "c_proj.weight", "c_proj.bias"}
+    block.load_state_dict({**block.state_dict(), "bias": torch.ones(1, 1, 8, 8)})
+    x = torch.randn(2, 6, 32)
+    block.eval()
+    qkv = nn.functional.linear(x, block.c_attn.weight, block.c_attn.bias)
+    q, k, v = (each.view(2, 6, 4, 8).transpose(1, 2) for each in qkv.split(32, -1))
+    expected = native(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32)
+    expected = nn.functional.linear(expected, block.c_proj.weight, block.c_proj.bias)
+    torch.testing.assert_close(block(x), expected)
+    torch.testing.assert_close(torch.compile(block, fullgraph=True, backend="aot_eager")(x), expected)
+    block.train()
+    assert not torch.equal(block(x), block(x))
+    with pytest.raises(RuntimeError, match="multiple"):
+        CausalSelfAttention(5, 32)
+
+
+@pytest.mark.parametrize("pattern", ["b i, b j -> b i", "ib,jb->ib", "b row i, b row j -> row b i"])
+def test_multi_head_attention(pattern):
+    from einops_fast.nn import MultiHeadAttention
+
+    torch.manual_seed(0)
+    module = MultiHeadAttention(pattern, 24, 4, num_kv_heads=2, kv_dim=10, causal="bottom_right").eval()
+    sizes = {"b": 2, "row": 3, "i": 5, "j": 7}
+    terms = [term.split() if " " in term.strip() else list(term) for term in pattern.replace("->", ",").split(",")]
+    x, y = (torch.randn(*(sizes[name] for name in term), size) for term, size in zip(terms, (24, 10), strict=False))
+
+    def first(array, term):  # batch axes first, positions next to the features
+        order = [term.index(name) for name in ("b", "row") if name in term]
+        return array.permute(*order, next(at for at, name in enumerate(term) if name in "ij"), len(term))
+
+    q = module.q_proj(first(x, terms[0])).unflatten(-1, (4, 6)).transpose(-2, -3)
+    k, v = (
+        layer(first(y, terms[1])).unflatten(-1, (2, 6)).transpose(-2, -3).repeat_interleave(2, -3)
+        for layer in (module.k_proj, module.v_proj)
+    )
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    expected = module.out_proj(native(q, k, v, attn_mask=mask).transpose(-2, -3).flatten(-2))
+    torch.testing.assert_close(first(module(x, y), terms[2]), expected)
