@@ -1,4 +1,5 @@
-"""The command line: run a script with its einsum calls replaced, print the plan of one einsum, look at the cache."""
+"""The command line: run a script with its einsum calls replaced, print the plan of one einsum, measure, look at the
+cache."""
 
 from __future__ import annotations
 
@@ -41,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ...
         0
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["profile"]:
+        # It has a parser of its own, and few programs measure anything.
+        from einops_fast.profiles.__main__ import main as profile
+
+        return profile(arguments[1:], "einops-fast profile")
     parser, run_parser = _parsers()
     options = parser.parse_args(arguments)
     if options.command == "explain":
@@ -97,6 +104,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="true, false or the name of an opt_einsum optimizer (default: %(default)s)",
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
+
+    # For the list of commands; what follows it is read elsewhere.
+    commands.add_parser("profile", help="measure on this machine, and report", add_help=False)
 
     cache = commands.add_parser(
         "cache",

@@ -16,16 +16,19 @@ from einops_fast.profiles.cases import Case
 from einops_fast.profiles.clocks import HostClock
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.measure import FULL, QUICK, Timing, compare
-from einops_fast.profiles.records import Note, Options, Row
+from einops_fast.profiles.records import Extent, Options, Record, Row
 from einops_fast.profiles.report import Table, ratio
 from einops_fast.profiles.ways import Way, bind, inputs
 
-__all__ = ["families", "frameworks", "measure", "tables"]
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
+
+about = "tiny calls, first calls, the import"
 
 frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
 families: dict[str, tuple[Case, ...]] = {"public": (TINY,)}
+own_cases = False
 
 IMPORT = """
 import numpy
@@ -36,8 +39,9 @@ print(perf_counter() - start)
 """
 
 
-def measure(framework: Framework, options: Options) -> Iterator[Row | Note]:
+def measure(framework: Framework, options: Options) -> Iterator[Record]:
     """Rows of host time: a GPU is far from busy with calls of this size."""
+    yield Extent(3 if framework.name == "numpy" else 2)
     dtype = options.dtypes[0] if options.dtypes else "float32"
     expression = einops_fast.contract_expression(TINY.equation, *TINY.shapes)
     ways = [
