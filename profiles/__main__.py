@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from einops_fast.profiles.cases import ITEM_SIZES, select
+from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
 from einops_fast.profiles.compare import run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
-from einops_fast.profiles.own_cases import BadCases, read_cases
+from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.records import Options
 from einops_fast.profiles.results import RESULTS, read_result
@@ -110,40 +110,31 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _studies(options: argparse.Namespace) -> list[str]:
-    """The studies to run. Of all, those that have no such cases are left out; one that was named must have them.
+    """The studies to run: of all, those that have such cases.
 
     Raises:
-        ValueError: no study has such cases.
+        ValueError: no study has such cases, or none has a name with one of the parts asked for.
     """
-    if options.study != EVERY_STUDY:
-        _check_cases(options.study, options)
-        return [options.study]
-    fitting = []
-    for name in STUDIES:
-        try:
-            _check_cases(name, options)
-        except BadCases:
-            raise
-        except ValueError as wrong:
-            last = wrong
-        else:
-            fitting.append(name)
-    if not fitting:
-        raise last
-    return fitting
+    asked = list(STUDIES) if options.study == EVERY_STUDY else [options.study]
+    families = {name: family for name in asked if (family := _family(name, options.cases)) is not None}
+    if not families:
+        known = ", ".join(dict.fromkeys(family for name in asked for family in STUDIES[name].families))
+        raise ValueError(f"--cases {options.cases} is not for the study of {options.study} (there are {known})")
+    names = [case.name for family in families.values() for case in family]
+    unknown = [part for part in parts(options.only_run) if not any(part in name for name in names)]
+    if unknown:
+        raise ValueError(f"no such case: {', '.join(unknown)} (there are {', '.join(names)})")
+    wanted = parts(options.only_run) or [""]
+    return [study for study, family in families.items() if any(part in case.name for part in wanted for case in family)]
 
 
-def _check_cases(name: str, options: argparse.Namespace) -> None:
+def _family(name: str, cases: str) -> Sequence[Named] | None:
+    """The cases of a study that ``--cases`` asks for; ``None`` where it has no such family and takes no file."""
     study = STUDIES[name]
-    family = study.families.get(options.cases)
-    if family is None:
-        # A name without a suffix was meant for a family.
-        is_file = Path(options.cases).suffix or Path(options.cases).exists()
-        if not (study.own_cases and is_file):
-            known = ", ".join(study.families)
-            raise ValueError(f"--cases {options.cases} is not for the study of {name} (there are {known})")
-        family = read_cases(Path(options.cases))
-    select(family, options.only_run)
+    known = study.families.get(cases)
+    # A name without a suffix was meant for a family.
+    is_file = bool(Path(cases).suffix) or Path(cases).exists()
+    return read_cases(Path(cases)) if known is None and study.own_cases and is_file else known
 
 
 def _cases(cases: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "Named",
     "Shape",
     "contractions",
+    "parts",
     "scaled",
     "select",
 ]
@@ -250,20 +251,23 @@ AnyCase = TypeVar("AnyCase", bound=Named)
 
 
 def select(cases: tuple[AnyCase, ...], only: str) -> tuple[AnyCase, ...]:
-    """The cases that ``only`` names, or all of them.
+    """The cases whose names have any of the parts in ``only``, or all of them.
 
     Args:
         cases: to choose from.
         only: parts of names, separated by commas; a number is one of the three problems'.
 
     Raises:
-        ValueError: no case has such a name.
+        ValueError: there is none.
     """
-    if not only:
-        return cases
-    wanted = [f"mx{part}" if part.isdigit() else part for part in map(str.strip, only.split(",")) if part]
-    unknown = [part for part in wanted if not any(part in case.name for case in cases)]
-    if unknown:
+    wanted = parts(only)
+    found = tuple(case for case in cases if not wanted or any(part in case.name for part in wanted))
+    if not found:
         known = ", ".join(case.name for case in cases)
-        raise ValueError(f"no such case: {', '.join(sorted(unknown))} (there are {known})")
-    return tuple(case for case in cases if any(part in case.name for part in wanted))
+        raise ValueError(f"no such case: {', '.join(wanted)} (there are {known})")
+    return found
+
+
+def parts(only: str) -> list[str]:
+    """What to look for in the names of cases."""
+    return [f"mx{part}" if part.isdigit() else part for part in map(str.strip, only.split(",")) if part]

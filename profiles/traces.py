@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +12,10 @@ from typing import Any
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ranges import phase, ranged
 from einops_fast.profiles.records import Note, Row
+from einops_fast.profiles.watch import calls_to_watch
 
-__all__ = ["trace_name", "write_trace"]
+__all__ = ["listed", "trace_name", "write_trace"]
 
-CALLS = 3
 LONGEST_TABLE = 30
 
 
@@ -35,7 +37,7 @@ def write_trace(folder: str, row: Row, framework: Framework, call: Callable[[], 
         if framework.name == "torch":
             _torch(framework, call, path, row)
         elif framework.name == "mxnet":
-            _mxnet(framework, call, path)
+            _mxnet(framework, call, path, row)
         else:
             raise Unavailable(f"{framework.name} has no profiler of its own")
     except Unavailable as missing:
@@ -63,7 +65,7 @@ def _torch(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> Non
     call()
     framework.synchronize()
     with profiler.profile(activities=activities, record_shapes=True, profile_memory=True) as seen:
-        for _ in range(CALLS):
+        for _ in range(calls_to_watch(row)):
             with profiler.record_function(trace_name(row)), ranged(trace_name(row)):
                 call()
         framework.synchronize()
@@ -73,12 +75,32 @@ def _torch(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> Non
     path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
 
 
-def _mxnet(framework: Any, call: Callable[[], Any], path: Path) -> None:
+def _mxnet(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> None:
     profiler = framework.mx.profiler
+    # What was profiled before is still waiting to be written.
+    profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    profiler.dump(finished=False)
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(path))
     profiler.set_state("run")
-    for _ in range(CALLS):
+    for _ in range(calls_to_watch(row)):
         call()
     framework.synchronize()
     profiler.set_state("stop")
+    # Finished, it could never be started again; so every file but the first is the next piece of one long list.
     profiler.dump(finished=False)
+    path.write_text(json.dumps({"traceEvents": listed(path.read_text("utf-8"))}), encoding="utf-8")
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """The events in a piece of a trace: objects with whatever there is between them.
+
+    >>> listed('{"traceEvents": [ {"name": "a"}\\n,\\n\\n {"name": "b"},')
+    [{'name': 'a'}, {'name': 'b'}]
+    """
+    decoder, events = json.JSONDecoder(), []
+    _, head, rest = text.partition('"traceEvents": [')
+    at, text = 0, rest if head else text
+    while (at := text.find("{", at)) >= 0:
+        event, at = decoder.raw_decode(text, at)
+        events.append(event)
+    return events

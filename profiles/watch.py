@@ -17,7 +17,7 @@ from einops_fast.profiles.kernels import kernel_times, summary
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Row
 
-__all__ = ["watched"]
+__all__ = ["calls_to_watch", "watched"]
 
 LONG = 0.2
 """Seconds from which on a call is watched once and not several times."""
@@ -34,7 +34,7 @@ def watched(row: Row, framework: Framework, call: Callable[[], Any]) -> Row:
         framework: whose arrays it takes.
         call: without arguments; returns the result, or in a backward row all gradients.
     """
-    calls = 1 if (row.seconds or 0.0) > LONG else 3
+    calls = calls_to_watch(row)
     with suppress(Exception):
         times = kernel_times(framework, call, calls)
         seconds: dict[str, float] = {}
@@ -47,6 +47,11 @@ def watched(row: Row, framework: Framework, call: Callable[[], Any]) -> Row:
         with suppress(Exception):
             row = replace(row, host=_host_seconds(framework, call))
     return row
+
+
+def calls_to_watch(row: Row) -> int:
+    """How many calls a profiler is to see."""
+    return 1 if (row.seconds or 0.0) > LONG else 3
 
 
 def _host_seconds(framework: Framework, call: Callable[[], Any]) -> float:
