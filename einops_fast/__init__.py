@@ -1,5 +1,7 @@
 """einops_fast: einsum at the speed of the hardware, on whatever framework the arrays come from."""
 
+import os
+
 from einops_fast._version import __version__
 from einops_fast.backends import register_backend
 from einops_fast.einsum import fast_einsum
@@ -7,6 +9,7 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError, Subscripts
 from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.patch import patch, patched, unpatch
+from einops_fast.profile import profile
 from einops_fast.tuning import autotune
 
 __all__ = [
@@ -22,6 +25,12 @@ __all__ = [
     "fast_einsum",
     "patch",
     "patched",
+    "profile",
     "register_backend",
     "unpatch",
 ]
+
+if "EINOPS_FAST_METRICS" in os.environ:
+    from einops_fast.metrics import start_from_environment
+
+    start_from_environment()

@@ -11,7 +11,7 @@ from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Fused, Gemm, Multiply, Native, Step, Sum, View
 
-__all__ = ["Explanation", "StepReport", "explanation_of"]
+__all__ = ["Explanation", "StepReport", "aligned", "explanation_of", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -134,23 +134,23 @@ class Explanation:
                 step.equation,
                 "×".join(map(str, step.shape)) or "scalar",
                 "×".join(map(str, step.gemm)) if step.gemm else "",
-                _scaled(step.cost.flops, ""),
-                _scaled(step.cost.moved, "B"),
-                _scaled(step.cost.copied, "B"),
-                _scaled(step.cost.seconds, "s"),
+                scaled(step.cost.flops, ""),
+                scaled(step.cost.moved, "B"),
+                scaled(step.cost.copied, "B"),
+                scaled(step.cost.seconds, "s"),
             ]
             for step in self.steps
         ]
-        totals = _scaled(self.flops, ""), _scaled(self.moved_bytes, "B"), _scaled(self.copied_bytes, "B")
-        rows.append(["", "total", "", "", "", *totals, _scaled(self.seconds, "s")])
-        lines += ["", *_aligned(rows)]
+        totals = scaled(self.flops, ""), scaled(self.moved_bytes, "B"), scaled(self.copied_bytes, "B")
+        rows.append(["", "total", "", "", "", *totals, scaled(self.seconds, "s")])
+        lines += ["", *aligned(rows)]
         notes = [
             f"slot {step.slot}: operand {read} {words}"
             for step in self.steps
             for read, words in zip(step.reads, step.operands, strict=False)
         ]
         if self.largest_intermediate:
-            notes.append(f"largest intermediate: {_scaled(self.largest_intermediate, 'B')}")
+            notes.append(f"largest intermediate: {scaled(self.largest_intermediate, 'B')}")
         return "\n".join([*lines, "", *notes]) if notes else "\n".join(lines)
 
 
@@ -221,10 +221,10 @@ def _reading(how: Arrange, transposed: bool = False) -> str:
     return words + (", transposed by the GEMM" if transposed else "")
 
 
-def _scaled(value: float, unit: str) -> str:
+def scaled(value: float, unit: str) -> str:
     """A number with three digits and a prefix.
 
-    >>> _scaled(1440, ''), _scaled(2.5e-6, 's'), _scaled(0, 'B')
+    >>> scaled(1440, ''), scaled(2.5e-6, 's'), scaled(0, 'B')
     ('1.44 k', '2.5 µs', '0 B')
     """
     if value == 0:
@@ -235,11 +235,12 @@ def _scaled(value: float, unit: str) -> str:
     return f"{value / 1e-9:.3g} n{unit}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int = 5) -> list[str]:
+    """Cells as lines of columns, of which the first ``left`` are text and the others numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if column < 5 else cell.rjust(width)
+            cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
