@@ -111,6 +111,7 @@ def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: 
 
 
 def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
+    from einops_fast.profiles.kernel_table import listing
     from einops_fast.profiles.kernels import kernel_times
 
     try:
@@ -118,9 +119,7 @@ def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
     except frameworks.Unavailable as reason:
         print(f"kernels: {reason}")
         return
-    print("\n     Time | Kernel\n--------- | ------")
-    for seconds, name in kernels[:12]:
-        print(f"{seconds * 1e3:6.3f} ms | {name}")
+    print(f"\n{listing(kernels, 12)}")
 
 
 if __name__ == "__main__":

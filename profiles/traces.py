@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.measure import reason
 from einops_fast.profiles.ranges import phase, ranged
 from einops_fast.profiles.records import Note, Row
 from einops_fast.profiles.watch import calls_to_watch
@@ -43,7 +44,7 @@ def write_trace(folder: str, row: Row, framework: Framework, call: Callable[[], 
     except Unavailable as missing:
         yield Note(f"no traces of {framework.name}: {missing}")
     except Exception as error:  # a trace is no reason to lose what was measured
-        yield Note(f"no trace of {trace_name(row)}: {type(error).__name__}: {error}")
+        yield Note(f"no trace of {trace_name(row)}: {reason(error)}")
     else:
         yield Note(f"wrote {path}")
 
@@ -79,6 +80,8 @@ def _mxnet(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> Non
     profiler = framework.mx.profiler
     # What was profiled before is still waiting to be written.
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    profiler.set_state("run")
+    profiler.set_state("stop")
     profiler.dump(finished=False)
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(path))
     profiler.set_state("run")
