@@ -23,6 +23,7 @@ __all__ = [
     "environment_table",
     "geomean",
     "markdown",
+    "markdown_table",
     "measured_on",
     "milliseconds",
     "print_table",
@@ -45,10 +46,20 @@ class Table:
 
     def markdown(self) -> str:
         """The table for a Markdown file."""
-        cells = [tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in line) for line in self.cells]
-        lines = [self.columns, ("---",) * len(self.columns), *cells]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join((f"## {self.title}", table, *self.summary))
+        return "\n\n".join((f"## {self.title}", markdown_table(self.columns, self.cells), *self.summary))
+
+
+def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(('a', 'b'), [('1', 'x|y')]))
+    | a | b |
+    | --- | --- |
+    | 1 | x\\|y |
+    """
+    plain = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells]
+    lines = [columns, ["---"] * len(columns), *plain]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def geomean(values: Iterable[float]) -> float:
