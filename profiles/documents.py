@@ -4,7 +4,7 @@ A document has a pair of comments around each, ``<!-- results:NAME -->`` and ``<
 between them is made here, and a test says when it isn't up to date.
 
 ``python -m einops_fast.profiles.documents`` writes them anew, draws the plots of the kept results, and puts all
-results on one page, ``build/report.html``.
+results on one page, ``profiles/results/report.html``.
 """
 
 from __future__ import annotations
@@ -241,8 +241,7 @@ def main() -> None:
         if updated(text) != text:
             path.write_text(updated(text), encoding="utf-8")
             print(f"wrote {path}")
-    page = ROOT / "build" / "report.html"
-    page.parent.mkdir(exist_ok=True)
+    page = RESULTS / "report.html"
     results = [read_result(path) for path in sorted(RESULTS.glob("*.json")) if not path.stem.endswith("-partial")]
     page.write_text(html_page(results), encoding="utf-8")
     print(f"wrote {page}")

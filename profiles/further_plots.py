@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.profiles.contraction_tables import OURS
-from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
-from einops_fast.profiles.records import Ceiling, Row
+from einops_fast.profiles.plot_style import (
+    OURS_COLOUR,
+    colour_of,
+    log_ratios,
+    marker_of,
+    new_figure,
+    saved,
+    without_frame,
+)
+from einops_fast.profiles.records import Ceiling, Row, is_ours
 from einops_fast.profiles.sweep_cases import curve
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ def draw(rows: Sequence[Row], stem: Path, title: str, reached: Ceiling | None) -
         reached: the ceilings of the device.
     """
     paths: list[Path] = []
-    faster = {row.case: row.speedup for row in rows if row.what == OURS and row.speedup is not None}
+    faster = {row.case: row.speedup for row in rows if is_ours(row.what) and row.speedup is not None}
     if faster:
         paths += saved(stem.with_name(f"{stem.name}-native"), lambda: _native(faster, rows, title))
     priced = [row for row in rows if row.seconds and row.moved]
@@ -45,12 +52,12 @@ def draw(rows: Sequence[Row], stem: Path, title: str, reached: Ceiling | None) -
 def _native(faster: dict[str, float], rows: Sequence[Row], title: str) -> Any:
     """A bar per case, from 1; red where ours is slower, and a word where it failed."""
     names = sorted(faster, key=lambda name: faster[name])
-    failed = [row.case for row in rows if row.what == OURS and row.failure]
+    failed = [row.case for row in rows if is_ours(row.what) and row.failure]
     figure = new_figure(8.5, 1.2 + 0.2 * (len(names) + len(failed)), f"{title}: native time over ours")
     axes = figure.add_subplot()
     heights = range(len(failed), len(failed) + len(names))
     values = [faster[name] for name in names]
-    colours = [colour_of(OURS) if value >= 1 else "#bb0000" for value in values]
+    colours = [OURS_COLOUR if value >= 1 else "#bb0000" for value in values]
     axes.barh(list(heights), [value - 1 for value in values], left=1.0, height=0.7, color=colours)
     axes.axvline(1.0, color="black", linewidth=0.8)
     log_ratios(axes)
@@ -128,7 +135,7 @@ def _marks(axes: Axes, x: Sequence[float], y: Sequence[float], name: str, *, lin
         marker=marker_of(name),
         markersize=5,
         color=colour_of(name),
-        markerfacecolor=colour_of(name) if name == OURS else "white",
-        zorder=3 if name == OURS else 2,
-        label="ours" if name == OURS else name,
+        markerfacecolor=colour_of(name) if is_ours(name) else "white",
+        zorder=3 if is_ours(name) else 2,
+        label="ours" if is_ours(name) else name,
     )

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from einops_fast.profiles.page_tables import cards, environment, kernels, measurements, notes
-from einops_fast.profiles.records import Row
+from einops_fast.profiles.records import Row, is_ours
 from einops_fast.profiles.results import Result, read_result
 
 __all__ = ["html_page", "ours_of"]
@@ -49,9 +49,8 @@ def html_page(results: Sequence[Result], title: str = "einops_fast: what was mea
 
 
 def ours_of(rows: Sequence[Row]) -> str:
-    """The name that our implementation goes by in these rows: one that begins with ``fast_``, or just ``ours``."""
-    names = dict.fromkeys(row.what for row in rows)
-    return next((name for name in names if name.startswith("fast_") or name == "ours"), "")
+    """The name that our implementation goes by in these rows; empty if there is none."""
+    return next((row.what for row in rows if is_ours(row.what)), "")
 
 
 def _part(name: str) -> str:

@@ -5,50 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
-from einops_fast.profiles.contraction_tables import OURS
+from einops_fast.profiles.records import is_ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["colour_of", "log_ratios", "marker_of", "new_figure", "saved", "without_frame"]
 
-COLOURS = {
-    OURS: "#0072b2",
-    "native": "#d55e00",
-    "einsum": "#d55e00",
-    "opt_einsum": "#e69f00",
-    "einsum_optimize": "#e69f00",
-    "compile": "#009e73",
-    "no_einsum": "#009e73",
-    "cupy": "#cc79a7",
-    "th_einsum": "#cc79a7",
-}
-"""By way, and told apart by those who see fewer colours; others get :data:`OTHER_COLOUR`."""
+OURS_COLOUR, OURS_MARKER = "#0072b2", "o"
 
-OTHER_COLOUR = "#555555"
+OTHERS = (("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"), ("#cc79a7", "v"), ("#555555", "P"), ("#4a4a9c", "X"))
+"""Colours and marks of all others, told apart by those who see fewer colours."""
 
-MARKERS = {
-    OURS: "o",
-    "native": "s",
-    "einsum": "s",
-    "opt_einsum": "D",
-    "einsum_optimize": "D",
-    "compile": "^",
-    "no_einsum": "^",
-    "cupy": "v",
-    "th_einsum": "v",
+PLACES = {
+    "native": 0,
+    "einsum": 0,
+    "opt_einsum": 1,
+    "einsum_optimize": 1,
+    "compile": 2,
+    "no_einsum": 2,
+    "cupy": 3,
+    "th_einsum": 3,
 }
+"""Whose are which; what isn't here takes the place that its name falls on, the same in every plot."""
 
 
 def colour_of(name: str) -> str:
     """The colour of an implementation."""
-    return COLOURS.get(name, OTHER_COLOUR)
+    return OURS_COLOUR if is_ours(name) else OTHERS[_place(name)][0]
 
 
 def marker_of(name: str) -> str:
     """The mark of an implementation."""
-    return MARKERS.get(name, "P")
+    return OURS_MARKER if is_ours(name) else OTHERS[_place(name)][1]
+
+
+def _place(name: str) -> int:
+    return PLACES.get(name, crc32(name.encode()) % len(OTHERS))
 
 
 def new_figure(width: float, height: float, title: str) -> Any:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles import further_plots
-from einops_fast.profiles.contraction_tables import OURS
 from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
-from einops_fast.profiles.records import Ceiling, Row
+from einops_fast.profiles.records import Ceiling, Row, is_ours
 from einops_fast.profiles.results import read_result
 
 if TYPE_CHECKING:
@@ -90,10 +89,11 @@ def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = ()) -> l
 
 def _dot(case: str, ways: Sequence[Row]) -> Dot:
     right = {row.what: row.seconds / row.floor for row in ways if row.seconds is not None and row.floor}
-    others = {name: value for name, value in right.items() if name != OURS}
+    ours = next((name for name in right if is_ours(name)), "")
+    others = {name: value for name, value in right.items() if not is_ours(name)}
     best = min(others, key=lambda name: others[name], default="")
     failures = tuple(f"{row.what} {row.failure}" for row in ways if row.failure)
-    return Dot(case, right.get(OURS), best, others.get(best), failures)
+    return Dot(case, right.get(ours), best, others.get(best), failures)
 
 
 def _figure(lines: Sequence[Dot], title: str) -> Any:
@@ -116,7 +116,7 @@ def _plot(axes: Axes, lines: Sequence[Dot]) -> None:
             places, ours, peers = map(list, zip(*pairs, strict=True))
             axes.hlines(places, ours, peers, colors=colour, alpha=0.35, linewidths=2.5, label=label, zorder=1)
     dot_places = [(dot.ours, height) for height, dot in zip(heights, lines, strict=True) if dot.ours is not None]
-    _scatter(axes, dot_places, OURS, "ours", hollow=False)
+    _scatter(axes, dot_places, "ours", "ours", hollow=False)
     for name in sorted({dot.best for dot in lines if dot.best}):
         points = [(dot.peer, height) for height, dot in zip(heights, lines, strict=True) if dot.best == name]
         _scatter(axes, points, name, f"best peer: {name}", hollow=True)

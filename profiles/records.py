@@ -11,7 +11,20 @@ if TYPE_CHECKING:
     from einops_fast.profiles.ceilings import Work
     from einops_fast.profiles.measure import Timing
 
-__all__ = ["ALL", "Ceiling", "Extent", "Machine", "Note", "Options", "Record", "Row", "decode", "encode", "skipped"]
+__all__ = [
+    "ALL",
+    "Ceiling",
+    "Extent",
+    "Machine",
+    "Note",
+    "Options",
+    "Record",
+    "Row",
+    "decode",
+    "encode",
+    "is_ours",
+    "skipped",
+]
 
 ALL = "all cases"
 """Stands for the case in a row about whatever keeps a way or a framework from being measured at all."""
@@ -138,6 +151,15 @@ class Row:
     def key(self) -> tuple[object, ...]:
         """What was measured. Of two rows with the same key the later one counts."""
         return self.framework, self.dtype, self.backward, self.case, self.what
+
+
+def is_ours(what: str) -> bool:
+    """Whether a way is our implementation: one that begins with ``fast_``, or is just ``ours``.
+
+    >>> is_ours('fast_einsum'), is_ours('native')
+    (True, False)
+    """
+    return what.startswith("fast_") or what == "ours"
 
 
 def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:

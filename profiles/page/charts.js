@@ -26,7 +26,7 @@ function ratioChart(place, rows, series, ours, value, labels) {
   if (!values.length) return false;
   const width = place.clientWidth, step = 19;
   const longest = Math.max(...lines.map((line) => line.name.length));
-  const box = { left: Math.min(6.3 * longest + 44, width * 0.46), right: width - 8, top: 6, bottom: 6 + step * lines.length };
+  const box = { left: Math.min(6.6 * longest + 48, width * 0.48), right: width - 8, top: 6, bottom: 6 + step * lines.length };
   const svg = element("svg", { width, height: box.bottom + 36, role: "img", "aria-label": labels.title });
   const x = logScale([...values, 1], box.left, box.right);
   axes(svg, x, null, box, { x: labels.x, plain: true });
@@ -100,6 +100,8 @@ function throughput(place, rows, series) {
     const [, name, size] = /^(.*)@(\d+)$/.exec(row.case) ?? [null, "", row.moved];
     curves.set(name, [...(curves.get(name) ?? []), { row, size: Number(size) }]);
   }
+  place.classList.toggle("panels", curves.size > 1);
+  place.parentElement.classList.toggle("wide", curves.size > 1);
   const drawn = [...curves].sort().map(([name, of]) => {
     // Products are told in FLOP/s, what only moves memory in B/s.
     const most = Math.max(...of.map(({ row }) => row.flops / row.moved));
