@@ -176,7 +176,8 @@ class TorchBackend(Backend):
     def mark(self, array: Any) -> Any:
         if not array.is_cuda:
             return super().mark(array)
-        if torch.cuda.is_current_stream_capturing():
+        # A tensor that stands for another may be on no device at all.
+        if type(array) not in _PLAIN or torch.cuda.is_current_stream_capturing():
             return None
         new_event: Any = torch.cuda.Event
         event = new_event(enable_timing=True)

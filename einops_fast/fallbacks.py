@@ -5,12 +5,15 @@ The categories are a fixed list, so that they can be counted; the reason beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+from sys import maxsize
+from typing import Any
 
 from einops_fast.cost import ITEM_SIZES, copy_seconds
 from einops_fast.plan import Plan
-from einops_fast.steps import Arrange, Gemm, Native, View
+from einops_fast.steps import Arrange, Fused, Gemm, Native, Step, View
 
 __all__ = ["CATEGORIES", "Copy", "category", "copies", "native_steps"]
 
@@ -26,6 +29,9 @@ CATEGORIES = {
     "native": "a patched call is left to the framework's own einsum",
 }
 """What can be the matter."""
+
+_INSIDE = maxsize
+"""The slot of an array that only the calls of one step see."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,48 @@ class Copy:
     why: str
 
 
-def copies(plan: Plan) -> Iterator[Copy]:
-    """Every array that the plan copies, in the order of its steps."""
-    count = len(plan.operands)
+def copies(plan: Plan, runs: Sequence[Callable[..., Any]] = ()) -> Iterator[Copy]:
+    """Every array that the plan copies, in the order of its steps.
+
+    Args:
+        plan: what is run.
+        runs: what each step became. Where a step may be run by a kernel or by library calls, they tell which it was;
+            without them, it is taken to be the kernel, which copies nothing.
+    """
     labels = list(plan.subscripts.inputs)
     for at, step in enumerate(plan.steps):
-        last = at == len(plan.steps) - 1
-        ways: list[tuple[int, Arrange]] = []
-        if isinstance(step, Gemm):
-            ways = list(zip(step.reads, (step.left, step.right), strict=True))
-        elif isinstance(step, View):
-            ways = [(step.reads[0], step.how)]
-        for slot, how in ways:
+        if isinstance(step, Fused) and at < len(runs) and _by_library(runs[at]):
+            yield from _of_library(plan, step, labels)
+        result = at == len(plan.steps) - 1 and isinstance(step, View)
+        for slot, how in _arranged(step):
             if how.moves:
-                whose = "copy" if slot < count else "result" if last and isinstance(step, View) else "intermediate"
-                yield _copy(plan, whose, slot, labels[slot], how)
+                yield _copy(plan, slot, labels[slot], how, result=result)
         labels.append(step.labels)
+
+
+def _of_library(plan: Plan, step: Fused, labels: Sequence[str]) -> Iterator[Copy]:
+    """The copies of the calls that run a step: they count slots of their own, the arrays that the step reads first."""
+    slots = dict(enumerate(step.reads))
+    own = [labels[slot] for slot in step.reads]
+    for call in step.library:
+        for read, how in _arranged(call):
+            if how.moves:
+                yield _copy(plan, slots.get(read, _INSIDE), own[read], how)
+        own.append(call.labels)
+
+
+def _arranged(step: Step) -> list[tuple[int, Arrange]]:
+    """The slots that a step may have to copy, and how it reads them."""
+    if isinstance(step, Gemm):
+        return list(zip(step.reads, (step.left, step.right), strict=True))
+    return [(step.reads[0], step.how)] if isinstance(step, View) else []
+
+
+def _by_library(run: Callable[..., Any]) -> bool:
+    """Whether library calls run a step for which there are kernels too."""
+    if not hasattr(run, "chosen"):
+        return True  # too small for a choice
+    return run.chosen is not None and str(run.chosen.name).startswith("library")
 
 
 def native_steps(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -93,12 +125,11 @@ def category(reason: str) -> str:
     return "array"
 
 
-def _copy(plan: Plan, whose: str, slot: int, labels: str, how: Arrange) -> Copy:
+def _copy(plan: Plan, slot: int, labels: str, how: Arrange, *, result: bool = False) -> Copy:
+    operand = slot < len(plan.operands)
+    whose = "copy" if operand else "result" if result else "intermediate"
     wanted = labels if how.perm is None else "".join(labels[axis] for axis in how.perm)
-    elements = 1
-    for label in labels:
-        elements *= plan.sizes[label]
+    elements = prod(plan.sizes[label] for label in labels)
     dtype, on = plan.numerics.compute, plan.target.ceilings
     seconds = copy_seconds(elements, False, dtype, on)
-    size = ITEM_SIZES.get(dtype, 8) * elements
-    return Copy(whose, slot, labels, wanted, size, seconds, how.moves)
+    return Copy(whose, slot, labels, wanted, ITEM_SIZES.get(dtype, 8) * elements, seconds, how.moves)

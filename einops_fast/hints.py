@@ -25,7 +25,7 @@ def hints(record: PlanRecord) -> Iterator[str]:
         record: how often the plan ran, and how long.
     """
     plan = record.plan
-    found = sorted(copies(plan), key=lambda copy: -copy.seconds)
+    found = sorted(copies(plan, record.runs), key=lambda copy: -copy.seconds)
     for copy in found:
         if copy.seconds >= _WORTH_SAYING * plan.seconds:
             yield _about_copy(plan, copy)

@@ -47,7 +47,7 @@ def _plans(recorder: Recorder) -> list[Row]:
             "moved_bytes": record.explanation.moved_bytes,
             "copied_bytes": record.explanation.copied_bytes,
         }
-        for record in recorder.records.values()
+        for record in recorder.plans
     ]
 
 
@@ -70,7 +70,7 @@ def _steps(recorder: Recorder) -> list[Row]:
             "copied_bytes": step.cost.copied,
             "operands": "; ".join(f"{read} {words}" for read, words in zip(step.reads, step.operands, strict=False)),
         }
-        for record in recorder.records.values()
+        for record in recorder.plans
         for at, (step, times) in enumerate(zip(record.explanation.steps, record.steps, strict=True))
     ]
 
@@ -79,7 +79,7 @@ def _kernels(recorder: Recorder) -> list[Row]:
     """A row per way that a step is run by a kernel of ours or may be: the choice, and the kernel that was compiled."""
     return [
         {**plan_columns(record), "step": at, "calls": record.steps[at].calls, **row}
-        for record in recorder.records.values()
+        for record in recorder.plans
         for at, (run, cost) in enumerate(zip(record.runs, record.plan.costs, strict=True))
         for row in kernel_rows(run, record.plan.numerics.compute, cost.moved)
     ]
@@ -88,8 +88,10 @@ def _kernels(recorder: Recorder) -> list[Row]:
 def _fallbacks(recorder: Recorder) -> list[Row]:
     """A row per reason why something isn't as fast as it might be: a category, and the reason in words."""
     rows: list[Row] = []
-    for record in recorder.records.values():
-        counted = Counter([*native_steps(record.plan), *((found.category, found.why) for found in copies(record.plan))])
+    for record in recorder.plans:
+        counted = Counter(
+            [*native_steps(record.plan), *((found.category, found.why) for found in copies(record.plan, record.runs))]
+        )
         rows += [
             {**plan_columns(record), "category": category, "reason": reason, "calls": record.times.calls * count}
             for (category, reason), count in counted.items()

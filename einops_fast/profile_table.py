@@ -77,7 +77,7 @@ class Profile:
     @property
     def rows(self) -> list[ProfileRow]:
         """A row per equation, shapes, strides, dtypes and label; the one that took most time first."""
-        rows = [ProfileRow.of(record) for record in list(self._recorder.records.values()) if record.times.calls]
+        rows = [ProfileRow.of(record) for record in self._recorder.plans if record.times.calls]
         return sorted(rows, key=lambda row: -row.total)
 
     @property

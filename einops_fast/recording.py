@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import unwrap
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ current_label: ContextVar[str] = ContextVar("einops_fast_label", default="")
 
 _MOST_SAMPLES = 4096
 """Times that are kept of one plan or step; of more calls, the first ones have their times taken."""
+
+_MOST_RECORDS = 10_000
+"""Plans that are kept: a program whose shapes are new in each call mustn't fill the memory."""
 
 _MOST_PENDING = 64
 """Times of a device that wait to be read; more would hold on to its events."""
@@ -134,6 +138,11 @@ class Recorder:
         key = backend, equation, current_label.get()
         self.native[key] = self.native.get(key, 0) + 1
 
+    @property
+    def plans(self) -> list[PlanRecord]:
+        """The records so far; other threads may go on."""
+        return list(self.records.values())
+
     def record(self, watch: _Watch, inside: bool) -> PlanRecord:
         """The record of a call that begins now."""
         key = watch, current_label.get(), inside
@@ -148,7 +157,9 @@ class Recorder:
                 tuple(Times(watch.backend.between) for _ in watch.plan.steps),
                 watch.runs,
             )
-            self.records[key] = found
+            # The calls of what comes after the last one that is kept are timed for nobody.
+            if len(self.records) < _MOST_RECORDS:
+                self.records[key] = found
         return found
 
 
@@ -165,7 +176,8 @@ class _Watch:
         self._recorder = recorder
 
     def program(self, program: Program) -> Program:
-        self.runs = tuple(run for run, _ in program)
+        # Of who looks on besides, each would see the other's wrapping only.
+        self.runs = tuple(unwrap(run) for run, _ in program)
         return [(self._timed(at, run), reads) for at, (run, reads) in enumerate(program)]
 
     def whole(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,6 +209,7 @@ class _Watch:
                     break
             return result
 
+        timed.__wrapped__ = run  # type: ignore[attr-defined]
         return timed
 
 

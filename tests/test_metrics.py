@@ -255,6 +255,7 @@ def test_a_torch_event_is_no_host_time(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr("einops_fast.backends.torch._PLAIN", (SimpleNamespace,))
     array = SimpleNamespace(is_cuda=True, device="cuda:1")
     start, end = backend.mark(array), backend.mark(array)
     assert backend.between(start, end) == 0.005
@@ -323,6 +324,48 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
     if device == "cpu":
         assert row["grid"].count("×") == 2
         assert row["registers"] is None
+
+
+def test_copies_of_library_calls_count_where_these_were_chosen():
+    """A step with a kernel copies nothing, unless the library's calls run it."""
+    from einops_fast.lowering import lower
+    from einops_fast.notation import bind_sizes, parse
+    from einops_fast.plan import Plan
+    from einops_fast.target import Numerics, Operand, Target
+
+    ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
+    shapes = (300, 40, 50), (50, 40, 60)
+    operands = [Operand(shape, (shape[1] * shape[2], shape[2], 1), "float32") for shape in shapes]
+    target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
+    subscripts = parse("ijk,kjl->il", (3, 3))
+    sizes = bind_sizes(subscripts, shapes)
+    numerics = Numerics("float32", "float32")
+    steps = lower(subscripts, sizes, operands, ((0, 1),), target, numerics)
+    plan = Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), steps)
+    [step] = plan.steps
+    assert type(step).__name__ == "Fused"
+    kernel, library = (SimpleNamespace(chosen=SimpleNamespace(name=name)) for name in ("tile 64", "library on copies"))
+    assert list(fallbacks.copies(plan)) == list(fallbacks.copies(plan, [kernel])) == []
+    for run in (library, len):
+        [copy] = fallbacks.copies(plan, [run])
+        assert (copy.category, copy.slot, copy.wanted, copy.bytes) == ("copy", 1, "jkl", 4 * 50 * 40 * 60)
+    assert list(fallbacks.copies(plan, [SimpleNamespace(chosen=None)])) == []
+
+
+def test_two_observers_see_the_same_steps(tmp_path):
+    with metrics.record(tmp_path / "a") as one, metrics.record(tmp_path / "b") as two:
+        run_copying()
+    [first], [second] = one.plans, two.plans
+    assert first.runs == second.runs
+    assert [times.calls for times in first.steps] == [times.calls for times in second.steps]
+
+
+def test_new_shapes_do_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_MOST_RECORDS", 3)
+    with metrics.record(tmp_path) as seen:
+        for size in range(1, 8):
+            fast_einsum("ij,jk->ik", np.ones((2, size)), np.ones((size, 2)))
+    assert len(seen.plans) == 3
 
 
 # The environment, and the summary
