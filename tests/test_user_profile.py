@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from equations import cases, operands
+from hypothesis import given
+from hypothesis import strategies as st
 
 import einops_fast
 from einops_fast import fast_einsum, metrics
@@ -141,3 +144,14 @@ def test_run_wants_something_to_do(tmp_path):
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 2
     assert "--patch NAME, --profile or both" in done.stderr
+
+
+@given(data=st.data())
+def test_any_equation_can_be_profiled(data):
+    case = data.draw(cases())
+    arrays = data.draw(operands(case.shapes))
+    with einops_fast.profile() as seen:
+        result = fast_einsum(case.equation, *arrays)
+    np.testing.assert_array_equal(result, fast_einsum(case.equation, *arrays))
+    assert sum(row.calls for row in seen.rows if not row.inside) == 1
+    assert "1 call took" in str(seen)
