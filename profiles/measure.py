@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any
 
 from einops_fast.profiles.accuracy import Reference, allowed, gradient_case
 from einops_fast.profiles.cases import Case
@@ -153,8 +152,10 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
             if framework.name not in given:
                 given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
             with way.around():
+                call = bind(way, given[framework.name])
                 framework.spoil([case.result_shape, *(case.shapes if backward else ())], dtype)
-                results = _results(way, given[framework.name])
+                # Gradients may be right where the result isn't, as of a result that is off by a constant.
+                results = (way.call(*given[framework.name].operands), *call()) if backward else (way.finish(call()),)
             errors = [
                 reference.error(array, framework.to_float64)
                 for reference, array in zip(references, results, strict=True)
@@ -218,14 +219,6 @@ def _take_turns(
                 with arounds[place]():
                     times[place].append(clock.sample(calls[place], counts[place]))
     return times
-
-
-def _results(way: Way, given: Inputs) -> tuple[Any, ...]:
-    """The result and, where there is a cotangent, the gradient of every operand."""
-    if given.cotangent is None:
-        return (way.finish(bind(way, given)()),)
-    # Gradients may be right where the result isn't, as of a result that is off by a constant.
-    return way.call(*given.operands), *bind(way, given)()
 
 
 def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:

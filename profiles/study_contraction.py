@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import einops_fast
 from einops_fast.plan_cache import clear_plans
@@ -22,7 +21,7 @@ from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record,
 from einops_fast.profiles.sweep_cases import fitting
 from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
-from einops_fast.profiles.ways import Way, bind, inputs
+from einops_fast.profiles.ways import Call, Way, bind, inputs
 
 __all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
 
@@ -77,10 +76,12 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
                     if row.what not in UNWATCHED and not row.failure:
                         done.append((case, row))
     for case, row in done:
-        yield _watched(framework, case, row, peers)
+        make = partial(_call, framework, case, row, peers)
+        if row.what == OURS and not row.backward:
+            row = _with_extra_memory(row, framework, make)
+        yield watched(row, framework, make)
         if options.trace:
-            call = _call(framework, case, row, peers)
-            yield from write_trace(options.trace, row, framework, call)
+            yield from write_trace(options.trace, row, framework, make)
 
 
 def _is_trained(framework: Framework, case: Case, options: Options) -> bool:
@@ -128,19 +129,17 @@ def _ours(framework: Framework, case: Case) -> Way:
     return Way(OURS, partial(einops_fast.fast_einsum, case.called), framework)
 
 
-def _call(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Callable[[], Any]:
+def _call(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Call:
     """The call that a row is of, on new operands."""
     ways = [_ours(framework, case), *make_ways([peer for peer in peers if peer.name == row.what], case, row.dtype)]
     way = next(way for way in ways if way.name == row.what)
     return bind(way, inputs(case, framework, row.dtype, 1, row.backward, shared=False))
 
 
-def _watched(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Row:
-    """The row with what one call needs in memory, what its plan keeps included, and what runs in it."""
+def _with_extra_memory(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
+    """The row with what one call needs in memory, what its plan keeps included."""
     with suppress(Exception):  # what can't be watched was measured all the same
-        call = _call(framework, case, row, peers)
-        if row.what == OURS and not row.backward:
-            clear_plans()
-            row = replace(row, extra_bytes=framework.extra_memory(call))
-        row = watched(row, framework, call)
+        call = make()
+        clear_plans()
+        return replace(row, extra_bytes=framework.extra_memory(call))
     return row

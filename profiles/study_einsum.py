@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from einops_fast.profiles.cases import MODES, PROBLEMS, Case
 from einops_fast.profiles.ceilings import backward_work, forward_work, measure_ceilings
@@ -14,7 +15,7 @@ from einops_fast.profiles.records import Ceiling, Extent, Options, Record, Row, 
 from einops_fast.profiles.report import Table, milliseconds, ratio
 from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
-from einops_fast.profiles.ways import Way, bind, inputs
+from einops_fast.profiles.ways import Call, Way, bind, inputs
 
 __all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
 
@@ -57,11 +58,11 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
                     if not row.failure:
                         done.append((case, way, row))
     for case, way, row in done:
-        call = bind(way, inputs(case, way.framework, row.dtype, 1, row.backward))
+        make = partial(_call, case, way, row)
         with way.around():
-            yield watched(row, way.framework, call)
+            yield watched(row, way.framework, make)
             if options.trace:
-                yield from write_trace(options.trace, row, way.framework, call)
+                yield from write_trace(options.trace, row, way.framework, make)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -95,6 +96,11 @@ def _timings(case: Case, ways: Sequence[Way], dtype: str, effort: Effort, backwa
         return compare(case, ways, dtype, effort=effort, backward=backward)
     except Exception as error:  # of memory, say: the other cases may fit
         return [Timing.failed(way.name, error) for way in ways]
+
+
+def _call(case: Case, way: Way, row: Row) -> Call:
+    """The call that a row is of, on new operands."""
+    return bind(way, inputs(case, way.framework, row.dtype, 1, row.backward))
 
 
 def _ways(case: Case, framework: Framework, torch: Framework | None) -> list[Way]:

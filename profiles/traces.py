@@ -14,20 +14,21 @@ from einops_fast.profiles.measure import reason
 from einops_fast.profiles.ranges import phase, ranged
 from einops_fast.profiles.records import Note, Row
 from einops_fast.profiles.watch import calls_to_watch
+from einops_fast.profiles.ways import Call
 
 __all__ = ["listed", "trace_name", "write_trace"]
 
 LONGEST_TABLE = 30
 
 
-def write_trace(folder: str, row: Row, framework: Framework, call: Callable[[], Any]) -> Iterator[Note]:
+def write_trace(folder: str, row: Row, framework: Framework, make: Callable[[], Call]) -> Iterator[Note]:
     """Record a few calls and write the trace, as JSON, and torch's table beside it, as text.
 
     Args:
         folder: where to.
         row: what the call is of; the files are named after it.
         framework: whose profiler records.
-        call: without arguments.
+        make: makes the call, which takes no arguments.
 
     Yields:
         What was written, or why nothing was.
@@ -36,9 +37,9 @@ def write_trace(folder: str, row: Row, framework: Framework, call: Callable[[], 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if framework.name == "torch":
-            _torch(framework, call, path, row)
+            _torch(framework, make(), path, row)
         elif framework.name == "mxnet":
-            _mxnet(framework, call, path, row)
+            _mxnet(framework, make(), path, row)
         else:
             raise Unavailable(f"{framework.name} has no profiler of its own")
     except Unavailable as missing:
@@ -59,7 +60,7 @@ def trace_name(row: Row) -> str:
     return re.sub(r"[^\w@.-]+", "_", "-".join(parts))
 
 
-def _torch(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> None:
+def _torch(framework: Any, call: Call, path: Path, row: Row) -> None:
     profiler = framework.torch.profiler
     on_gpu = framework.device == "gpu"
     activities = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
@@ -76,7 +77,7 @@ def _torch(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> Non
     path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
 
 
-def _mxnet(framework: Any, call: Callable[[], Any], path: Path, row: Row) -> None:
+def _mxnet(framework: Any, call: Call, path: Path, row: Row) -> None:
     profiler = framework.mx.profiler
     # What was profiled before is still waiting to be written.
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)

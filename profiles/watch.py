@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.kernels import kernel_times, summary
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Row
+from einops_fast.profiles.ways import Call
 
 __all__ = ["calls_to_watch", "watched"]
 
@@ -26,17 +26,21 @@ HOST_CALLS = 20
 """Calls of which the host's time is the median."""
 
 
-def watched(row: Row, framework: Framework, call: Callable[[], Any]) -> Row:
-    """The row with everything that can be seen of ``call``; what can't be seen was measured all the same.
+def watched(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
+    """The row with everything that can be seen of a call; what can't be seen was measured all the same.
 
     Args:
         row: of the timed call.
         framework: whose arrays it takes.
-        call: without arguments; returns the result, or in a backward row all gradients.
+        make: makes the call, on new operands; it takes no arguments, and returns the result or, in a backward row, all
+            gradients.
     """
-    calls = calls_to_watch(row)
+    try:
+        call = make()
+    except Exception:  # of memory, say, which others still hold
+        return row
     with suppress(Exception):
-        times = kernel_times(framework, call, calls)
+        times = kernel_times(framework, call, calls_to_watch(row))
         seconds: dict[str, float] = {}
         for each, name in times:
             seconds[name] = seconds.get(name, 0.0) + each
@@ -54,7 +58,7 @@ def calls_to_watch(row: Row) -> int:
     return 1 if (row.seconds or 0.0) > LONG else 3
 
 
-def _host_seconds(framework: Framework, call: Callable[[], Any]) -> float:
+def _host_seconds(framework: Framework, call: Call) -> float:
     """Seconds until a call returns; the device's queue is empty before, so that it never has to be waited for."""
     seconds = []
     for _ in range(HOST_CALLS):

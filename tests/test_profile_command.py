@@ -4,7 +4,9 @@ import csv
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from einops_fast import cli
@@ -17,6 +19,8 @@ from einops_fast.profiles.records import Extent, Machine, Options, Row
 from einops_fast.profiles.report import skips_table
 from einops_fast.profiles.results import Result, read_result
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.traces import write_trace
+from einops_fast.profiles.watch import watched
 
 pytestmark = pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
 
@@ -212,6 +216,30 @@ def test_rows_say_what_there_is_to_know(run, tmp_path):
     with open(next((tmp_path / "out").glob("*.csv")), encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [float(line["seconds"]) for line in lines] == [row.seconds for row in found["contraction"].rows]
+
+
+def test_what_cannot_be_watched_was_measured(tmp_path):
+    framework = frameworks.load("numpy", "cpu", 1)
+    row = Row("numpy", "a", OURS, "float32", seconds=1.0)
+
+    def no_room():
+        raise MemoryError
+
+    assert watched(row, framework, no_room) == row
+    [note] = write_trace(str(tmp_path), replace(row, framework="torch"), SimpleNamespace(name="torch"), no_room)
+    assert note.text.startswith("no trace of torch-float32-a-fast_einsum-forward: MemoryError")
+    # NumPy has no profiler, but tells what memory it takes.
+    seen = watched(row, framework, lambda: lambda: np.ones(1000))
+    assert seen.kernel_seconds == {}
+    assert 8000 <= seen.peak_bytes < 10000
+
+
+def test_the_host_is_timed_apart_on_a_gpu():
+    log = []
+    gpu = SimpleNamespace(name="cupy", device="gpu", synchronize=lambda: log.append("wait"))
+    row = watched(Row("cupy", "a", OURS, seconds=1.0), gpu, lambda: lambda: log.append("call"))
+    assert row.host > 0
+    assert log[-3:] == ["wait", "call", "wait"]
 
 
 def test_work_of_backward():

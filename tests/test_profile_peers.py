@@ -342,3 +342,18 @@ def test_memory_is_spoiled_before_a_result_is_checked(numpy, monkeypatch):
 
     measure.check(SMALL, [Way(name, einsum, numpy) for name in ("native", "ours")], "float32")
     assert log == [([(2, 3, 5)], "float32"), "call"] * 2
+
+
+def test_what_prepares_a_call_leaves_no_right_result_behind(numpy, monkeypatch):
+    log = []
+    monkeypatch.setattr(numpy, "spoil", lambda shapes, dtype: log.append("spoil"))
+
+    def prepare(call, *operands):
+        log.append("prepare")
+        return lambda: log.append("call") or call(*operands)
+
+    def einsum(*operands):
+        return np.einsum(SMALL.equation, *operands)
+
+    measure.check(SMALL, [Way("native", einsum, numpy, prepare=prepare)], "float32")
+    assert log == ["prepare", "spoil", "call"]
