@@ -1,8 +1,10 @@
 """The tables of README and docs are those of the kept results; results of any age can be read."""
 
+import doctest
 import json
 import re
 from dataclasses import fields
+from importlib import import_module
 
 import pytest
 
@@ -112,3 +114,15 @@ def test_an_unmeasured_field_is_not_in_the_file(tmp_path):
     result = Result("overhead", "CPU", 1, "d", True, {}, (), (Row("numpy", "a", "b", seconds=1.0),))
     [row] = json.loads(result.write_json(tmp_path / "r.json").read_text("utf-8"))["rows"]
     assert row == {"framework": "numpy", "case": "a", "what": "b", "seconds": 1.0}
+
+
+# Examples
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RESULTS.parent.glob("*.py")) if ">>>" in path.read_text("utf-8")]
+)
+def test_examples_are_right(name):
+    done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))
+    assert done.attempted
+    assert not done.failed
