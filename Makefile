@@ -1,5 +1,6 @@
 # make test     lint, type-check and test
 # make profile  measure einsum on this machine; ARGS='...' goes to the profiler
+# make report   make the tables of README and docs, the plots and a page from the kept results
 # make clean    remove everything that these made
 #
 # All work in .venv, made from PYTHON on first use and remade when the requirements change.
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: test lint profile clean
+.PHONY: test lint profile report clean
 
 test: lint
 	$(BIN)/pytest
@@ -22,6 +23,9 @@ lint: $(STAMP)
 
 profile: $(STAMP)
 	$(BIN)/python -m einops_fast.profiles $(ARGS)
+
+report: $(STAMP)
+	$(BIN)/python -m einops_fast.profiles.documents
 
 # MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
 $(STAMP): setup.cfg pyproject.toml constraints.txt

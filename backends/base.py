@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.errors import OperandError
@@ -97,6 +98,14 @@ class Backend(ABC):
     def differentiable(self, plan: Plan, run: Run) -> Run:
         """A plan with ``target.gradients``, compiled as ``run``, as a callable that gradients can be taken of."""
         return run
+
+    def mark(self, array: Any) -> Any:
+        """This moment in the work on the device of ``array``; ``None`` where none can be told."""
+        return perf_counter()
+
+    def between(self, start: Any, end: Any) -> float:
+        """Seconds between two moments; waits for the later one."""
+        return float(end - start)
 
     # What each step becomes. A run takes the arrays that the step reads and returns its result.
 

@@ -71,6 +71,18 @@ class CupyBackend(NdarrayBackend):
         pool = cp.get_default_memory_pool()
         return int(free + pool.free_bytes()) // max(int(operand.itemsize) for operand in operands)
 
+    def mark(self, array: Any) -> Any:
+        stream = cp.cuda.get_current_stream()
+        if stream.is_capturing():
+            return None
+        event = cp.cuda.Event()
+        event.record(stream)
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(cp.cuda.get_elapsed_time(start, end) * 1e-3)
+
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return cp.empty(shape, dtype)
 

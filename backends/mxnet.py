@@ -95,6 +95,12 @@ class MxnetBackend(Backend):
             return None
         return free_memory() // max(np.dtype(operand.dtype).itemsize for operand in operands)
 
+    def mark(self, array: Any) -> Any:
+        # Calls only queue work; a graph that is being recorded has none.
+        if not is_deferred():
+            npx.waitall()
+        return super().mark(array)
+
     def arrange(self, how: Arrange) -> Run:
         perm, shape = how.perm, how.shape
         if shape is None:

@@ -177,6 +177,23 @@ class TorchBackend(Backend):
 
         return differentiable(plan, run, self)
 
+    def mark(self, array: Any) -> Any:
+        if not array.is_cuda:
+            return super().mark(array)
+        # A tensor that stands for another may be on no device at all.
+        if type(array) not in _PLAIN or torch.cuda.is_current_stream_capturing():
+            return None
+        new_event: Any = torch.cuda.Event
+        event = new_event(enable_timing=True)
+        event.record(torch.cuda.current_stream(array.device))
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        if isinstance(start, float):
+            return super().between(start, end)
+        end.synchronize()
+        return float(start.elapsed_time(end) * 1e-3)
+
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""
         return array.contiguous()

@@ -1,5 +1,7 @@
 """einops_fast: einsum at the speed of the hardware, on whatever framework the arrays come from."""
 
+import os
+
 from einops_fast._version import __version__
 from einops_fast.attention.attend import attention
 from einops_fast.attention.drop_in import scaled_dot_product_attention
@@ -11,6 +13,7 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError, Subscripts
 from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.patch import patch, patched, unpatch
+from einops_fast.profile import profile
 from einops_fast.tuning import autotune
 
 __all__ = [
@@ -29,7 +32,13 @@ __all__ = [
     "fast_einsum",
     "patch",
     "patched",
+    "profile",
     "register_backend",
     "scaled_dot_product_attention",
     "unpatch",
 ]
+
+if "EINOPS_FAST_METRICS" in os.environ:
+    from einops_fast.metrics import start_from_environment
+
+    start_from_environment()

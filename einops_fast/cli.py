@@ -1,4 +1,5 @@
-"""The command line: run a script with its einsum calls replaced, print the plan of one einsum, look at the cache."""
+"""The command line: run a script with its einsum calls replaced or profiled, print the plan of one einsum, measure,
+look at the cache and at metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from einops_fast import disk_cache
@@ -17,6 +19,7 @@ from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
 from einops_fast.patch import patch
+from einops_fast.profile import profile
 
 __all__ = ["main"]
 
@@ -41,12 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ...
         0
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["profile"]:
+        # It has a parser of its own, and few programs measure anything.
+        from einops_fast.profiles.__main__ import main as profile
+
+        return profile(arguments[1:], "einops-fast profile")
     parser, run_parser = _parsers()
     options = parser.parse_args(arguments)
     if options.command == "explain":
         return _explain(options)
     if options.command == "cache":
         return _cache(options)
+    if options.command == "metrics":
+        return _metrics(options)
+    if not (options.patch or options.profile):
+        run_parser.error("give --patch NAME, --profile or both")
     if not (options.module or options.script):
         run_parser.error("what shall be run? Give a script, or -m and a module")
     return _run(options)
@@ -59,17 +72,22 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
     run = commands.add_parser(
         "run",
-        help="run a script or module with einsum replaced",
-        description="Run a Python script or module as python itself would, with einsum replaced.",
-        usage="%(prog)s --patch NAME[,NAME...] (SCRIPT | -m MODULE) [ARGUMENT...]",
+        help="run a script or module with einsum replaced or profiled",
+        description="Run a Python script or module as python itself would, with einsum replaced, profiled or both.",
+        usage="%(prog)s [--patch NAME[,NAME...]] [--profile] (SCRIPT | -m MODULE) [ARGUMENT...]",
         allow_abbrev=False,
     )
     run.add_argument(
         "--patch",
         type=_names,
-        required=True,
+        default=[],
         metavar="NAME[,NAME...]",
         help="frameworks whose einsum to replace: numpy, torch, mxnet, cupy",
+    )
+    run.add_argument(
+        "--profile",
+        action="store_true",
+        help="at the end print every einsum that went through einops_fast, on the standard error",
     )
     # Whatever follows the module or the script is an argument of it, options too.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
@@ -98,6 +116,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
 
+    # For the list of commands; what follows it is read elsewhere.
+    commands.add_parser("profile", help="measure on this machine, and report", add_help=False)
+
     cache = commands.add_parser(
         "cache",
         help="show or clear what was measured",
@@ -109,6 +130,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     show.add_argument("--json", action="store_true", help="print JSON, with all that is known")
     actions.add_parser("clear", help="remove all entries")
     actions.add_parser("path", help="print the folder that they are in")
+
+    metrics = commands.add_parser("metrics", help="sum up tables of metrics", allow_abbrev=False)
+    of_metrics = metrics.add_subparsers(dest="action", required=True)
+    summarize = of_metrics.add_parser(
+        "summarize",
+        help="print what follows from the tables in a folder",
+        description="Print what follows from the tables that EINOPS_FAST_METRICS, or metrics.record, has written.",
+        allow_abbrev=False,
+    )
+    summarize.add_argument("folder", metavar="DIR")
+    summarize.add_argument("--top", type=int, default=10, metavar="N", help="lines of each list (default: %(default)s)")
     return parser, run
 
 
@@ -136,20 +168,32 @@ def _run(options: argparse.Namespace) -> int:
         return _refuse(f"there is no file {script!r}")
     try:
         # For the rest of the process: threads and exit handlers may outlive the script.
-        patch(*options.patch)
+        if options.patch:
+            patch(*options.patch)
     except (EinsumError, ImportError) as error:
         return _refuse(error)
     # Python puts the script's folder, or the working directory, first; now there is what found this module.
     first = os.getcwd() if script is None else os.path.dirname(os.path.realpath(script))
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = first
-    if script is None:
-        sys.argv[:] = [*module, *arguments]
-        runpy.run_module(module[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
+    with _profiled() if options.profile else nullcontext():
+        if script is None:
+            sys.argv[:] = [*module, *arguments]
+            runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = [script, *arguments]
+            runpy.run_path(script, run_name="__main__")
     return 0
+
+
+@contextmanager
+def _profiled() -> Iterator[None]:
+    """Print the profile of a script at its end, whichever way it ends."""
+    with profile() as seen:
+        try:
+            yield
+        finally:
+            print(f"\n{seen}", file=sys.stderr)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -164,6 +208,16 @@ def _explain(options: argparse.Namespace) -> int:
     except (EinsumError, ImportError) as error:
         return _refuse(error)
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    return 0
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    from einops_fast.metrics_summary import summarize
+
+    try:
+        print(summarize(options.folder, options.top))
+    except EinsumError as error:
+        return _refuse(error)
     return 0
 
 

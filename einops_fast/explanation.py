@@ -12,7 +12,7 @@ from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Fused, Gemm, Multiply, Native, Step, Sum, View
 
-__all__ = ["Explanation", "StepReport", "explanation_of", "scaled"]
+__all__ = ["Explanation", "StepReport", "aligned", "explanation_of", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Explanation:
         ]
         totals = scaled(self.flops, ""), scaled(self.moved_bytes, "B"), scaled(self.copied_bytes, "B")
         rows.append(["", "total", "", "", "", *totals, scaled(self.seconds, "s")])
-        lines += ["", *_aligned(rows)]
+        lines += ["", *aligned(rows)]
         notes = [
             f"slot {step.slot}: operand {read} {words}"
             for step in self.steps
@@ -236,11 +236,12 @@ def scaled(value: float, unit: str) -> str:
     return f"{value / 1e-9:.3g} n{unit}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int = 5) -> list[str]:
+    """Cells as lines of columns, of which the first ``left`` are text and the others numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if column < 5 else cell.rjust(width)
+            cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -13,6 +13,7 @@ from einops_fast.einsum import plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.plan import compile_plan
+from einops_fast.plan_cache import keeps_plans
 from einops_fast.traced import einsum_traced
 
 __all__ = ["ContractExpression", "contract_expression"]
@@ -22,6 +23,8 @@ _MOST_RUNS = 64
 # How to see whether torch.compile is tracing; then the signature function of the last call's backend, what it
 # gave, and the plan. One tuple, because threads may call at the same time.
 _Last = tuple[Callable[[], bool], Callable[[Sequence[Any]], Hashable], Hashable, Callable[..., Any]]
+
+_NO_CALL: _Last = (is_tracing, len, None, len)  # which no call is like
 
 
 def contract_expression(
@@ -115,7 +118,8 @@ class ContractExpression:
         self._places = [[*constants, *varying].index(at) for at in range(len(shapes))]
         # By signature of the operands, of whichever framework: no two have one in common.
         self._runs: dict[Hashable, Callable[..., Any]] = {}
-        self._last: _Last = (is_tracing, len, None, len)  # which no call is like
+        self._last = _NO_CALL
+        keeps_plans(self)
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
         """Evaluate the expression.
@@ -150,6 +154,10 @@ class ContractExpression:
         if self.constants:
             parts.append(f"constants={list(self.constants)}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+    def forget_plans(self) -> None:
+        """Plan the next call anew; see :func:`einops_fast.plan_cache.clear_plans`."""
+        self._runs, self._last = {}, _NO_CALL
 
     def _reject_count(self, count: int) -> NoReturn:
         raise OperandError(f"{self!r} takes {self._takes} array{'s' * (self._takes != 1)}, not {count}")

@@ -13,6 +13,7 @@ from einops_fast.chains import chain_order
 from einops_fast.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.lowering import lower, product_times_matrix
 from einops_fast.notation import Subscripts, bind_sizes
+from einops_fast.observers import watch_plan
 from einops_fast.path import Path, candidate_paths
 from einops_fast.steps import Step
 from einops_fast.target import Numerics, Operand, Target
@@ -96,11 +97,18 @@ def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:
     """The plan as one callable of the operands: the framework's calls and nothing else."""
     count = len(plan.operands)
     program = [(backend.emit(step), step.reads) for step in plan.steps]
+    watches = watch_plan(plan, backend)
+    for watch in watches:
+        program = watch.program(program)
     answer = backend.answer(len(plan.subscripts.output))
     if answer is not None:
         program.append((answer, (count + len(program) - 1,)))
     run = in_turn(program, count)
-    return backend.differentiable(plan, run) if plan.target.gradients else run
+    if plan.target.gradients:
+        run = backend.differentiable(plan, run)
+    for watch in watches:
+        run = watch.whole(run)
+    return run
 
 
 def in_turn(program: Sequence[tuple[Callable[..., Any], tuple[int, ...]]], count: int) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from einops_fast.backends import Backend, get_backend
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.notation import parse
+from einops_fast.observers import left_to_native
 from einops_fast.plan import compile_plan
 from einops_fast.plan_cache import compiled, remember
 from einops_fast.steps import Native
@@ -96,7 +97,7 @@ class Replacement:
                 try:
                     return _call(name, native, operands, options)
                 except (EinsumError, _ForNative):
-                    pass
+                    left_to_native(name, operands[0] if operands else "")
             return native(*operands, **options)
 
         return einsum

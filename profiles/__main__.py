@@ -1,72 +1,90 @@
-"""``python -m einops_fast.profiles [STUDY]``: measure on this machine, print a table, keep it."""
+"""``python -m einops_fast.profiles [STUDY]``, also ``einops-fast profile``: measure on this machine, and report."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from einops_fast.profiles.cases import ITEM_SIZES, select
-from einops_fast.profiles.compare import RESULTS, run_study
-from einops_fast.profiles.extra_cases import FAMILIES
+from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
+from einops_fast.profiles.compare import run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
+from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.records import Options
+from einops_fast.profiles.results import RESULTS, read_result
 from einops_fast.profiles.studies import STUDIES
 
+__all__ = ["main"]
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one study; 0 if all its results were right."""
-    parser = _parser()
+EVERY_STUDY = "all"
+
+
+def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
+    """Run the studies that are asked for; 0 if all their results were right.
+
+    Args:
+        arguments: what follows the command's name; by default this process's own arguments.
+        command: its name.
+
+    Raises:
+        SystemExit: by argparse, for arguments that are wrong.
+    """
+    parser = _parser(command)
     options = parser.parse_args(arguments)
-    if options.backward and options.study != "einsum":
-        parser.error("--backward is for the study of einsum")
-    families = STUDIES[options.study].families
-    if options.cases not in families:
-        parser.error(f"--cases {options.cases} is not for the study of {options.study}")
     try:
-        select(families[options.cases], options.only)
-    except ValueError as unknown:
-        parser.error(str(unknown))
+        names = _studies(options)
+        for path in options.compare:
+            read_result(path)
+    except (ValueError, OSError) as wrong:
+        parser.error(str(wrong))
     chosen = Options(
         device=options.device,
         threads=options.threads,
         dtypes=_names(options.dtype, tuple(ITEM_SIZES)),
-        cases=options.cases,
-        only=options.only,
+        cases=_cases(options.cases),
+        only=options.only_run,
         peers=tuple(PEERS) if options.peers == "all" else _names(options.peers, tuple(PEERS)),
         quick=options.quick,
-        backward=options.backward,
+        forward_only=options.forward_only,
+        trace=str(options.out.resolve() / "traces") if options.trace else "",
     )
-    frameworks = _names(options.framework, tuple(FRAMEWORKS))
-    return run_study(options.study, chosen, frameworks=frameworks, folder=options.out)
+    return run_studies(
+        names,
+        chosen,
+        frameworks=_names(options.framework, tuple(FRAMEWORKS)),
+        folder=options.out,
+        earlier=options.compare,
+        verbose=options.verbose,
+    )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m einops_fast.profiles",
-        description="Measure on this machine, print a table and keep it.",
+        prog=command,
+        description="Measure on this machine, print tables, and keep them as JSON, CSV, Markdown and a page of HTML.",
+        allow_abbrev=False,
     )
+    about = "; ".join(f"{name}: {study.about}" for name, study in STUDIES.items())
     parser.add_argument(
-        "study",
-        nargs="?",
-        choices=tuple(STUDIES),
-        default="einsum",
-        help="einsum: the problems of apache/mxnet#18043 in every mode (default); contraction: many equations"
-        " against all that contracts the same arrays, and the device; overhead: tiny calls, first calls, the import",
+        "study", nargs="?", choices=(*STUDIES, EVERY_STUDY), default="einsum", help=f"{about}; all; default: einsum"
     )
     parser.add_argument("--framework", default="", help=f"of {', '.join(FRAMEWORKS)}, separated by commas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: gpu, if any")
     parser.add_argument("--dtype", default="", help=f"of {', '.join(ITEM_SIZES)}, separated by commas")
+    families = dict.fromkeys(name for study in STUDIES.values() for name in study.families)
     parser.add_argument(
         "--cases",
-        choices=tuple(FAMILIES),
         default="public",
-        help="contraction: the public cases (default), those at other extents and in other layouts, or both",
+        metavar=f"{{{','.join(families)}}} or FILE",
+        help="a family of the study's cases (extra: other extents and layouts; sweep: from small to large),"
+        " or a JSON or YAML file with equations and shapes of your own",
     )
     parser.add_argument(
-        "--only", default="", help="names of cases (or 0, 1, 2), or how names begin, separated by commas"
+        "--only-run", default="", metavar="A,B", help="cases whose name has any of these parts (0, 1, 2: the problems)"
     )
+    parser.add_argument("--forward-only", action="store_true", help="leave backward out")
     parser.add_argument(
         "--peers",
         default="",
@@ -75,9 +93,54 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
-    parser.add_argument("--backward", action="store_true", help="einsum: forward and backward")
+    parser.add_argument("--verbose", action="store_true", help="whole tracebacks of what fails or is left out")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSON of an earlier run: ratios to it, regressions marked; once per study, if you like",
+    )
+    parser.add_argument(
+        "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     return parser
+
+
+def _studies(options: argparse.Namespace) -> list[str]:
+    """The studies to run: of all, those that have such cases.
+
+    Raises:
+        ValueError: no study has such cases, or none has a name with one of the parts asked for.
+    """
+    asked = list(STUDIES) if options.study == EVERY_STUDY else [options.study]
+    families = {name: family for name in asked if (family := _family(name, options.cases)) is not None}
+    if not families:
+        known = ", ".join(dict.fromkeys(family for name in asked for family in STUDIES[name].families))
+        raise ValueError(f"--cases {options.cases} is not for the study of {options.study} (there are {known})")
+    names = [case.name for family in families.values() for case in family]
+    unknown = [part for part in parts(options.only_run) if not any(part in name for name in names)]
+    if unknown:
+        raise ValueError(f"no such case: {', '.join(unknown)} (there are {', '.join(names)})")
+    wanted = parts(options.only_run) or [""]
+    return [study for study, family in families.items() if any(part in case.name for part in wanted for case in family)]
+
+
+def _family(name: str, cases: str) -> Sequence[Named] | None:
+    """The cases of a study that ``--cases`` asks for; ``None`` where it has no such family and takes no file."""
+    study = STUDIES[name]
+    known = study.families.get(cases)
+    # A name without a suffix was meant for a family.
+    is_file = bool(Path(cases).suffix) or Path(cases).exists()
+    return read_cases(Path(cases)) if known is None and study.own_cases and is_file else known
+
+
+def _cases(cases: str) -> str:
+    """A family as it is; a file by its whole path, for processes elsewhere."""
+    known = any(cases in study.families for study in STUDIES.values())
+    return cases if known else str(Path(cases).resolve())
 
 
 def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:

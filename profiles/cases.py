@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Protocol, TypeVar
 
 __all__ = [
     "BACKWARD",
@@ -17,8 +18,10 @@ __all__ = [
     "MODES",
     "PROBLEMS",
     "Case",
+    "Named",
     "Shape",
     "contractions",
+    "parts",
     "scaled",
     "select",
 ]
@@ -62,6 +65,7 @@ class Case:
             contiguous. A letter left out is an axis that was expanded (stride 0); ``_`` stands for an axis of two
             of the array that the operand is a slice of.
         spelled: the equation as it is called, if that isn't in letters alone.
+        fixed: it is measured at these shapes on any device.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Case:
     uniform: bool = False
     memory: tuple[str, ...] = ()
     spelled: str = ""
+    fixed: bool = False
 
     @property
     def called(self) -> str:
@@ -160,7 +165,7 @@ class Case:
 
 
 def _problem(number: int, equation: str, *shapes: Shape) -> Case:
-    return Case(f"mx{number}", equation, shapes, problem=number)
+    return Case(f"mx{number}", equation, shapes, problem=number, fixed=True)
 
 
 PROBLEMS: tuple[Case, ...] = (
@@ -220,9 +225,10 @@ def scaled(case: Case, device: str) -> Case:
     """The case at a size that ``device`` finishes soon: as it is on a GPU, shrunk on a CPU.
 
     Halving the largest extent again and again shrinks sequences and batches and leaves heads and features,
-    whose sizes make the case what it is; odd extents stay odd. The three problems fit a CPU as they are.
+    whose sizes make the case what it is; odd extents stay odd. The three problems fit a CPU as they are, and
+    cases of the user's own are left alone.
     """
-    if device != "cpu" or case.problem is not None:
+    if device != "cpu" or case.fixed:
         return case
     if case.uniform:
         return _tccg(case.name, CPU_ELEMENTS)
@@ -234,24 +240,34 @@ def scaled(case: Case, device: str) -> Case:
     return case
 
 
-def select(cases: tuple[Case, ...], only: str) -> tuple[Case, ...]:
-    """The cases that ``only`` names, or all of them.
+class Named(Protocol):
+    """A case of any study."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyCase = TypeVar("AnyCase", bound=Named)
+
+
+def select(cases: tuple[AnyCase, ...], only: str) -> tuple[AnyCase, ...]:
+    """The cases whose names have any of the parts in ``only``, or all of them.
 
     Args:
         cases: to choose from.
-        only: names separated by commas. A problem is also named by its number, and what is no case's name stands
-            for all that begin with it.
+        only: parts of names, separated by commas; a number is one of the three problems'.
+
+    Raises:
+        ValueError: there is none.
     """
-    if not only:
-        return cases
-    names = {case.name for case in cases}
-    wanted = tuple(f"mx{name}" if name.isdigit() else name for name in only.split(",") if name)
-
-    def chosen(name: str, by: str) -> bool:
-        return name == by if by in names else name.startswith(by)
-
-    unknown = [by for by in wanted if not any(chosen(name, by) for name in names)]
-    if unknown:
+    wanted = parts(only)
+    found = tuple(case for case in cases if not wanted or any(part in case.name for part in wanted))
+    if not found:
         known = ", ".join(case.name for case in cases)
-        raise ValueError(f"no such case: {', '.join(sorted(unknown))} (there are {known})")
-    return tuple(case for case in cases if any(chosen(case.name, by) for by in wanted))
+        raise ValueError(f"no such case: {', '.join(wanted)} (there are {known})")
+    return found
+
+
+def parts(only: str) -> list[str]:
+    """What to look for in the names of cases."""
+    return [f"mx{part}" if part.isdigit() else part for part in map(str.strip, only.split(",")) if part]

@@ -1,18 +1,21 @@
 """What the device itself reaches, and the floor that follows for a case: no implementation can be faster.
 
-On a CPU a small case may beat its floor: operands that stay in cache don't come at the speed of memory.
+The floor is that of the roofline model (Williams, Waterman and Patterson, 2009): the bytes at the bandwidth or the
+FLOPs at the rate of a matrix product, whichever takes longer. On a CPU a small case may beat its floor: operands that
+stay in cache don't come at the speed of memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 
+from einops_fast.profiles.accuracy import gradient_case
 from einops_fast.profiles.cases import ITEM_SIZES, Case
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.measure import Effort, time_calls
 
-__all__ = ["Ceilings", "floor", "measure_ceilings"]
+__all__ = ["Ceilings", "Work", "backward_work", "floor", "forward_work", "measure_ceilings"]
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
 GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
@@ -38,6 +41,36 @@ def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilin
     return Ceilings(2 * COPY_BYTES[framework.device] / copy_seconds, 2 * extent**3 / gemm_seconds)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What has to be done for a case at least.
+
+    Attributes:
+        moved: bytes of operands and results.
+        flops: floating-point operations.
+        floor: seconds that they take at the ceilings.
+    """
+
+    moved: int
+    flops: int
+    floor: float
+
+
+def forward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
+    """Operands and result are moved once, and the FLOPs are those of the best order."""
+    moved = sum(case.elements) * ITEM_SIZES[dtype]
+    return Work(moved, case.flops, max(moved / ceilings.bandwidth, case.flops / ceilings.flops))
+
+
+def backward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
+    """Forward, then backward: there operands and cotangent are read once, and every gradient is written."""
+    forward = forward_work(case, dtype, ceilings)
+    moved = forward.moved + sum(map(prod, case.shapes)) * ITEM_SIZES[dtype]
+    flops = sum(gradient_case(case, place).flops for place in range(len(case.shapes)))
+    least = max(moved / ceilings.bandwidth, flops / ceilings.flops)
+    return Work(forward.moved + moved, forward.flops + flops, forward.floor + least)
+
+
 def floor(case: Case, dtype: str, ceilings: Ceilings) -> float:
     """Seconds that moving operands and result once, or the FLOPs of the best order, take at least."""
-    return max(sum(case.elements) * ITEM_SIZES[dtype] / ceilings.bandwidth, case.flops / ceilings.flops)
+    return forward_work(case, dtype, ceilings).floor

@@ -1,75 +1,213 @@
-"""Run a study over frameworks, show its tables, and keep them as files. Ctrl-C keeps what is done."""
+"""Run studies over frameworks, show their tables, and keep them as files. Ctrl-C keeps what is done."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from einops_fast.profiles.earlier import compared, earlier_result
 from einops_fast.profiles.frameworks import installed
+from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.limits import interrupts
 from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.plots import draw
-from einops_fast.profiles.records import Machine, Options, Row
-from einops_fast.profiles.report import console, measured_on, print_table, save, slug
+from einops_fast.profiles.progress import Progress
+from einops_fast.profiles.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
+from einops_fast.profiles.report import (
+    Table,
+    console,
+    environment_table,
+    measured_on,
+    print_table,
+    save,
+    skips_table,
+    slug,
+)
+from einops_fast.profiles.results import RESULTS, Result
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.worker import run_worker
 
-__all__ = ["RESULTS", "run_study"]
+if TYPE_CHECKING:
+    from rich.console import Console
 
-RESULTS = Path(__file__).resolve().parent / "results"
+__all__ = ["Outcome", "run_studies", "run_study"]
+
+INTERRUPTED = 130
+"""The exit status of a run that Ctrl-C ended, as a shell has it."""
 
 
-def run_study(name: str, options: Options, *, frameworks: Sequence[str] = (), folder: Path = RESULTS) -> int:
-    """Measure in one process per framework, one after another.
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a study.
+
+    Attributes:
+        status: an exit status: 0 if every result was right.
+        interrupted: by Ctrl-C; nothing more is wanted.
+        result: what was measured, if anything.
+        paths: the files that were written.
+    """
+
+    status: int
+    interrupted: bool = False
+    result: Result | None = None
+    paths: tuple[Path, ...] = ()
+
+
+@dataclass
+class _Found:
+    """What the processes have told so far."""
+
+    machines: list[Machine] = field(default_factory=list)
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run_studies(
+    names: Sequence[str],
+    options: Options,
+    *,
+    frameworks: Sequence[str] = (),
+    folder: Path = RESULTS,
+    earlier: Sequence[Path] = (),
+    verbose: bool = False,
+) -> int:
+    """Run studies one after another, and put all that they found on one page.
 
     Args:
-        name: one of :data:`~einops_fast.profiles.studies.STUDIES`.
+        names: of :data:`~einops_fast.profiles.studies.STUDIES`.
         options: what to measure.
-        frameworks: those to measure; default: all that the study is about and that are installed.
+        frameworks: those to measure; default: all that a study is about and that are installed.
         folder: where the files go.
+        earlier: results of earlier runs to compare with.
+        verbose: show whole tracebacks of what failed or was left out.
 
     Returns:
-        An exit status: 0 if every result was right.
+        An exit status: 0 if every result of every study was right.
     """
+    outcomes = []
+    for name in names:
+        outcome = run_study(name, options, frameworks=frameworks, folder=folder, earlier=earlier, verbose=verbose)
+        outcomes.append(outcome)
+        if outcome.interrupted:
+            break
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if results:
+        page = folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
+        page.write_text(html_page(results), encoding="utf-8")
+        console().print(f"wrote {page}", highlight=False)
+    return max(outcome.status for outcome in outcomes)
+
+
+def run_study(
+    name: str,
+    options: Options,
+    *,
+    frameworks: Sequence[str] = (),
+    folder: Path = RESULTS,
+    earlier: Sequence[Path] = (),
+    verbose: bool = False,
+) -> Outcome:
+    """Measure in one process per framework, one after another. Arguments as for :func:`run_studies`."""
     study = STUDIES[name]
     to = console()
-    machines: list[Machine] = []
-    measured: dict[tuple[object, ...], Row] = {}
-    notes: list[str] = []
+    found = _Found()
     # Not on Windows.
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
-        notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
-    some_peers = bool(options.peers) and set(options.peers) != set(PEERS)
-    whole = not (frameworks or options.only or options.quick or some_peers)
+        found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
+    wanted = list(frameworks or filter(installed, study.frameworks))
     try:
-        with interrupts(), to.status(name) as status:
-            for framework in frameworks or filter(installed, study.frameworks):
-                status.update(f"{name}: {framework}")
+        with interrupts(), Progress(to, name, wanted) as progress:
+            for framework in wanted:
+                progress.begin(framework)
                 for record in run_worker(name, framework, options):
-                    if isinstance(record, Row):
-                        measured[record.key] = record
-                        status.update(f"{name}: {framework} {record.dtype} {record.case} {record.what}")
-                    elif isinstance(record, Machine):
-                        machines.append(record)
-                    else:
-                        notes.append(record.text)
+                    _keep(record, found, progress)
+        interrupted = False
     except KeyboardInterrupt:
-        whole = False
-        notes.append("Interrupted: what is missing was not measured.")
-    rows = list(measured.values())
-    tables = study.tables(rows)
-    for table in tables:
-        print_table(to, table)
-    for note in notes:
-        to.print(note, highlight=False, markup=False)
-    if rows:
-        family = "" if options.cases == "public" else f"-{options.cases}"
-        base = slug(f"{name}{family}", measured_on(machines))
-        stem = folder / "-".join((base, *options.dtypes, *(["backward"] if options.backward else [])))
-        paths = save(stem, name, machines, rows, tables, notes, whole=whole)
+        interrupted = True
+        found.notes.append("Interrupted: what is missing was not measured.")
+    whole = not interrupted and _is_whole(options, frameworks)
+    found.notes = list(dict.fromkeys(found.notes))
+    rows = list(found.rows.values())
+    tables = study.tables([row for row in rows if row.case != ALL])
+    result = _result(name, found, rows, tables, whole) if found.machines else None
+    before = earlier_result(earlier, name)
+    if result is not None and before is not None:
+        tables = [*tables, compared(result, before)]
+    _show(to, tables, found, rows, verbose)
+    paths: list[Path] = []
+    if result is not None and result.measured:
+        base = slug(f"{name}{_family(options)}", measured_on(found.machines))
+        paths = save(folder / "-".join((base, *options.dtypes)), result, tables)
         if whole:
-            paths += draw(rows, folder / base)
+            paths += draw(result.measured, folder / base, result.ceilings)
         for path in paths:
             to.print(f"wrote {path}", highlight=False)
-    return 1 if not rows or any(row.failure and not row.guest for row in rows) else 0
+    failed = any(row.failure and not row.guest for row in rows)
+    nothing = result is None or not result.measured
+    status = INTERRUPTED if interrupted else int(failed or nothing)
+    return Outcome(status, interrupted, None if nothing else result, tuple(paths))
+
+
+def _keep(record: Record, found: _Found, progress: Progress) -> None:
+    match record:
+        case Row():
+            found.rows[record.key] = record
+            progress.measured(record)
+        case Machine():
+            found.machines.append(record)
+        case Extent():
+            progress.expect(record.cases)
+        case Ceiling():
+            found.ceilings.append(record)
+        case Note():
+            found.notes.append(record.text)
+
+
+def _is_whole(options: Options, frameworks: Sequence[str]) -> bool:
+    some_peers = bool(options.peers) and set(options.peers) != set(PEERS)
+    return not (frameworks or options.only or options.quick or options.forward_only or some_peers)
+
+
+def _family(options: Options) -> str:
+    """What the names of files say about the cases: nothing of the public ones, the file's name of others."""
+    return "" if options.cases == "public" else f"-{Path(options.cases).stem}"
+
+
+def _result(name: str, found: _Found, rows: Sequence[Row], tables: Sequence[Table], whole: bool) -> Result:
+    machine = measured_on(found.machines)
+    return Result(
+        name,
+        machine.device,
+        machine.threads,
+        datetime.now(timezone.utc).date().isoformat(),
+        whole,
+        {library: number for each in found.machines for library, number in each.versions.items()},
+        tuple(found.notes),
+        tuple(rows),
+        tuple(found.ceilings),
+        {each.framework: each.environment for each in found.machines if each.environment},
+        tuple({"title": table.title, **table.figures} for table in tables if table.figures),
+    )
+
+
+def _show(to: Console, tables: Sequence[Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
+    for table in tables:
+        print_table(to, table)
+    skips = skips_table(rows)
+    if skips.cells:
+        print_table(to, skips)
+    known = {each.framework: each.environment for each in found.machines if each.environment}
+    if known:
+        print_table(to, environment_table(known))
+    for note in found.notes:
+        to.print(note, highlight=False, markup=False)
+    if verbose:
+        for row in rows:
+            if row.details:
+                to.print(f"\n{row.framework} {row.dtype} {row.case} {row.what}:", highlight=False, markup=False)
+                to.print(row.details.rstrip(), highlight=False, markup=False)

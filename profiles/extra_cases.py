@@ -8,6 +8,7 @@ aligned to 4 or 8 elements, tiny or long; operands are also turned, expanded and
 from __future__ import annotations
 
 from einops_fast.profiles.cases import CONTRACTIONS, Case
+from einops_fast.profiles.sweep_cases import SWEEP
 
 __all__ = ["EXTRA", "FAMILIES"]
 
@@ -56,5 +57,10 @@ _SEVERAL: tuple[Case, ...] = (
 
 EXTRA: tuple[Case, ...] = (*_ATTENTION, *_MATRICES, *_ROWS, *_SEVERAL)
 
-FAMILIES: dict[str, tuple[Case, ...]] = {"public": CONTRACTIONS, "extra": EXTRA, "all": (*CONTRACTIONS, *EXTRA)}
+FAMILIES: dict[str, tuple[Case, ...]] = {
+    "public": CONTRACTIONS,
+    "extra": EXTRA,
+    "all": (*CONTRACTIONS, *EXTRA),
+    "sweep": SWEEP,
+}
 """What ``--cases`` chooses from."""

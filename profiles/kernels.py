@@ -75,6 +75,8 @@ def _mxnet(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[fl
     profiler = framework.mx.profiler
     # A trace file is written at exit whether or not anyone asks for it.
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    # What was profiled before, for a trace, is still in the sums.
+    profiler.dumps(reset=True)
     profiler.set_state("run")
     for _ in range(calls):
         call()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import random
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from statistics import median, quantiles
@@ -19,6 +20,7 @@ from einops_fast.profiles.accuracy import Reference, allowed, gradient_case
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.clocks import Clock, HostClock
 from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.ranges import is_watched, phase, ranged, recorded
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, bind, inputs
 
 __all__ = ["BRIEF", "FULL", "QUICK", "Effort", "Timing", "check", "compare", "paired_ratio", "reason", "time_calls"]
@@ -61,6 +63,7 @@ class Timing:
         speedup: the first way's time over this one's, as the median within rounds.
         error: the largest, relative to the size of the result (see :mod:`einops_fast.profiles.accuracy`).
         failure: why the way doesn't count; empty if it does.
+        details: the traceback of the failure, if it was an exception.
         rounds: seconds of each round.
     """
 
@@ -70,7 +73,13 @@ class Timing:
     speedup: float | None = None
     error: float | None = None
     failure: str = ""
+    details: str = ""
     rounds: tuple[float, ...] = ()
+
+    @classmethod
+    def failed(cls, name: str, error: BaseException) -> Timing:
+        """A way that raised an exception."""
+        return cls(name, failure=reason(error), details="".join(traceback.format_exception(error)))
 
 
 def compare(
@@ -112,14 +121,18 @@ def compare(
             with way.around():
                 count = _calls_per_sample(call, clock, effort)
         except Exception as error:  # memory, say, may not do for two sets of inputs
-            timings[place] = Timing(way.name, failure=reason(error))
+            timings[place] = Timing.failed(way.name, error)
             continue
         places.append(place)
         calls.append(call)
         counts.append(count)
     if not calls:
         return timings
-    times = _take_turns(calls, counts, clock, [ways[place].around for place in places], effort)
+    arounds = [_named(ways[place], case, backward) if is_watched() else ways[place].around for place in places]
+    with ExitStack() as profiled:
+        for framework in given.values() if is_watched() else ():
+            profiled.enter_context(recorded(framework))
+        times = _take_turns(calls, counts, clock, arounds, effort)
     for place, rounds in zip(places, times, strict=True):
         timings[place] = _timing(timings[place], rounds)
     return [replace(timing, speedup=paired_ratio(timings[0], timing)) for timing in timings]
@@ -140,15 +153,15 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
                 given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
             with way.around():
                 call = bind(way, given[framework.name])
-                framework.spoil(case.shapes if backward else [case.result_shape], dtype)
-                result = call()
-            results = result if backward else (way.finish(result),)
+                framework.spoil([case.result_shape, *(case.shapes if backward else ())], dtype)
+                # Gradients may be right where the result isn't, as of a result that is off by a constant.
+                results = (way.call(*given[framework.name].operands), *call()) if backward else (way.finish(call()),)
             errors = [
                 reference.error(array, framework.to_float64)
                 for reference, array in zip(references, results, strict=True)
             ]
         except Exception as error:  # a way that can't run is a row of the table, not its end
-            timings.append(Timing(way.name, failure=reason(error)))
+            timings.append(Timing.failed(way.name, error))
             continue
         comparable = native if framework is first else None
         limits = [
@@ -169,7 +182,7 @@ def paired_ratio(over: Timing, under: Timing) -> float | None:
     return median(ratios) if ratios else None
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The first line of an error, as a table tells why something failed."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
@@ -209,11 +222,12 @@ def _take_turns(
 
 
 def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
-    """What the result, or each gradient, has to be: from the values as rounded to the dtype."""
+    """What the result, and each gradient, has to be: from the values as rounded to the dtype."""
     operands = given.operands
+    result = Reference(case, operands, framework.to_float64)
     if given.cotangent is None:
-        return [Reference(case, operands, framework.to_float64)]
-    return [
+        return [result]
+    return [result] + [
         Reference(
             gradient_case(case, place),
             [*operands[:place], given.cotangent, *operands[place + 1 :]],
@@ -247,6 +261,17 @@ def _clock(frameworks: Sequence[Framework]) -> Clock:
             framework.synchronize()
 
     return HostClock(synchronize)
+
+
+def _named(way: Way, case: Case, backward: bool) -> Around:
+    """What a way needs around it, and for a profiler its name."""
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with way.around(), ranged(f"{case.name}/{way.name}/{phase(backward)}"):
+            yield
+
+    return around
 
 
 def _timing(checked: Timing, rounds: Sequence[float]) -> Timing:

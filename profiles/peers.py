@@ -6,6 +6,7 @@ one clock sees it all.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.limits import limited
+from einops_fast.profiles.records import Note, Row, skipped
 from einops_fast.profiles.ways import Call, Way
 
 __all__ = ["NATIVE", "PEERS", "Compiler", "Peer", "make_ways", "present"]
@@ -47,7 +49,7 @@ class Peer:
     version: str = ""
 
 
-def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer], list[str]]:
+def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer], list[Row | Note]]:
     """The peers that run here, the native einsum first; and what to know about them, and why others don't.
 
     Args:
@@ -56,16 +58,16 @@ def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer]
     """
     wanted = names or (tuple(PEERS) if framework.device == "gpu" else (NATIVE, "opt_einsum"))
     peers: list[Peer] = []
-    notes = []
+    told: list[Row | Note] = []
     for name, make in PEERS.items():
         if name not in wanted and name != NATIVE:
             continue
         try:
             peers.append(make(framework))
-        except Unavailable as reason:
-            notes.append(f"{framework.name} is measured without {name}: {reason}")
-    notes += [f"{framework.name} is measured beside {peer.version}" for peer in peers if peer.version]
-    return peers, notes
+        except Unavailable as missing:
+            told.append(skipped(framework.name, name, str(missing), details=traceback.format_exc()))
+    told += [Note(f"{framework.name} is measured beside {peer.version}") for peer in peers if peer.version]
+    return peers, told
 
 
 def make_ways(peers: Iterable[Peer], case: Case, dtype: str) -> list[Way]:

@@ -1,11 +1,11 @@
-"""Plots of the contraction study: how far from the device's floor each case is, by ours and by the best peer.
+"""Plots of a study as files, SVG and PNG: how far from the device's floor each case is, by ours and by the best peer,
+and those of :mod:`einops_fast.profiles.further_plots`.
 
 ``python -m einops_fast.profiles.plots FILE.json …`` draws them from kept results.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.profiles.contraction_tables import OURS
-from einops_fast.profiles.records import Row
+from einops_fast.profiles import further_plots
+from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
+from einops_fast.profiles.records import Ceiling, Row, is_ours
+from einops_fast.profiles.results import read_result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Dot", "dots", "draw"]
 
-COLOURS = {OURS: "#0072b2", "native": "#d55e00", "opt_einsum": "#e69f00", "compile": "#009e73", "cupy": "#cc79a7"}
-"""By way, and told apart by those who see fewer colours; others get :data:`OTHER_COLOUR`."""
-
-OTHER_COLOUR = "#555555"
-
 FASTER, SLOWER = "#0072b2", "#bb0000"
 """Of the line from ours to the best peer."""
-
-MARKERS = {OURS: "o", "native": "s", "opt_einsum": "D", "compile": "^", "cupy": "v"}
 
 
 @dataclass(frozen=True)
@@ -59,14 +54,19 @@ def dots(rows: Sequence[Row]) -> list[Dot]:
     return sorted((_dot(name, ways) for name, ways in cases.items()), key=lambda dot: -(dot.ours or 0.0))
 
 
-def draw(rows: Sequence[Row], stem: Path) -> list[Path]:
-    """Draw what was measured against a floor, if matplotlib is here: an SVG and a PNG per framework and dtype."""
+def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = ()) -> list[Path]:
+    """Draw what was measured, if matplotlib is here: an SVG and a PNG of each plot per framework and dtype.
+
+    Args:
+        rows: of a study; of those that were measured forward there are plots.
+        stem: path that the files' names begin with.
+        ceilings: what the device reaches, for the roofs.
+    """
     groups: dict[tuple[str, str], list[Row]] = {}
-    forward = [row for row in rows if not row.backward]
-    floored = {(row.framework, row.dtype) for row in forward if row.floor is not None}
-    for row in forward:
-        if (row.framework, row.dtype) in floored:
+    for row in rows:
+        if not row.backward:
             groups.setdefault((row.framework, row.dtype), []).append(row)
+    groups = {key: group for key, group in groups.items() if any(row.floor or row.moved for row in group)}
     if not groups:
         return []
     try:
@@ -77,52 +77,37 @@ def draw(rows: Sequence[Row], stem: Path) -> list[Path]:
     several = len({framework for framework, _ in groups}) > 1
     paths = []
     for (framework, dtype), group in groups.items():
-        named = f"{framework}-{dtype}" if several else dtype
-        paths += _save(dots(group), f"{framework}, {dtype}", stem.with_name(f"{stem.name}-{named}"))
+        named = stem.with_name(f"{stem.name}-{framework}-{dtype}" if several else f"{stem.name}-{dtype}")
+        title = f"{framework}, {dtype}"
+        if any(row.floor for row in group):
+            lines = dots(group)
+            paths += saved(named, lambda lines=lines, title=title: _figure(lines, title))  # type: ignore[misc]
+        reached = next((each for each in ceilings if (each.framework, each.dtype) == (framework, dtype)), None)
+        paths += further_plots.draw(group, named, title, reached)
     return paths
 
 
 def _dot(case: str, ways: Sequence[Row]) -> Dot:
     right = {row.what: row.seconds / row.floor for row in ways if row.seconds is not None and row.floor}
-    others = {name: value for name, value in right.items() if name != OURS}
+    ours = next((name for name in right if is_ours(name)), "")
+    others = {name: value for name, value in right.items() if not is_ours(name)}
     best = min(others, key=lambda name: others[name], default="")
     failures = tuple(f"{row.what} {row.failure}" for row in ways if row.failure)
-    return Dot(case, right.get(OURS), best, others.get(best), failures)
-
-
-def _save(lines: Sequence[Dot], title: str, stem: Path) -> list[Path]:
-    import matplotlib
-
-    # Text stays text, and the same results give the same file.
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "einops_fast", "font.size": 8.5}
-    with matplotlib.rc_context(style):
-        figure = _figure(lines, title)
-        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=150)
-    return paths
+    return Dot(case, right.get(ours), best, others.get(best), failures)
 
 
 def _figure(lines: Sequence[Dot], title: str) -> Any:
-    # Not pyplot: nothing is shown, and no display is asked for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     failed = [f"{dot.case}: {failure}" for dot in lines for failure in dot.failures]
     below = 0.16 * (len(failed) + 1) if failed else 0.0
-    figure = Figure(figsize=(8.5, 1.6 + 0.2 * len(lines) + below), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.5, 1.6 + 0.2 * len(lines) + below, f"{title}: time over the device's floor")
     axes = figure.add_subplot()
     _plot(axes, lines)
-    figure.suptitle(f"{title}: time over the device's floor", x=0.01, ha="left", fontsize=10, fontweight="bold")
     if failed:
         figure.supxlabel("\n".join(("failed:", *(_cut(text) for text in failed))), x=0.01, ha="left", fontsize=7)
     return figure
 
 
 def _plot(axes: Axes, lines: Sequence[Dot]) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
     heights = range(len(lines))[::-1]
     both = [(h, dot.ours, dot.peer) for h, dot in zip(heights, lines, strict=True) if dot.ours and dot.peer]
     for colour, label, slower in ((FASTER, "ours is faster", False), (SLOWER, "ours is slower", True)):
@@ -131,34 +116,29 @@ def _plot(axes: Axes, lines: Sequence[Dot]) -> None:
             places, ours, peers = map(list, zip(*pairs, strict=True))
             axes.hlines(places, ours, peers, colors=colour, alpha=0.35, linewidths=2.5, label=label, zorder=1)
     dot_places = [(dot.ours, height) for height, dot in zip(heights, lines, strict=True) if dot.ours is not None]
-    _scatter(axes, dot_places, OURS, "ours", hollow=False)
+    _scatter(axes, dot_places, "ours", "ours", hollow=False)
     for name in sorted({dot.best for dot in lines if dot.best}):
         points = [(dot.peer, height) for height, dot in zip(heights, lines, strict=True) if dot.best == name]
         _scatter(axes, points, name, f"best peer: {name}", hollow=True)
     axes.axvline(1.0, color="black", linewidth=0.8, zorder=0)
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 12 * low else (1, 1.5, 2, 3, 4, 5, 7)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    log_ratios(axes)
     axes.set_xlabel("time / floor, log scale (at 1 the device itself does no more)")
     axes.set_yticks(list(heights), [f"{dot.case}  {_told(dot)}" for dot in lines])
     axes.set_ylim(-0.8, len(lines) - 0.2)
     axes.grid(axis="x", color="#dddddd", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=8, frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    without_frame(axes)
 
 
 def _scatter(axes: Axes, points: Sequence[tuple[Any, int]], name: str, label: str, *, hollow: bool) -> None:
-    colour = COLOURS.get(name, OTHER_COLOUR)
+    colour = colour_of(name)
     axes.scatter(
         [x for x, _ in points],
         [y for _, y in points],
         # Where both are at one place, the larger frames the smaller.
         s=42 if hollow else 18,
-        marker=MARKERS.get(name, "P"),
+        marker=marker_of(name),
         facecolors="none" if hollow else colour,
         edgecolors=colour,
         linewidths=1.2,
@@ -178,12 +158,12 @@ def _cut(text: str, longest: int = 150) -> str:
 def main(files: Sequence[str]) -> None:
     """Draw the plots of kept results beside them."""
     for file in map(Path, files):
-        rows = [Row(**row) for row in json.loads(file.read_text("utf-8"))["rows"]]
+        result = read_result(file)
         name = file.stem
         # A run of chosen dtypes has them in its name, and plots are named after theirs.
-        for dtype in dict.fromkeys(row.dtype for row in reversed(rows)):
+        for dtype in dict.fromkeys(row.dtype for row in reversed(result.measured)):
             name = name.removesuffix(f"-{dtype}")
-        for path in draw(rows, file.with_name(name)):
+        for path in draw(result.measured, file.with_name(name), result.ceilings):
             print(f"wrote {path}")
 
 

@@ -15,7 +15,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -27,15 +26,13 @@ if find_spec("einops_fast") is None:
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
+from einops_fast.profiles.ranges import is_watched, phase, ranged, recorded
 
 if TYPE_CHECKING:
     from einops_fast.profiles.frameworks import Framework
 
 ENOUGH_SECONDS = 2.0
 MOST_CALLS = 100
-
-WATCHED = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
-"""Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"failed: {checked.failure}")
         return 1
     with way.around():
-        times = _measure(call, way.framework, f"{options.mode}-{options.problem}", options.repeat)
+        times = _measure(
+            call, way.framework, f"mx{options.problem}/{options.mode}/{phase(options.backward)}", options.repeat
+        )
         direction = "forward and backward" if options.backward else "forward"
         middle, best = (f"{pick(times) * 1e3:.3f} ms" for pick in (median, min))
         print(f"{direction}: {middle} (median of {len(times)} calls, best {best})")
@@ -91,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernels",
         action=argparse.BooleanOptionalAction,
-        default=not any(name in os.environ for name in WATCHED),
+        default=not is_watched(),
         help="print where the framework's profiler sees the time go (off under nvprof, nsys and ncu)",
     )
     return parser
@@ -103,25 +102,16 @@ def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: 
     warm_up = [clock.sample(call, 1) for _ in range(2)]
     if repeat is None:
         repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))
-    framework.capture(True)
     times = []
-    for _ in range(repeat):
-        with _nvtx_range(label):
-            times.append(clock.sample(call, 1))
-    framework.capture(False)
+    with recorded(framework):
+        for _ in range(repeat):
+            with ranged(label):
+                times.append(clock.sample(call, 1))
     return times
 
 
-def _nvtx_range(label: str) -> AbstractContextManager[Any]:
-    if find_spec("nvtx") is None:
-        return nullcontext()
-    import nvtx
-
-    annotation: AbstractContextManager[Any] = nvtx.annotate(label)
-    return annotation
-
-
 def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
+    from einops_fast.profiles.kernel_table import listing
     from einops_fast.profiles.kernels import kernel_times
 
     try:
@@ -129,9 +119,7 @@ def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
     except frameworks.Unavailable as reason:
         print(f"kernels: {reason}")
         return
-    print("\n     Time | Kernel\n--------- | ------")
-    for seconds, name in kernels[:12]:
-        print(f"{seconds * 1e3:6.3f} ms | {name}")
+    print(f"\n{listing(kernels, 12)}")
 
 
 if __name__ == "__main__":

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from einops_fast.profiles.cases import Case
+    from einops_fast.profiles.ceilings import Work
     from einops_fast.profiles.measure import Timing
 
-__all__ = ["Machine", "Note", "Options", "Record", "Row", "decode", "encode"]
+__all__ = [
+    "ALL",
+    "Ceiling",
+    "Extent",
+    "Machine",
+    "Note",
+    "Options",
+    "Record",
+    "Row",
+    "decode",
+    "encode",
+    "is_ours",
+    "skipped",
+]
+
+ALL = "all cases"
+"""Stands for the case in a row about whatever keeps a way or a framework from being measured at all."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; empty means the study's own choice."""
+    """What to measure; empty means the study's own choice.
+
+    Attributes:
+        device: ``cpu`` or ``gpu``.
+        threads: of the CPU.
+        dtypes: of the operands.
+        cases: a family of the study's cases, or the path of a file with others.
+        only: parts of the names of the cases to measure, separated by commas.
+        peers: what to measure ours against.
+        quick: three rounds.
+        forward_only: leave backward out.
+        trace: folder for a trace of every case; none is written without one.
+    """
 
     device: str = ""
     threads: int = 0
@@ -24,7 +53,8 @@ class Options:
     only: str = ""
     peers: tuple[str, ...] = ()
     quick: bool = False
-    backward: bool = False
+    forward_only: bool = False
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +76,13 @@ class Row:
         to_best: time of this way over that one.
         extra_bytes: what the call needs at most beside operands and result, on a GPU.
         kernels: what ran.
+        host: seconds until a call returns, where that isn't the time itself: on a GPU.
+        moved: bytes of operands and results, which are moved at least; of backward, those of both passes.
+        flops: floating-point operations of the best order.
+        error: the largest of the result, or of result and gradients, relative to their size.
+        peak_bytes: the most that the call holds at once beside its operands, its result included.
+        kernel_seconds: seconds of one call by kernel; by operator on a CPU.
+        details: the traceback of the failure.
     """
 
     framework: str
@@ -65,10 +102,28 @@ class Row:
     to_best: float | None = None
     extra_bytes: int | None = None
     kernels: str = ""
+    host: float | None = None
+    moved: int | None = None
+    flops: int | None = None
+    error: float | None = None
+    peak_bytes: int | None = None
+    kernel_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    details: str = ""
 
     @classmethod
-    def of(cls, framework: str, case: Case, dtype: str, timing: Timing, floor: float | None = None) -> Row:
-        """The row of a timing."""
+    def of(
+        cls, framework: str, case: Case, dtype: str, timing: Timing, work: Work | None = None, *, backward: bool = False
+    ) -> Row:
+        """The row of a timing.
+
+        Args:
+            framework: its name.
+            case: what was computed.
+            dtype: of the operands.
+            timing: what came out.
+            work: what the device has to do at least.
+            backward: forward and backward were timed.
+        """
         return cls(
             framework,
             case.name,
@@ -79,9 +134,18 @@ class Row:
             timing.seconds,
             timing.spread,
             timing.speedup,
-            floor,
-            timing.failure,
+            floor=work.floor if work else None,
+            failure=timing.failure,
+            backward=backward,
+            moved=work.moved if work else None,
+            flops=work.flops if work else None,
+            error=timing.error,
+            details=timing.details,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What there is to say, for JSON: fields that say nothing are left out."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if not _says_nothing(self, each.name)}
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -89,14 +153,44 @@ class Row:
         return self.framework, self.dtype, self.backward, self.case, self.what
 
 
+def is_ours(what: str) -> bool:
+    """Whether a way is our implementation: one that begins with ``fast_``, or is just ``ours``.
+
+    >>> is_ours('fast_einsum'), is_ours('native')
+    (True, False)
+    """
+    return what.startswith("fast_") or what == "ours"
+
+
+def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:
+    """The row of a way, or of a whole framework, that can't be measured here; by default nobody's fault."""
+    return Row(framework, ALL, what, dtype, failure=why, guest=guest, details=details)
+
+
+def _says_nothing(row: Row, name: str) -> bool:
+    value = getattr(row, name)
+    return value is None or value is False or value in ("", {})
+
+
 @dataclass(frozen=True)
 class Machine:
-    """What a framework was measured on, and with."""
+    """What a framework was measured on, and with.
+
+    Attributes:
+        device: what its maker calls it.
+        threads: of the CPU.
+        versions: by package.
+        gpu: whether it is a GPU.
+        framework: which one.
+        environment: everything else that times may depend on, by name.
+    """
 
     device: str
     threads: int
     versions: dict[str, str] = field(hash=False)
     gpu: bool = False
+    framework: str = ""
+    environment: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -106,9 +200,26 @@ class Note:
     text: str
 
 
-Record = Row | Machine | Note
+@dataclass(frozen=True)
+class Extent:
+    """How many cases, counted once per dtype and direction, a framework's process is going to measure."""
 
-_KINDS: dict[str, type[Row] | type[Machine] | type[Note]] = {"row": Row, "machine": Machine, "note": Note}
+    cases: int
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a device reaches in a dtype: bytes per second of a large copy, FLOP/s of a large matrix product."""
+
+    framework: str
+    dtype: str
+    bandwidth: float
+    flops: float
+
+
+Record = Row | Machine | Note | Extent | Ceiling
+
+_KINDS: dict[str, type[Record]] = {each.__name__.lower(): each for each in (Row, Machine, Note, Extent, Ceiling)}
 
 
 def encode(record: Record) -> str:

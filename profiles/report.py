@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,23 @@ from einops_fast.profiles.records import Machine, Row
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Table", "console", "geomean", "measured_on", "milliseconds", "print_table", "ratio", "save", "slug"]
+    from einops_fast.profiles.results import Result
+
+__all__ = [
+    "Table",
+    "console",
+    "environment_table",
+    "geomean",
+    "markdown",
+    "markdown_table",
+    "measured_on",
+    "milliseconds",
+    "print_table",
+    "ratio",
+    "save",
+    "skips_table",
+    "slug",
+]
 
 
 @dataclass(frozen=True)
@@ -32,9 +46,20 @@ class Table:
 
     def markdown(self) -> str:
         """The table for a Markdown file."""
-        lines = [self.columns, ("---",) * len(self.columns), *self.cells]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join((f"## {self.title}", table, *self.summary))
+        return "\n\n".join((f"## {self.title}", markdown_table(self.columns, self.cells), *self.summary))
+
+
+def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(('a', 'b'), [('1', 'x|y')]))
+    | a | b |
+    | --- | --- |
+    | 1 | x\\|y |
+    """
+    plain = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells]
+    lines = [columns, ["---"] * len(columns), *plain]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -90,38 +115,56 @@ def slug(study: str, machine: Machine) -> str:
     return re.sub("[^a-z0-9]+", "-", f"{study}-{machine.device}{threads}".lower())
 
 
-def save(
-    stem: Path,
-    study: str,
-    machines: Sequence[Machine],
-    rows: Sequence[Row],
-    tables: Sequence[Table],
-    notes: Sequence[str],
-    *,
-    whole: bool,
-) -> list[Path]:
-    """Write the rows as JSON and the tables as Markdown. A run that isn't ``whole`` doesn't replace one that was."""
-    machine = measured_on(machines)
-    versions = {name: number for each in machines for name, number in each.versions.items()}
-    date = datetime.now(timezone.utc).date().isoformat()
-    if not whole:
+def save(stem: Path, result: Result, tables: Sequence[Table]) -> list[Path]:
+    """Write the rows as JSON and CSV, and the tables as Markdown. Part of a run doesn't replace a whole one."""
+    if not result.whole:
         stem = stem.with_name(f"{stem.name}-partial")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    data = {
-        "study": study,
-        "device": machine.device,
-        "threads": machine.threads,
-        "date": date,
-        "whole": whole,
-        "versions": versions,
-        "notes": list(notes),
-        "summaries": [{"title": table.title, **table.figures} for table in tables if table.figures],
-        "rows": [asdict(row) for row in rows],
-    }
-    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
-    head = f"# {study}: {machine.device}, CPU threads: {machine.threads}\n\nMeasured on {date} with {listed}."
-    text = "\n\n".join((head, *(table.markdown() for table in tables), *notes)) + "\n"
-    paths = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")]
-    paths[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    paths[1].write_text(text, encoding="utf-8")
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("json", "csv", "md")]
+    result.write_json(paths[0])
+    result.write_csv(paths[1])
+    paths[2].write_text(markdown(result, tables), encoding="utf-8")
     return paths
+
+
+def markdown(result: Result, tables: Sequence[Table]) -> str:
+    """The tables, with what they were measured on, for a pull request."""
+    listed = ", ".join(f"{name} {number}" for name, number in result.versions.items())
+    head = (
+        f"# {result.study}: {result.device}, CPU threads: {result.threads}\n\nMeasured on {result.date} with {listed}."
+    )
+    about = [environment_table(result.environment)] if result.environment else []
+    return "\n\n".join((head, *(table.markdown() for table in [*tables, *about]), *result.notes)) + "\n"
+
+
+def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:
+    """What times may depend on: what is the same for all frameworks is said once."""
+    names = dict.fromkeys(name for found in environment.values() for name in found)
+    cells = []
+    for name in names:
+        values = {framework: found[name] for framework, found in environment.items() if name in found}
+        if len(set(values.values())) == 1:
+            cells.append(
+                (name, "all" if len(values) == len(environment) > 1 else ", ".join(values), next(iter(values.values())))
+            )
+        else:
+            cells += [(name, framework, value) for framework, value in values.items()]
+    return Table("Environment", ("what", "framework", "value"), cells)
+
+
+def skips_table(rows: Sequence[Row]) -> Table:
+    """Everything that failed or was left out, with the reason."""
+    columns = ("framework", "dtype", "case", "what", "direction", "reason")
+    cells = [
+        (
+            row.framework,
+            row.dtype or "–",
+            row.case,
+            row.what,
+            "backward" if row.backward else "forward",
+            row.failure if row.guest else f"failed: {row.failure}",
+        )
+        for row in rows
+        if row.failure
+    ]
+    return Table("Failed or left out", columns, cells)

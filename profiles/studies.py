@@ -1,14 +1,14 @@
-"""The studies by name, and what each of them provides."""
+"""The studies by name, and what each of them provides. To add one is to add its entry to :data:`STUDIES`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from einops_fast.profiles import study_contraction, study_einsum, study_overhead
-from einops_fast.profiles.cases import Case
+from einops_fast.profiles.cases import Named
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.records import Note, Options, Row
+from einops_fast.profiles.records import Options, Record, Row
 from einops_fast.profiles.report import Table
 
 __all__ = ["STUDIES", "Study"]
@@ -19,13 +19,20 @@ class Study(Protocol):
 
     Attributes:
         frameworks: measured unless others are asked for, where they are installed.
-        families: the cases by family; ``--cases`` chooses one, and ``--only`` selects from it.
+        families: the cases by family; ``--cases`` chooses one, and ``--only-run`` selects from it.
+        about: what it measures, in a few words.
+        own_cases: whether ``--cases`` may also be a file of einsums (see
+            :mod:`einops_fast.profiles.own_cases`).
     """
 
     frameworks: tuple[str, ...]
-    families: dict[str, tuple[Case, ...]]
+    about: str
+    own_cases: bool
 
-    def measure(self, framework: Framework, options: Options) -> Iterator[Row | Note]: ...
+    @property
+    def families(self) -> Mapping[str, tuple[Named, ...]]: ...
+
+    def measure(self, framework: Framework, options: Options) -> Iterator[Record]: ...
 
     def tables(self, rows: Sequence[Row]) -> list[Table]: ...
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import einops_fast
 from einops_fast.plan_cache import clear_plans
-from einops_fast.profiles.cases import BACKWARD, Case, scaled, select
-from einops_fast.profiles.ceilings import Ceilings, floor, measure_ceilings
+from einops_fast.profiles.cases import BACKWARD, Case
+from einops_fast.profiles.ceilings import Work, backward_work, forward_work, measure_ceilings
 from einops_fast.profiles.contraction_tables import OURS, tables
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.kernels import kernel_times, summary
-from einops_fast.profiles.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, paired_ratio, reason
+from einops_fast.profiles.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, paired_ratio
+from einops_fast.profiles.own_cases import chosen_cases
 from einops_fast.profiles.peers import NATIVE, Peer, make_ways, present
-from einops_fast.profiles.records import Note, Options, Row
-from einops_fast.profiles.ways import Way, bind, inputs
+from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, skipped
+from einops_fast.profiles.sweep_cases import fitting
+from einops_fast.profiles.traces import write_trace
+from einops_fast.profiles.watch import watched
+from einops_fast.profiles.ways import Call, Way, bind, inputs
 
-__all__ = ["families", "frameworks", "measure", "tables"]
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
+
+about = "many equations against all that contracts the same arrays, and the device"
 
 frameworks: tuple[str, ...] = ("numpy", "torch")
 """CuPy's einsum is measured beside torch's; ask by name for ours on CuPy arrays, and for MXNet, whose own einsum
 takes seconds for most of the cases."""
 
 families: dict[str, tuple[Case, ...]] = FAMILIES
+own_cases = True
 
 DTYPES = {
     ("torch", "cpu"): ("float32", "bfloat16"),
@@ -33,55 +40,73 @@ DTYPES = {
     ("cupy", "gpu"): ("float16", "float32"),
 }
 
+UNWATCHED = ("compile",)
+"""Ways whose memory and kernels aren't looked at: they would have to be compiled once more."""
 
-def measure(framework: Framework, options: Options) -> Iterator[Row | Note]:
+
+def measure(framework: Framework, options: Options) -> Iterator[Record]:
     """A row per dtype, case and implementation, with the floor of ceilings from the same process.
 
-    Rows of ours come again at the end, with memory and kernels: once watched, a GPU may launch more slowly.
+    Some rows come again at the end, with memory and kernels: once watched, a GPU may launch more slowly.
     """
     effort = QUICK if options.quick else BRIEF if framework.device == "gpu" else FULL
-    cases = [scaled(case, framework.device) for case in select(FAMILIES[options.cases], options.only)]
-    peers, notes = present(framework, options.peers)
-    yield from map(Note, notes)
+    cases = fitting(chosen_cases(FAMILIES, options), framework.device)
+    trained = [case for case in cases if _is_trained(framework, case, options)]
+    dtypes = options.dtypes or DTYPES.get((framework.name, framework.device), ("float32",))
+    yield Extent(len(dtypes) * (len(cases) + len(trained)))
+    peers, told = present(framework, options.peers)
+    yield from told
     done: list[tuple[Case, Row]] = []
-    for dtype in options.dtypes or DTYPES.get((framework.name, framework.device), ("float32",)):
+    for dtype in dtypes:
         try:
             ceilings = measure_ceilings(framework, dtype, effort)
         except Unavailable as missing:
-            yield Note(f"{framework.name} {dtype} is left out: {missing}")
+            yield skipped(framework.name, OURS, str(missing), dtype=dtype)
             continue
+        yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
         yield Note(
             f"{framework.name} {dtype} reaches {ceilings.bandwidth / 1e9:.0f} GB/s in a copy"
             f" and {ceilings.flops / 1e9:.0f} GFLOP/s in a GEMM"
         )
-        for case in cases:
-            for row in _forward(framework, case, dtype, peers, ceilings, effort):
-                yield row
-                if row.what == OURS and not row.failure:
-                    done.append((case, row))
-        for case in cases:
-            if framework.name == "torch" and case.name in BACKWARD:
-                yield from _backward(framework, case, dtype, peers, effort)
+        for backward, chosen in ((False, cases), (True, trained)):
+            for case in chosen:
+                work = (backward_work if backward else forward_work)(case, dtype, ceilings)
+                for row in _rows(framework, case, dtype, peers, work, effort, backward):
+                    yield row
+                    if row.what not in UNWATCHED and not row.failure:
+                        done.append((case, row))
     for case, row in done:
-        yield _watched(framework, case, row)
+        make = partial(_call, framework, case, row, peers)
+        if row.what == OURS and not row.backward:
+            row = _with_extra_memory(row, framework, make)
+        yield watched(row, framework, make)
+        if options.trace:
+            yield from write_trace(options.trace, row, framework, make)
 
 
-def _forward(
-    framework: Framework, case: Case, dtype: str, peers: Sequence[Peer], ceilings: Ceilings, effort: Effort
+def _is_trained(framework: Framework, case: Case, options: Options) -> bool:
+    """Whether the gradients of a case are measured: of the named ones, and of the user's own."""
+    if options.forward_only or framework.name not in ("torch", "mxnet"):
+        return False
+    return case.name in BACKWARD or (options.cases not in FAMILIES)
+
+
+def _rows(
+    framework: Framework,
+    case: Case,
+    dtype: str,
+    peers: Sequence[Peer],
+    work: Work,
+    effort: Effort,
+    backward: bool,
 ) -> Iterator[Row]:
-    least = floor(case, dtype, ceilings)
     guests = {peer.name for peer in peers if peer.guest}
-    for timing, best, to_best in _against_best(
-        case, [*make_ways(peers, case, dtype), _ours(framework, case)], dtype, effort
-    ):
-        row = Row.of(framework.name, case, dtype, timing, least)
+    # Backward is timed against the native einsum alone.
+    rivals = [peer for peer in peers if peer.name == NATIVE] if backward else peers
+    ways = [*make_ways(rivals, case, dtype), _ours(framework, case)]
+    for timing, best, to_best in _against_best(case, ways, dtype, effort, backward=backward):
+        row = Row.of(framework.name, case, dtype, timing, work, backward=backward)
         yield replace(row, guest=timing.name in guests, best=best, to_best=to_best)
-
-
-def _backward(framework: Framework, case: Case, dtype: str, peers: Sequence[Peer], effort: Effort) -> Iterator[Row]:
-    native = make_ways([peer for peer in peers if peer.name == NATIVE], case, dtype)
-    for timing, best, to_best in _against_best(case, [*native, _ours(framework, case)], dtype, effort, backward=True):
-        yield replace(Row.of(framework.name, case, dtype, timing), backward=True, best=best, to_best=to_best)
 
 
 def _against_best(
@@ -91,7 +116,7 @@ def _against_best(
     try:
         timings = compare(case, ways, dtype, effort=effort, backward=backward)
     except Exception as error:  # a case that doesn't fit the machine's memory, say, is not the end of the table
-        timings = [Timing(OURS, failure=reason(error))]
+        timings = [Timing.failed(OURS, error)]
     others = [timing for timing in timings if timing.name != OURS and timing.seconds is not None]
     best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
     return [
@@ -104,12 +129,17 @@ def _ours(framework: Framework, case: Case) -> Way:
     return Way(OURS, partial(einops_fast.fast_einsum, case.called), framework)
 
 
-def _watched(framework: Framework, case: Case, row: Row) -> Row:
-    """The row with what one call needs in memory, what its plan keeps included, and what runs in it."""
-    try:
-        call = bind(_ours(framework, case), inputs(case, framework, row.dtype, 1, shared=False))
+def _call(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Call:
+    """The call that a row is of, on new operands."""
+    ways = [_ours(framework, case), *make_ways([peer for peer in peers if peer.name == row.what], case, row.dtype)]
+    way = next(way for way in ways if way.name == row.what)
+    return bind(way, inputs(case, framework, row.dtype, 1, row.backward, shared=False))
+
+
+def _with_extra_memory(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
+    """The row with what one call needs in memory, what its plan keeps included."""
+    with suppress(Exception):  # what can't be watched was measured all the same
+        call = make()
         clear_plans()
-        extra = framework.extra_memory(call)
-        return replace(row, extra_bytes=extra, kernels=summary(kernel_times(framework, call)))
-    except Exception:  # what can't be watched was measured all the same
-        return row
+        return replace(row, extra_bytes=framework.extra_memory(call))
+    return row

@@ -10,14 +10,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import einops_fast
 from einops_fast.profiles import frameworks
-from einops_fast.profiles.records import Machine, Note, Options, Record, decode, encode
+from einops_fast.profiles.environment import environment, versions
+from einops_fast.profiles.records import Machine, Options, Record, decode, encode, skipped
 from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["run_worker"]
@@ -43,7 +44,10 @@ def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]
                 raise
             if process.wait() != 0:
                 complaints.seek(0)
-                yield Note(f"{framework}: the process failed\n{complaints.read()[-2000:].strip()}")
+                why = f"the process ended with status {process.returncode}"
+                yield skipped(
+                    framework, "everything after", why, details=complaints.read()[-4000:].strip(), guest=False
+                )
 
 
 def main(study: str, name: str, options: Options) -> None:
@@ -56,12 +60,17 @@ def main(study: str, name: str, options: Options) -> None:
                 name, options.device or frameworks.default_device(name), options.threads or None
             )
         except frameworks.Unavailable as reason:
-            print(encode(Note(f"{name} is left out: {reason}")), file=records)
+            print(encode(skipped(name, "everything", str(reason), details=traceback.format_exc())), file=records)
             return
-        packages = {package: version(package) for package in ("numpy", "opt_einsum")}
-        versions = {"python": sys.version.split()[0], **packages, **framework.versions()}
-        gpu = framework.device == "gpu"
-        print(encode(Machine(framework.device_name(), framework.threads, versions, gpu)), file=records)
+        machine = Machine(
+            framework.device_name(),
+            framework.threads,
+            versions(framework),
+            framework.device == "gpu",
+            name,
+            environment(framework),
+        )
+        print(encode(machine), file=records)
         for record in STUDIES[study].measure(framework, options):
             print(encode(record), file=records)
 

@@ -70,6 +70,9 @@ def test_has_every_module_of_the_checkout(installed):
     assert python_files(package) == python_files(ROOT / "einops_fast")
     assert {"backends/__init__.py", "profiles/__init__.py"} <= python_files(package)
     assert (package / "py.typed").is_file()
+    # What the page of results is made of.
+    pages = {path.name for path in (ROOT / "profiles" / "page").iterdir()}
+    assert {path.name for path in (package / "profiles" / "page").iterdir()} == pages != set()
     assert not any(path.is_symlink() for path in package.rglob("*"))
 
 

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from einops_fast.profiles import compare, frameworks, kernels, limits, study_contraction
+from einops_fast.profiles import compare, frameworks, kernels, limits, study_contraction, watch
 from einops_fast.profiles.ceilings import Ceilings
 from einops_fast.profiles.contraction_tables import OURS, tables
 from einops_fast.profiles.records import Machine, Note, Options, Row, decode, encode
@@ -60,8 +61,10 @@ def test_gradients_of_what_models_are_trained_through_are_measured(torch):
     ours = rows[True, "mx2", OURS]
     assert not ours.failure
     assert ours.seconds > 0
-    assert ours.floor is None
+    assert ours.floor > rows[False, "mx2", OURS].floor
     assert ours.best == "native"
+    assert ours.kernel_seconds
+    assert ours.peak_bytes > 0
 
 
 def test_wrong_gradients_fail(torch, monkeypatch):
@@ -97,7 +100,7 @@ def test_watching_may_fail(torch, monkeypatch):
     def refused(*arguments):
         raise RuntimeError("CUPTI is in use")
 
-    monkeypatch.setattr(study_contraction, "kernel_times", refused)
+    monkeypatch.setattr(watch, "kernel_times", refused)
     rows, _ = measured(torch, only="outer", peers=("native",))
     assert rows[False, "outer", OURS].seconds > 0
     assert rows[False, "outer", OURS].kernels == ""
@@ -302,8 +305,8 @@ def run(monkeypatch, tmp_path):
     def run(records, *, frameworks=(), **options):
         monkeypatch.setattr(compare, "run_worker", lambda study, framework, options: iter(records))
         monkeypatch.setattr(study_contraction, "frameworks", ("numpy",))
-        status = compare.run_study("contraction", Options(**options), frameworks=frameworks, folder=tmp_path)
-        return status, sorted(path.name for path in tmp_path.iterdir())
+        outcome = compare.run_study("contraction", Options(**options), frameworks=frameworks, folder=tmp_path)
+        return outcome.status, sorted(path.name for path in tmp_path.iterdir())
 
     return run
 
@@ -321,22 +324,31 @@ RIGHT = [H200, row("far", "native"), row("far", OURS, 2e-3, best="native", to_be
     ],
 )
 def test_a_full_run_is_kept_and_drawn(run, options, stem, plot):
-    assert run(RIGHT, **options) == (0, sorted([f"{stem}.json", f"{stem}.md", f"{plot}.png", f"{plot}.svg"]))
+    tables = [f"{stem}.{kind}" for kind in ("csv", "json", "md")]
+    plots = [f"{plot}{which}.{kind}" for which in ("", "-native") for kind in ("png", "svg")]
+    assert run(RIGHT, **options) == (0, sorted(tables + plots))
 
 
 @pytest.mark.parametrize(
-    "options", [{"only": "far"}, {"quick": True}, {"peers": ("native",)}, {"frameworks": ("torch",)}]
+    "options",
+    [
+        {"only": "far"},
+        {"quick": True},
+        {"peers": ("native",)},
+        {"frameworks": ("torch",)},
+        {"forward_only": True},
+    ],
 )
 def test_a_part_of_a_run_does_not_replace_a_whole_one(run, options):
     stem = "contraction-nvidia-h200-partial"
-    assert run(RIGHT, **options) == (0, [f"{stem}.json", f"{stem}.md"])
+    assert run(RIGHT, **options) == (0, [f"{stem}.csv", f"{stem}.json", f"{stem}.md"])
 
 
 def test_later_rows_count(run, tmp_path):
     watched = row("far", OURS, 2e-3, best="native", to_best=2.0, extra_bytes=7, kernels="gemm")
     run([*RIGHT, watched], quick=True)
     kept = json.loads((tmp_path / "contraction-nvidia-h200-partial.json").read_text("utf-8"))
-    assert [(row["what"], row["kernels"]) for row in kept["rows"]] == [("native", ""), (OURS, "gemm")]
+    assert [(row["what"], row.get("kernels")) for row in kept["rows"]] == [("native", None), (OURS, "gemm")]
     [summary] = kept["summaries"]
     assert summary["behind"] == {"far": 2.0}
     assert summary["geomean"]["ours/floor"] == pytest.approx(4.0)
@@ -344,7 +356,7 @@ def test_later_rows_count(run, tmp_path):
 
 def test_files_are_named_after_the_gpu(run):
     _, names = run([Machine("Some CPU", 2, {}), *RIGHT], quick=True)
-    assert names[0] == "contraction-nvidia-h200-partial.json"
+    assert names[0] == "contraction-nvidia-h200-partial.csv"
 
 
 def test_only_what_is_ours_or_native_fails_the_run(run):
@@ -364,5 +376,6 @@ def test_a_request_to_terminate_interrupts_once():
 
 def test_a_watched_row_travels():
     watched = row("far", OURS, backward=True, guest=True, best="cupy", to_best=0.5, extra_bytes=3, kernels="k")
+    watched = replace(watched, kernel_seconds={"k": 1e-3}, peak_bytes=9, host=1e-5, moved=4, flops=5, error=1e-7)
     assert decode(encode(watched)) == watched
     assert decode(encode(H200)) == H200

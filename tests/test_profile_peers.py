@@ -10,6 +10,7 @@ import pytest
 
 from einops_fast.profiles import frameworks, limits, measure, peers
 from einops_fast.profiles.cases import Case
+from einops_fast.profiles.records import ALL, Note
 from einops_fast.profiles.ways import Way
 
 SMALL = Case("small", "bik,bjk->bij", ((2, 3, 4), (2, 5, 4)))
@@ -29,6 +30,10 @@ def torch():
 
 def names(found):
     return [peer.name for peer in found]
+
+
+def reasons(framework, *asked):
+    return [row.failure for row in peers.present(framework, asked)[1]]
 
 
 def failures(ways, case=SMALL):
@@ -52,12 +57,15 @@ def test_native_is_always_a_peer_and_the_first(numpy):
 
 
 def test_absent_peers_are_told(numpy, torch):
-    found, notes = peers.present(numpy, tuple(peers.PEERS))
+    found, absent = peers.present(numpy, tuple(peers.PEERS))
     assert names(found) == ["native", "opt_einsum"]
-    assert [note.split(":")[0] for note in notes] == [
-        f"numpy is measured without {name}" for name in ("compile", "cupy", "cutensor")
+    assert [(row.framework, row.case, row.what) for row in absent] == [
+        ("numpy", ALL, name) for name in ("compile", "cupy", "cutensor")
     ]
-    assert peers.present(torch, ("cupy",))[1] == ["torch is measured without cupy: CuPy runs on a GPU only"]
+    assert reasons(torch, "cupy") == ["CuPy runs on a GPU only"]
+    [row] = peers.present(torch, ("cupy",))[1]
+    assert row.guest
+    assert "Traceback" in row.details
 
 
 def test_native_numpy_is_the_one_that_calls_blas(numpy, monkeypatch):
@@ -119,7 +127,7 @@ def gpu(torch, monkeypatch):
 def test_all_peers_are_measured_on_a_gpu(gpu):
     found, notes = gpu.present()
     assert names(found) == list(peers.PEERS)
-    assert notes == ["torch is measured beside CuPy 14"]
+    assert notes == [Note("torch is measured beside CuPy 14")]
     assert [peer.guest for peer in found] == [False, False, True, True, True]
 
 
@@ -156,15 +164,16 @@ def test_a_library_that_is_missing_at_the_first_call_is_absent(gpu):
         raise RuntimeError("libcutensor.so.2 not found\nsearched everywhere")
 
     gpu.modules["cupyx.cutensor"] = SimpleNamespace(contraction=missing)
-    found, notes = gpu.present("cutensor")
+    found, [absent] = gpu.present("cutensor")
     assert names(found) == ["native"]
-    assert notes == ["torch is measured without cutensor: cuTENSOR can't be used: libcutensor.so.2 not found"]
+    assert (absent.what, absent.failure) == ("cutensor", "cuTENSOR can't be used: libcutensor.so.2 not found")
     gpu.modules["cupy"] = ImportError("built for another CUDA")
     found, notes = gpu.present("cupy", "cutensor")
     assert names(found) == ["native"]
     assert len(notes) == 2
     gpu.modules.pop("cupy")
-    assert gpu.present("cupy")[1] == ["torch is measured without cupy: CuPy isn't installed"]
+    [absent] = gpu.present("cupy")[1]
+    assert absent.failure == "CuPy isn't installed"
 
 
 # Compilation
@@ -333,3 +342,18 @@ def test_memory_is_spoiled_before_a_result_is_checked(numpy, monkeypatch):
 
     measure.check(SMALL, [Way(name, einsum, numpy) for name in ("native", "ours")], "float32")
     assert log == [([(2, 3, 5)], "float32"), "call"] * 2
+
+
+def test_what_prepares_a_call_leaves_no_right_result_behind(numpy, monkeypatch):
+    log = []
+    monkeypatch.setattr(numpy, "spoil", lambda shapes, dtype: log.append("spoil"))
+
+    def prepare(call, *operands):
+        log.append("prepare")
+        return lambda: log.append("call") or call(*operands)
+
+    def einsum(*operands):
+        return np.einsum(SMALL.equation, *operands)
+
+    measure.check(SMALL, [Way("native", einsum, numpy, prepare=prepare)], "float32")
+    assert log == ["prepare", "spoil", "call"]

@@ -1,18 +1,17 @@
 """The plots show every case, and what failed, without a display."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from einops_fast.profiles import plots
 from einops_fast.profiles.contraction_tables import OURS
-from einops_fast.profiles.records import Row
+from einops_fast.profiles.records import Ceiling, Row
+from einops_fast.profiles.results import Result
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,10 +100,30 @@ def test_without_matplotlib_there_are_no_plots(tmp_path, monkeypatch, capsys):
 def test_kept_results_are_drawn_without_a_display(tmp_path):
     pytest.importorskip("matplotlib")
     kept = tmp_path / "contraction-nvidia-h200-float32.json"
-    kept.write_text(json.dumps({"rows": [asdict(row) for row in ROWS]}), encoding="utf-8")
+    Result("contraction", "NVIDIA H200", 1, "2026-01-01", True, {}, (), tuple(ROWS)).write_json(kept)
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     environment |= {"PYTHONPATH": str(ROOT), "MPLBACKEND": "tkagg", "MPLCONFIGDIR": str(tmp_path / "config")}
     command = [sys.executable, "-m", "einops_fast.profiles.plots", str(kept)]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True)
     assert (tmp_path / "contraction-nvidia-h200-float32.svg").exists()
     assert (tmp_path / "contraction-nvidia-h200-float32.png").exists()
+
+
+SWEPT = [
+    row(f"matmul@{size}", what, factor, moved=size * size * 12, flops=2 * size**3, speedup=2 / factor)
+    for size in (64, 256, 1024)
+    for what, factor in (("native", 2.0), (OURS, 1.5))
+]
+
+
+def test_a_study_has_all_its_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    paths = plots.draw(SWEPT, tmp_path / "c", [Ceiling("torch", "float32", 1e12, 5e13)])
+    found = {path.name for path in paths}
+    assert found == {
+        f"c-float32{which}.{kind}" for which in ("", "-native", "-throughput", "-roofline") for kind in ("svg", "png")
+    }
+    assert "matmul: size" in text(tmp_path / "c-float32-throughput.svg")
+    assert "TFLOP/s" in text(tmp_path / "c-float32-throughput.svg")
+    assert "1000 GB/s, 50 TFLOP/s" in text(tmp_path / "c-float32-roofline.svg")
+    assert "matmul@256  1.33" in text(tmp_path / "c-float32-native.svg")

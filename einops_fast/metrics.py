@@ -1,0 +1,162 @@
+"""Tables of what einops_fast does while a program runs: plans, their steps, kernels, and what didn't go as it might.
+
+Off unless asked for, by a block of code or by the environment, and then it costs nothing: what is observed is decided
+when a plan is compiled. Each table is a CSV file with a row per plan (or step, or kernel) and label; processes that
+share a folder write files of their own.
+
+From outside::
+
+    EINOPS_FAST_METRICS=plans,fallbacks:/tmp/metrics python train.py
+    einops-fast metrics summarize /tmp/metrics
+
+Example:
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from einops_fast import fast_einsum, metrics
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with metrics.record(folder), metrics.label('scores'):
+    ...         _ = fast_einsum('id,jd->ij', np.ones((2, 3)), np.ones((4, 3)))
+    ...     [row] = metrics.read(folder)['plans']
+    >>> row['label'], row['equation'], row['calls'], row['copied_bytes']
+    ('scores', 'id,jd->ij', '1', '0')
+"""
+
+from __future__ import annotations
+
+import atexit
+import csv
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from einops_fast import observers
+from einops_fast.errors import EinsumError
+from einops_fast.recording import Recorder, current_label
+
+__all__ = ["TABLES", "VARIABLE", "label", "read", "record", "start_from_environment", "write"]
+
+TABLES = ("plans", "steps", "kernels", "fallbacks")
+"""What can be asked for."""
+
+VARIABLE = "EINOPS_FAST_METRICS"
+"""The environment variable: tables separated by commas (or ``all``), a colon, and a folder."""
+
+
+@contextmanager
+def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> Iterator[Recorder]:
+    """Observe every call in a ``with`` block, of all threads, and write the tables at its end.
+
+    Plans are made anew at the beginning and at the end of the block, so it is for parts of a program that run for a
+    while.
+
+    Args:
+        folder: where to; made if it isn't there.
+        tables: of :data:`TABLES`.
+
+    Raises:
+        EinsumError: there is no such table.
+    """
+    _check(tables)
+    recorder = Recorder()
+    observers.start(recorder)
+    try:
+        yield recorder
+    finally:
+        observers.stop(recorder)
+        write(recorder, folder, tables)
+
+
+@contextmanager
+def label(name: str) -> Iterator[None]:
+    """Tag what is called in a ``with`` block, such as a layer of a model. Blocks nest: the innermost counts.
+
+    Args:
+        name: what the rows' ``label`` will be.
+    """
+    token = current_label.set(name)
+    try:
+        yield
+    finally:
+        current_label.reset(token)
+
+
+def write(recorder: Recorder, folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> list[Path]:
+    """Write what was recorded, a file per table that has rows. Earlier files stay.
+
+    Args:
+        recorder: what was recorded.
+        folder: where to.
+        tables: of :data:`TABLES`.
+
+    Returns:
+        The files.
+    """
+    # Few programs record anything: none should wait for this when it imports the package.
+    from einops_fast.metric_tables import MAKERS
+
+    _check(tables)
+    made = {name: MAKERS[name](recorder) for name in TABLES if name in tables}
+    paths = []
+    for name, rows in made.items():
+        if rows:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            path = _free(Path(folder), name)
+            _write(path, rows)
+            paths.append(path)
+    return paths
+
+
+def read(folder: str | os.PathLike[str]) -> dict[str, list[dict[str, str]]]:
+    """The rows of every table in a folder, of all processes together; values are text, as in the files."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for name in TABLES:
+        found[name] = []
+        for path in sorted(Path(folder).glob(f"{name}-*.csv")):
+            with open(path, newline="", encoding="utf-8") as file:
+                found[name] += csv.DictReader(file)
+    return found
+
+
+def start_from_environment() -> None:
+    """Record for the rest of the process, if the environment asks for it, and write at its end.
+
+    Raises:
+        EinsumError: :data:`VARIABLE` isn't tables, a colon and a folder.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if not asked:
+        return
+    names, colon, folder = asked.partition(":")
+    tables = TABLES if names == "all" else tuple(filter(None, names.split(",")))
+    if not (tables and colon and folder):
+        raise EinsumError(f"{VARIABLE} is tables and a folder, such as plans,fallbacks:/tmp/metrics, not {asked!r}")
+    _check(tables)
+    recorder = Recorder()
+    observers.start(recorder)
+    # Relative to where the program was started, wherever it is by then.
+    atexit.register(write, recorder, os.path.abspath(folder), tables)
+
+
+def _check(tables: Collection[str]) -> None:
+    # Text is a collection too, of letters.
+    unknown = [tables] if isinstance(tables, str) else [name for name in tables if name not in TABLES]
+    if unknown:
+        raise EinsumError(f"no such table of metrics: {', '.join(unknown)} (there are {', '.join(TABLES)})")
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A name that no other process, and no earlier block, has written to."""
+    count = 0
+    while (path := folder / f"{name}-{os.getpid()}-{count}.csv").exists():
+        count += 1
+    return path
+
+
+def _write(path: Path, rows: list[Mapping[str, Any]]) -> None:
+    with open(path, "x", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: "" if value is None else value for name, value in row.items()})

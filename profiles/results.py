@@ -1,0 +1,136 @@
+"""What a run of a study found, as a file: JSON for programs (and to be read back), CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
+from einops_fast.profiles.extra_cases import FAMILIES
+from einops_fast.profiles.records import ALL, Ceiling, Row
+
+__all__ = ["RESULTS", "Result", "read_result"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+"""Where results are kept."""
+
+# Older files have the ceilings in a note.
+_REACHES = re.compile(r"(\w+) (\w+) reaches (\d+) GB/s in a copy and (\d+) GFLOP/s in a GEMM")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run of one study.
+
+    Attributes:
+        study: its name.
+        device: what it ran on; the GPU, if there was one.
+        threads: of the CPU.
+        date: ISO, UTC.
+        whole: everything that the study measures by default was measured.
+        versions: by package.
+        notes: what the reader has to know.
+        rows: what was measured.
+        ceilings: what the device reaches, by framework and dtype.
+        environment: for each framework, everything that times may depend on, by name.
+        summaries: of the tables, for programs.
+    """
+
+    study: str
+    device: str
+    threads: int
+    date: str
+    whole: bool
+    versions: dict[str, str]
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    ceilings: tuple[Ceiling, ...] = ()
+    environment: dict[str, dict[str, str]] = field(default_factory=dict)
+    summaries: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def measured(self) -> tuple[Row, ...]:
+        """The rows of cases; without those that say why something was left out altogether."""
+        return tuple(row for row in self.rows if row.case != ALL)
+
+    def write_json(self, path: Path) -> Path:
+        """Write what :func:`read_result` reads."""
+        data = {
+            **{each.name: getattr(self, each.name) for each in fields(self)},
+            "ceilings": list(map(asdict, self.ceilings)),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+        path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def write_csv(self, path: Path) -> Path:
+        """Write a line per row: every field but kernels by name and tracebacks."""
+        columns = [each.name for each in fields(Row) if each.name not in ("kernel_seconds", "details")]
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            for row in self.rows:
+                values = (getattr(row, name) for name in columns)
+                writer.writerow(["" if value is None else value for value in values])
+        return path
+
+
+def read_result(path: Path) -> Result:
+    """What :meth:`Result.write_json` wrote, now or in an earlier version: what that didn't keep follows from the cases.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        rows = [Row(**row) for row in data["rows"]]
+        notes = tuple(data["notes"])
+        ceilings = [Ceiling(**each) for each in data.get("ceilings", ())] or _ceilings(notes)
+        on_gpu = _on_gpu(data["device"], rows)
+        return Result(
+            data["study"],
+            data["device"],
+            data["threads"],
+            data["date"],
+            data["whole"],
+            data["versions"],
+            notes,
+            tuple(_complete(row, on_gpu) for row in rows),
+            tuple(ceilings),
+            data.get("environment", {}),
+            tuple(data.get("summaries", ())),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no result of a study: {error}") from None
+
+
+def _ceilings(notes: Sequence[str]) -> list[Ceiling]:
+    found = filter(None, map(_REACHES.fullmatch, notes))
+    return [Ceiling(match[1], match[2], float(match[3]) * 1e9, float(match[4]) * 1e9) for match in found]
+
+
+def _on_gpu(device: str, rows: Sequence[Row]) -> bool:
+    return any(row.extra_bytes is not None for row in rows) or "NVIDIA" in device
+
+
+def _complete(row: Row, on_gpu: bool) -> Row:
+    """A row with bytes and FLOPs, if it is of a case that is known here at the same sizes."""
+    if row.moved is not None or row.backward:
+        return row
+    case = _known(row, on_gpu)
+    if case is None:
+        return row
+    return replace(row, moved=sum(case.elements) * ITEM_SIZES[row.dtype], flops=case.flops)
+
+
+def _known(row: Row, on_gpu: bool) -> Case | None:
+    for case in FAMILIES["all"]:
+        if case.name == row.case:
+            case = scaled(case, "gpu" if on_gpu else "cpu")
+            return case if case.sizes == row.sizes and row.dtype in ITEM_SIZES else None
+    return None

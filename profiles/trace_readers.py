@@ -1,0 +1,179 @@
+"""Kernels and their times, from the files of torch, MXNet, nsys, ncu and nvprof."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+__all__ = ["UnknownFormat", "read_kernels"]
+
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msecond", "millisecond"), 1e-3),
+    **dict.fromkeys(("us", "µs", "usecond", "microsecond"), 1e-6),
+    **dict.fromkeys(("ns", "nsecond", "nanosecond"), 1e-9),
+}
+
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
+"""Categories of the events that torch.profiler records on a GPU."""
+
+_NCU_TIME = ("gpu__time_duration.sum", "Duration")
+
+
+class UnknownFormat(ValueError):
+    """The file is none of those that are known, or holds no kernels."""
+
+
+def read_kernels(path: Path) -> dict[str, float]:
+    """Seconds by kernel, over the whole file; of a trace from a CPU, by operator.
+
+    Raises:
+        OSError: there is no such file.
+        UnknownFormat: it isn't understood, or nothing is in it.
+    """
+    data = path.read_bytes()
+    found: Iterable[tuple[str, float]]
+    if data.startswith(b"SQLite format 3"):
+        found = _from_sqlite(path)
+    else:
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        text = data.decode("utf-8", "replace").lstrip("\ufeff")
+        found = _from_trace(text) if text.lstrip()[:1] in ("{", "[") else _from_csv(text)
+    totals: dict[str, float] = {}
+    for name, seconds in found:
+        totals[name] = totals.get(name, 0.0) + seconds
+    if not totals:
+        raise UnknownFormat("there are no kernels in it")
+    return totals
+
+
+def _from_trace(text: str) -> Iterator[tuple[str, float]]:
+    """Chrome's format: complete events (``X``), or pairs of beginnings and ends (``B``, ``E``)."""
+    try:
+        trace = json.loads(text)
+    except ValueError as error:
+        raise UnknownFormat(f"it begins like JSON, but isn't: {error}") from None
+    events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace
+    spans = list(_spans([event for event in events if isinstance(event, dict)]))
+    on_gpu = [span for span in spans if span[0] in _GPU]
+    # Without a GPU, operators by themselves: what they call is theirs no more.
+    for _, name, seconds in on_gpu or list(_exclusive(events)) or spans:
+        yield name, seconds
+
+
+def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    """Category, name and seconds of everything that lasts."""
+    begun: dict[tuple[Any, Any, str], list[float]] = {}
+    for event in events:
+        kind, name, category = event.get("ph"), str(event.get("name")), str(event.get("cat", ""))
+        if kind == "X":
+            yield category, name, float(event.get("dur", 0.0)) * 1e-6
+        elif kind == "B":
+            begun.setdefault((event.get("pid"), event.get("tid"), name), []).append(float(event["ts"]))
+        elif kind == "E":
+            starts = begun.get((event.get("pid"), event.get("tid"), name))
+            if starts:
+                yield category, name, (float(event["ts"]) - starts.pop()) * 1e-6
+
+
+def _exclusive(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    """Operators of torch on a CPU, each without those that it calls."""
+    threads: dict[tuple[Any, Any], list[tuple[float, float, str]]] = {}
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") == "cpu_op":
+            start, lasts = float(event["ts"]), float(event.get("dur", 0.0))
+            threads.setdefault((event.get("pid"), event.get("tid")), []).append((start, lasts, str(event.get("name"))))
+    for ops in threads.values():
+        ops.sort(key=lambda op: (op[0], -op[1]))
+        own = [lasts for _, lasts, _ in ops]
+        stack: list[int] = []
+        for at, (start, lasts, _) in enumerate(ops):
+            while stack and ops[stack[-1]][0] + ops[stack[-1]][1] <= start:
+                stack.pop()
+            if stack:
+                own[stack[-1]] -= lasts
+            stack.append(at)
+        for (_, _, name), lasts in zip(ops, own, strict=True):
+            yield "cpu_op", name, max(lasts, 0.0) * 1e-6
+
+
+def _from_sqlite(path: Path) -> list[tuple[str, float]]:
+    """nsys and nvprof alike keep CUPTI's activities; names stand in a table of strings."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
+            query = (
+                "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k"
+                " JOIN StringIds s ON s.id = k.demangledName"
+            )
+        elif {"CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable"} <= tables:
+            query = (
+                "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL k"
+                " JOIN StringTable s ON s._id_ = k.name"
+            )
+        else:
+            raise UnknownFormat("this database has no kernels of CUDA")
+        return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
+
+
+def _from_csv(text: str) -> Iterator[tuple[str, float]]:
+    """The first line with a column of names is the head; what stands above it is the profiler's talk."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for at, cells in enumerate(csv.reader(lines)):
+        if "Kernel Name" in cells:
+            return _from_ncu(cells, csv.reader(lines[at + 1 :]))
+        if "Name" in cells and len(cells) > 2:
+            return _from_summary(cells, csv.reader(lines[at + 1 :]))
+    raise UnknownFormat("no line of it names the columns of a table that is known")
+
+
+def _from_summary(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[tuple[str, float]]:
+    """nsys has the unit in the head; nvprof, in a line below it."""
+    timed = next((cell for cell in head if cell.startswith(("Total Time", "Duration"))), None)
+    timed = timed or ("Time" if "Time" in head else None)
+    if timed is None:
+        raise UnknownFormat(f"none of its columns is a time: {', '.join(head)}")
+    place, named = head.index(timed), head.index("Name")
+    kind = head.index("Type") if "Type" in head else None
+    unit = _SECONDS.get(timed.partition("(")[2].rstrip(")"))
+    for cells in lines:
+        if len(cells) != len(head):
+            continue
+        if unit is None:
+            unit = _SECONDS.get(cells[place])
+            continue
+        # Calls on the host aren't kernels, nor do their times belong to them.
+        on_host = kind is not None and cells[kind] == "API calls"
+        if cells[named] and cells[place] and not on_host:
+            yield cells[named], float(cells[place].replace(",", "")) * unit
+
+
+def _from_ncu(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[tuple[str, float]]:
+    """A line per metric with its unit (the details), or per kernel with a line of units first (the raw page)."""
+    named = head.index("Kernel Name")
+    rows = [cells for cells in lines if len(cells) == len(head)]
+    if "Metric Name" in head:
+        metric, unit, value = (head.index(f"Metric {what}") for what in ("Name", "Unit", "Value"))
+        for cells in rows:
+            if cells[metric] in _NCU_TIME:
+                yield cells[named], float(cells[value].replace(",", "")) * _unit(cells[unit])
+        return
+    place = next((head.index(name) for name in _NCU_TIME if name in head), None)
+    if place is None or not rows:
+        raise UnknownFormat(f"it has no {_NCU_TIME[0]}: let ncu collect that")
+    units, *kernels = rows
+    for cells in kernels:
+        yield cells[named], float(cells[place].replace(",", "")) * _unit(units[place])
+
+
+def _unit(name: str) -> float:
+    if name not in _SECONDS:
+        raise UnknownFormat(f"{name!r} is no unit of time")
+    return _SECONDS[name]

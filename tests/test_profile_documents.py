@@ -1,0 +1,128 @@
+"""The tables of README and docs are those of the kept results; results of any age can be read."""
+
+import doctest
+import json
+import re
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from einops_fast.profiles import documents
+from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES
+from einops_fast.profiles.records import ALL, Ceiling, Row, skipped
+from einops_fast.profiles.results import RESULTS, Result, read_result
+
+
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
+def test_document_is_up_to_date(path):
+    text = path.read_text("utf-8")
+    assert documents.updated(text) == text, "run: make report"
+
+
+def test_every_section_stands_somewhere():
+    text = "".join(path.read_text("utf-8") for path in documents.DOCUMENTS)
+    assert set(re.findall(r"<!-- results:([\w-]+) -->", text)) == documents.SECTIONS.keys()
+    assert len(re.findall("<!-- results:", text)) == len(re.findall("<!-- /results:", text))
+
+
+def test_a_section_is_what_was_measured(monkeypatch):
+    real = documents.read_result
+
+    def slower(path):
+        result = real(path)
+        rows = [Row(**{**row.to_dict(), "seconds": 2 * row.seconds}) if row.seconds else row for row in result.rows]
+        return Result(**{each.name: getattr(result, each.name) for each in fields(result)} | {"rows": tuple(rows)})
+
+    before = documents.SECTIONS["overhead"]()
+    monkeypatch.setattr(documents, "read_result", slower)
+    numbers, doubled = (
+        [float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, documents.SECTIONS["overhead"]())
+    )
+    assert doubled == pytest.approx([2 * number for number in numbers], abs=0.11)
+
+
+def test_what_is_around_a_section_stays():
+    text = "before\n<!-- results:backward -->\nold\n<!-- /results:backward -->\nafter\n"
+    made = documents.updated(text)
+    assert made.startswith("before\n<!-- results:backward -->\n\nForward and backward")
+    assert made.endswith("\n\n<!-- /results:backward -->\nafter\n")
+    assert documents.updated(made) == made
+    with pytest.raises(KeyError):
+        documents.updated(text.replace("backward", "nothing"))
+
+
+# Kept results
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_can_be_read(path):
+    result = read_result(path)
+    assert result.rows
+    assert result.study in path.name
+    if result.study == "contraction":
+        forward = [row for row in result.measured if not row.backward]
+        cases = {case.name: case for case in CONTRACTIONS}
+        # Bytes and FLOPs, which older files don't have, follow from the cases.
+        assert all(row.moved and row.flops for row in forward)
+        if "h200" in path.name:
+            assert all(row.moved == sum(cases[row.case].elements) * ITEM_SIZES[row.dtype] for row in forward)
+        assert {(each.framework, each.dtype) for each in result.ceilings} == {
+            (row.framework, row.dtype) for row in forward
+        }
+        # The floor is what follows from these.
+        for row in forward:
+            ceiling = next(
+                each for each in result.ceilings if (each.framework, each.dtype) == (row.framework, row.dtype)
+            )
+            least = max(row.moved / ceiling.bandwidth, row.flops / ceiling.flops)
+            assert row.floor == pytest.approx(least, rel=0.06)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    rows = (
+        Row("torch", "a", "fast_einsum", "float32", "e", "s", 1.0, 0.1, 2.0, 0.5, moved=4, kernel_seconds={"k": 1.0}),
+        skipped("cupy", "everything", "no GPU", details="Traceback"),
+    )
+    written = Result(
+        "contraction",
+        "GPU",
+        2,
+        "2026-01-01",
+        False,
+        {"torch": "2"},
+        ("note",),
+        rows,
+        (Ceiling("torch", "float32", 1.0, 2.0),),
+        {"torch": {"CPU": "some"}},
+        ({"title": "t"},),
+    )
+    assert read_result(written.write_json(tmp_path / "r.json")) == written
+    assert [row.case for row in written.measured] == ["a"]
+    assert rows[1].case == ALL
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"colour": 1}]}'])
+def test_what_is_no_result_is_told(text, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no result of a study"):
+        read_result(path)
+
+
+def test_an_unmeasured_field_is_not_in_the_file(tmp_path):
+    result = Result("overhead", "CPU", 1, "d", True, {}, (), (Row("numpy", "a", "b", seconds=1.0),))
+    [row] = json.loads(result.write_json(tmp_path / "r.json").read_text("utf-8"))["rows"]
+    assert row == {"framework": "numpy", "case": "a", "what": "b", "seconds": 1.0}
+
+
+# Examples
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RESULTS.parent.glob("*.py")) if ">>>" in path.read_text("utf-8")]
+)
+def test_examples_are_right(name):
+    done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))
+    assert done.attempted
+    assert not done.failed
