@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from einops_fast.attention.math import Math
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.triton import usable
@@ -11,7 +12,10 @@ from einops_fast.backends.triton import usable
 if not usable():
     raise ImportError("it needs Triton 3.6 or later")
 
+from einops_fast.backends import torch_attention
 from einops_fast.backends.torch_attention import triton_attention, unsupported
+
+torch_attention.second_order = Math().run
 
 __all__ = ["Triton"]
 

@@ -87,6 +87,15 @@ def _power(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
+def forward_shape(spec: AttentionSpec, problem: Problem) -> tuple[int, int, int]:
+    """Warp groups, keys of a block, and stages of the forward kernel."""
+    if max(spec.head_dim, spec.v_head_dim) > 64:
+        return 2, 128, 2
+    if problem.features.right or spec.q_len < _LONG:
+        return 2, 128, 4
+    return 3, 128, 3
+
+
 class HopperForwardPlan:
     """A forward call; see :class:`ForwardPlan`.
 
@@ -99,13 +108,7 @@ class HopperForwardPlan:
 
     def __init__(self, spec: AttentionSpec, problem: Problem, units: int, other: ForwardPlan) -> None:
         self._other = other
-        if max(spec.head_dim, spec.v_head_dim) > 64:
-            shape = (2, 128, 2)
-        elif problem.features.right or spec.q_len < _LONG:
-            shape = (2, 128, 4)
-        else:
-            shape = (3, 128, 3)
-        groups, block, stages = shape
+        groups, block, stages = forward_shape(spec, problem)
         tiling = _tiling(problem, groups, block, spec.kv_len, stages)
         layouts = Layouts(spec, problem, tiling)
         described = {
