@@ -52,8 +52,8 @@ def reported(self, *arrays):
 KernelCall.compile = reported
 on_hopper = hopper_call.compiled_for
 
-def reported_on_hopper(function, types, tiling, device):
-    compiled = on_hopper(function, types, tiling, device)
+def reported_on_hopper(function, types, aligned, tiling, device):
+    compiled = on_hopper(function, types, aligned, tiling, device)
     shared = compiled.metadata.shared
     print(case, function.fn.__name__, compiled.hash, shared, "wgmma" in compiled.asm["ptx"], flush=True)
     assert shared <= shared_memory((9, 0))

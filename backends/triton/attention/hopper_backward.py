@@ -264,6 +264,7 @@ def _keys_step(
     count = state.count
     i = at * block + gl.arange(0, block, layout=of_columns)
     logs = _logs(rows, offset, i, numbers)
+    delta = _delta(rows, offset, i, numbers)
     there(shared.q, count, stages)
     queries = flat(shared.q.buffers, count % stages)
     d_out = flat(shared.d_out.buffers, count % stages)
@@ -280,8 +281,6 @@ def _keys_step(
         # They take half the registers like this; their product is rounded as much.
         weights = rounded.to(gl.float32)
     adding = warpgroup_mma(given, d_out, state.dv, is_async=True)
-    # Not before: there are just registers enough.
-    delta = _delta(rows, offset, i, numbers)
     d_scores = weights * (warpgroup_mma_wait(1, deps=[more]) - delta[None, :]) * slope
     d_scores = gl.convert_layout(d_scores.to(dtype), gl.DotOperandLayout(0, state.dk.type.layout, 2))
     added = warpgroup_mma(d_scores, queries, state.dk, is_async=True)

@@ -57,13 +57,17 @@ class HopperCall:
         numbers: Numbers,
         programs: int,
     ) -> None:
-        self._function, self._tiling, self._programs = function, tiling, programs
+        self._programs = programs
         self._descriptors = [Descriptor(shape, strides) for shape, strides, _ in described.values()]
         types: dict[str, Any] = {name: descriptor_type(box, dtype) for name, (_, _, box) in described.items()}
         types |= dict.fromkeys(pointed, "*fp32")
         types |= dict.fromkeys(scalars, "fp32")
         types["numbers"] = Numbers(*("fp32" if isinstance(each, float) else "i32" for each in numbers))
-        self._types = tuple(types.items())
+        # What begins at a multiple of 16 bytes, numbers included, can be loaded several at a time.
+        aligned = [(list(types).index(name),) for name in pointed]
+        if numbers.q_len % ALIGNMENT == 0:
+            aligned.append((list(types).index("numbers"), Numbers._fields.index("q_len")))
+        self._kind = function, tuple(types.items()), tuple(aligned), tiling
         self._rest = (*scalars.values(), numbers, tiling)
 
     def __call__(self, memory: Memory, device: int, described: Sequence[Any], pointed: Sequence[Any]) -> bool:
@@ -77,7 +81,7 @@ class HopperCall:
         addresses = [memory.pointer(array) for array in described]
         if any(address % ALIGNMENT for address in addresses):
             return False
-        compiled = compiled_for(self._function, self._types, self._tiling, device)
+        compiled = compiled_for(*self._kind, device)
         arrays = [each.at(address) for each, address in zip(self._descriptors, addresses, strict=True)]
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
@@ -87,9 +91,24 @@ class HopperCall:
 
 
 @lru_cache(maxsize=512)
-def compiled_for(function: Any, types: tuple[tuple[str, Any], ...], tiling: HopperTiling, device: int) -> Any:
-    """A kernel for ``device``, the current one: compiled, or taken from Triton's own cache."""
-    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {"tiling": tiling})
+def compiled_for(
+    function: Any,
+    types: tuple[tuple[str, Any], ...],
+    aligned: tuple[tuple[int, ...], ...],
+    tiling: HopperTiling,
+    device: int,
+) -> Any:
+    """A kernel for ``device``, the current one: compiled, or taken from Triton's own cache.
+
+    Args:
+        function: the kernel.
+        types: of its arguments, by name.
+        aligned: which of them are multiples of 16.
+        tiling: what it is specialised for.
+        device: number of the device.
+    """
+    hints = {path: [["tt.divisibility", ALIGNMENT]] for path in aligned}
+    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {"tiling": tiling}, hints)
     options = {"num_warps": 4, "maxnreg": _REGISTERS[tiling.groups]}
     compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
     _ = compiled.run  # loads it on the device, which may fail
