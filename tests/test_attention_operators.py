@@ -13,6 +13,7 @@ from attention_problems import DEVICE, SMALL, attention, check, leaves, randn, r
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention
 from einops_fast.backends.torch_attention_ops import attention_forward, constants
+from einops_fast.backends.triton.attention.score import drawn
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 
 torch: Any = pytest.importorskip("torch")
@@ -21,16 +22,17 @@ tl = triton.language
 
 
 @triton.jit
-def _draw(out, seed, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw(out, seed, queries, keys, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * block + tl.arange(0, block)
-    tl.store(out + place, tl.rand(tl.load(seed), place.to(tl.int64)), mask=place < count)
+    numbers = drawn(tl.load(seed), place // keys // queries, place // keys % queries, place % keys)
+    tl.store(out + place, numbers, mask=place < count)
 
 
-def drawn(spec: AttentionSpec, seed: Any) -> Any:
-    """Which weights Philox keeps: its numbers in row-major order."""
+def kept_weights(spec: AttentionSpec, seed: Any) -> Any:
+    """Which weights Philox keeps."""
     shape = (*spec.batch, spec.q_len, spec.kv_len)
     out = torch.empty(shape, device=DEVICE)
-    _draw[(triton.cdiv(out.numel(), 256),)](out, seed, out.numel(), 256)
+    _draw[(triton.cdiv(out.numel(), 256),)](out, seed, spec.q_len, spec.kv_len, out.numel(), 256)
     return (out >= spec.dropout_p).double()
 
 
@@ -38,7 +40,7 @@ def drawn(spec: AttentionSpec, seed: Any) -> Any:
 def test_dropout_is_the_same_in_every_kernel(options: dict[str, Any]) -> None:
     spec, inputs = attention((2, 1, 2), k_batch=(2, 1, 1), dropout_p=0.3, **options)
     inputs.seed = torch.tensor([(1 << 40) + 12345], device=DEVICE)
-    kept = drawn(spec, inputs.seed)
+    kept = kept_weights(spec, inputs.seed)
     assert 0.6 < float(kept.mean()) < 0.8
     with tiles():
         check(spec, inputs, kept=kept)

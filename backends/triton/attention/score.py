@@ -14,7 +14,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["LN2", "LOG2E", "allowed", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
+__all__ = ["LN2", "LOG2E", "allowed", "drawn", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -134,9 +134,19 @@ def allowed(i, j, q_segments, kv_segments, head, strides, numbers, f: tl.constex
 
 
 @triton.jit
-def dropped(weights, i, j, seed, head, lengths, numbers):
+def drawn(seed, number, i, j):
+    """Uniform numbers from 0 to 1 for places in the batch and among the scores: Philox, with the place as counter.
+
+    Seven rounds are enough to pass all tests of randomness (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405).
+    """
+    nothing = i * 0 + j * 0
+    number = (number + tl.full((), 0, tl.int64)).to(tl.int32)
+    bits, _, _, _ = tl.philox(seed, nothing + j, nothing + i, nothing + number, nothing, 7)
+    return tl.uint_to_uniform_float(bits)
+
+
+@triton.jit
+def dropped(weights, i, j, seed, head, numbers):
     """Weights with some of them 0 and the others made up for it; the same ones for the same places."""
-    wide = tl.full((), 0, tl.int64)
-    row = ((head.number + wide) * lengths.q + i) * lengths.kv
-    kept = tl.rand(seed, row + j) >= numbers.drop
+    kept = drawn(seed, head.number, i, j) >= numbers.drop
     return tl.where(kept, weights / (1.0 - numbers.drop), 0.0)
