@@ -87,13 +87,11 @@ def _power(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
-def forward_shape(spec: AttentionSpec, problem: Problem) -> tuple[int, int, int]:
+def forward_shape(spec: AttentionSpec) -> tuple[int, int, int]:
     """Warp groups, keys of a block, and stages of the forward kernel."""
     if max(spec.head_dim, spec.v_head_dim) > 64:
         return 2, 128, 2
-    if problem.features.right or spec.q_len < _LONG:
-        return 2, 128, 4
-    return 3, 128, 3
+    return (2, 128, 4) if spec.q_len < _LONG else (3, 128, 3)
 
 
 class HopperForwardPlan:
@@ -108,7 +106,7 @@ class HopperForwardPlan:
 
     def __init__(self, spec: AttentionSpec, problem: Problem, units: int, other: ForwardPlan) -> None:
         self._other = other
-        groups, block, stages = forward_shape(spec, problem)
+        groups, block, stages = forward_shape(spec)
         tiling = _tiling(problem, groups, block, spec.kv_len, stages)
         layouts = Layouts(spec, problem, tiling)
         described = {
