@@ -9,9 +9,10 @@ import torch
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_attention_runs import Arrays, backward, forward
-from einops_fast.backends.triton.launch import DTYPES
 
 __all__ = ["differentiated_twice", "second_order", "triton_attention", "unsupported"]
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 _MOST_FEATURES = 256
 
@@ -24,8 +25,8 @@ second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None
 
 def unsupported(spec: AttentionSpec) -> str | None:
     """Why the kernels can't compute this, in one sentence; ``None`` if they can."""
-    if spec.dtype not in DTYPES:
-        return f"the kernels compute on {', '.join(DTYPES)}, not {spec.dtype}"
+    if spec.dtype not in _DTYPES:
+        return f"the kernels compute on {', '.join(_DTYPES)}, not {spec.dtype}"
     if spec.transforms:
         return "the kernels have no forward mode and no transforms of functions"
     for name, features in (("head_dim", spec.head_dim), ("v_head_dim", spec.v_head_dim)):

@@ -64,7 +64,7 @@ class HopperCall:
         types |= dict.fromkeys(scalars, "fp32")
         types["numbers"] = Numbers(*("fp32" if isinstance(each, float) else "i32" for each in numbers))
         # What begins at a multiple of 16 bytes, numbers included, can be loaded several at a time.
-        aligned = [(list(types).index(name),) for name in pointed]
+        aligned: list[tuple[int, ...]] = [(list(types).index(name),) for name in pointed]
         if numbers.q_len % ALIGNMENT == 0:
             aligned.append((list(types).index("numbers"), Numbers._fields.index("q_len")))
         self._kind = function, tuple(types.items()), tuple(aligned), tiling
