@@ -298,15 +298,17 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
         return lambda *operands: (torch.zeros(2, 8, 128, 64),)
 
     q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
-    functions = {
-        "scaled_dot_product_attention": lambda q: attention(q, q, q, layout="bhsd", causal=True),
-        "flex_attention": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, bias=torch.ones(8, 1, 1)),
-        "tanh": lambda q: attention(q, q, q, layout="bhsd", softcap=3.0, sinks=torch.ones(8)),
-    }
-    for expected, function in functions.items():
+    softcap = {"layout": "bhsd", "softcap": 3.0}
+    functions = [
+        # On a CPU, torch's operators can be traced with the one backend only that there is a CPU's version of.
+        ("flash", "_scaled_dot_product_flash_attention", lambda q: attention(q, q, q, layout="bhsd", causal=True)),
+        ("flex", "flex_attention", lambda q: attention(q, q, q, **softcap, bias=torch.ones(8, 1, 1))),
+        ("math", "tanh", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
+        (None, "attention_forward", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
+    ]
+    for allowed, expected, function in functions:
         torch.compiler.reset()
-        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
-        with attention_backend("flash") if expected.startswith("scaled") else nullcontext():
+        with attention_backend(allowed) if allowed else nullcontext():
             torch.compile(function, fullgraph=True, backend=backend)(q)
         assert expected in graphs.pop().print_readable(print_output=False)
 
