@@ -11,7 +11,6 @@ from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
 from einops_fast.profiles.compare import run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.own_cases import read_cases
-from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.records import Options
 from einops_fast.profiles.results import RESULTS, read_result
 from einops_fast.profiles.studies import STUDIES
@@ -19,6 +18,8 @@ from einops_fast.profiles.studies import STUDIES
 __all__ = ["main"]
 
 EVERY_STUDY = "all"
+
+PEERS = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.peers))
 
 
 def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         dtypes=_names(options.dtype, tuple(ITEM_SIZES)),
         cases=_cases(options.cases),
         only=options.only_run,
-        peers=tuple(PEERS) if options.peers == "all" else _names(options.peers, tuple(PEERS)),
+        peers=PEERS if options.peers == "all" else _names(options.peers, PEERS),
         quick=options.quick,
         forward_only=options.forward_only,
         trace=str(options.out.resolve() / "traces") if options.trace else "",
@@ -88,8 +89,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         default="",
-        help=f"contraction: what to measure ours against, of {', '.join(PEERS)}, separated by commas, or all;"
-        " default: all that are installed on a GPU, native and opt_einsum on a CPU",
+        help="what to measure ours against, separated by commas, or all; "
+        + "; ".join(f"{name}: of {', '.join(study.peers)}" for name, study in STUDIES.items() if study.peers)
+        + "; default: all that are installed on a GPU, on a CPU those that need no compiler",
     )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")

@@ -18,6 +18,7 @@ __all__ = [
     "MODES",
     "PROBLEMS",
     "Case",
+    "Described",
     "Named",
     "Shape",
     "contractions",
@@ -245,6 +246,16 @@ class Named(Protocol):
 
     @property
     def name(self) -> str: ...
+
+
+class Described(Named, Protocol):
+    """A case as a row tells of it: what is called, on arrays of which sizes."""
+
+    @property
+    def called(self) -> str: ...
+
+    @property
+    def sizes(self) -> str: ...
 
 
 AnyCase = TypeVar("AnyCase", bound=Named)

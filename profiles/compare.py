@@ -13,7 +13,6 @@ from einops_fast.profiles.earlier import compared, earlier_result
 from einops_fast.profiles.frameworks import installed
 from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.limits import interrupts
-from einops_fast.profiles.peers import PEERS
 from einops_fast.profiles.plots import draw
 from einops_fast.profiles.progress import Progress
 from einops_fast.profiles.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
@@ -130,7 +129,7 @@ def run_study(
     except KeyboardInterrupt:
         interrupted = True
         found.notes.append("Interrupted: what is missing was not measured.")
-    whole = not interrupted and _is_whole(options, frameworks)
+    whole = not interrupted and _is_whole(options, frameworks, study.peers)
     found.notes = list(dict.fromkeys(found.notes))
     rows = list(found.rows.values())
     tables = study.tables([row for row in rows if row.case != ALL])
@@ -144,7 +143,7 @@ def run_study(
         base = slug(f"{name}{_family(options)}", measured_on(found.machines))
         paths = save(folder / "-".join((base, *options.dtypes)), result, tables)
         if whole:
-            paths += draw(result.measured, folder / base, result.ceilings)
+            paths += draw(result.measured, folder / base, result.ceilings, study=name)
         for path in paths:
             to.print(f"wrote {path}", highlight=False)
     failed = any(row.failure and not row.guest for row in rows)
@@ -168,8 +167,8 @@ def _keep(record: Record, found: _Found, progress: Progress) -> None:
             found.notes.append(record.text)
 
 
-def _is_whole(options: Options, frameworks: Sequence[str]) -> bool:
-    some_peers = bool(options.peers) and set(options.peers) != set(PEERS)
+def _is_whole(options: Options, frameworks: Sequence[str], peers: Sequence[str]) -> bool:
+    some_peers = bool(options.peers) and not set(peers) <= set(options.peers)
     return not (frameworks or options.only or options.quick or options.forward_only or some_peers)
 
 

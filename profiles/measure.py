@@ -23,7 +23,19 @@ from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.ranges import is_watched, phase, ranged, recorded
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, bind, inputs
 
-__all__ = ["BRIEF", "FULL", "QUICK", "Effort", "Timing", "check", "compare", "paired_ratio", "reason", "time_calls"]
+__all__ = [
+    "BRIEF",
+    "FULL",
+    "QUICK",
+    "Effort",
+    "Timing",
+    "check",
+    "compare",
+    "paired_ratio",
+    "reason",
+    "time_calls",
+    "timed",
+]
 
 LOST_ROUNDS = 5
 """After so many rounds a way that is far behind may stop."""
@@ -134,7 +146,7 @@ def compare(
             profiled.enter_context(recorded(framework))
         times = _take_turns(calls, counts, clock, arounds, effort)
     for place, rounds in zip(places, times, strict=True):
-        timings[place] = _timing(timings[place], rounds)
+        timings[place] = timed(timings[place], rounds)
     return [replace(timing, speedup=paired_ratio(timings[0], timing)) for timing in timings]
 
 
@@ -274,7 +286,8 @@ def _named(way: Way, case: Case, backward: bool) -> Around:
     return around
 
 
-def _timing(checked: Timing, rounds: Sequence[float]) -> Timing:
+def timed(checked: Timing, rounds: Sequence[float]) -> Timing:
+    """What came out of the check, with the times of the rounds."""
     low, _, high = quantiles(rounds, n=4)
     return replace(checked, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
 

@@ -38,6 +38,7 @@ COLUMNS = (
     Column("case", lambda row: row.case),
     Column("direction", lambda row: "backward" if row.backward else "forward"),
     Column("what", lambda row: row.what),
+    Column("chosen", lambda row: row.chosen),
     Column("median ms", lambda row: _times(1e3, row.seconds), ".4f"),
     Column("spread %", lambda row: _times(100, row.spread, row.seconds), ".1f"),
     Column("host µs", lambda row: _times(1e6, row.host), ".1f"),

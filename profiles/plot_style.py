@@ -16,7 +16,8 @@ __all__ = ["colour_of", "log_ratios", "marker_of", "new_figure", "saved", "witho
 
 OURS_COLOUR, OURS_MARKER = "#0072b2", "o"
 
-OTHERS = (("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"), ("#cc79a7", "v"), ("#555555", "P"), ("#4a4a9c", "X"))
+OTHERS = (("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"), ("#cc79a7", "v"), ("#555555", "P"), ("#4a4a9c", "X"),
+           ("#56b4e9", "<"), ("#8a5a2b", ">"))  # fmt: skip
 """Colours and marks of all others, told apart by those who see fewer colours."""
 
 PLACES = {
@@ -28,6 +29,13 @@ PLACES = {
     "no_einsum": 2,
     "cupy": 3,
     "th_einsum": 3,
+    "cudnn": 1,
+    "fa4": 2,
+    "flash": 3,
+    "flex": 4,
+    "efficient": 5,
+    "triton": 6,
+    "naive": 7,
 }
 """Whose are which; what isn't here takes the place that its name falls on, the same in every plot."""
 
@@ -43,7 +51,7 @@ def marker_of(name: str) -> str:
 
 
 def _place(name: str) -> int:
-    return PLACES.get(name, crc32(name.encode()) % len(OTHERS))
+    return PLACES.get(name, crc32(name.encode()) % 6)
 
 
 def new_figure(width: float, height: float, title: str) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles import further_plots
+from einops_fast.profiles.attention_plots import draw_attention
 from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
 from einops_fast.profiles.records import Ceiling, Row, is_ours
 from einops_fast.profiles.results import read_result
@@ -54,26 +55,29 @@ def dots(rows: Sequence[Row]) -> list[Dot]:
     return sorted((_dot(name, ways) for name, ways in cases.items()), key=lambda dot: -(dot.ours or 0.0))
 
 
-def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = ()) -> list[Path]:
+def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = (), *, study: str = "") -> list[Path]:
     """Draw what was measured, if matplotlib is here: an SVG and a PNG of each plot per framework and dtype.
 
     Args:
         rows: of a study; of those that were measured forward there are plots.
         stem: path that the files' names begin with.
         ceilings: what the device reaches, for the roofs.
+        study: its name; that of attention has plots of its own.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if not row.backward:
             groups.setdefault((row.framework, row.dtype), []).append(row)
     groups = {key: group for key, group in groups.items() if any(row.floor or row.moved for row in group)}
-    if not groups:
+    if not groups and study != "attention":
         return []
     try:
         import_module("matplotlib.figure")
     except ImportError as missing:
         print(f"no plots: they need matplotlib (pip install 'einops_fast[profile]'): {missing}", file=sys.stderr)
         return []
+    if study == "attention":
+        return draw_attention(rows, stem)
     several = len({framework for framework, _ in groups}) > 1
     paths = []
     for (framework, dtype), group in groups.items():
@@ -163,7 +167,7 @@ def main(files: Sequence[str]) -> None:
         # A run of chosen dtypes has them in its name, and plots are named after theirs.
         for dtype in dict.fromkeys(row.dtype for row in reversed(result.measured)):
             name = name.removesuffix(f"-{dtype}")
-        for path in draw(result.measured, file.with_name(name), result.ceilings):
+        for path in draw(result.measured, file.with_name(name), result.ceilings, study=result.study):
             print(f"wrote {path}")
 
 

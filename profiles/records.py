@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from einops_fast.profiles.cases import Case
+    from einops_fast.profiles.cases import Described
     from einops_fast.profiles.ceilings import Work
     from einops_fast.profiles.measure import Timing
 
@@ -23,6 +23,7 @@ __all__ = [
     "decode",
     "encode",
     "is_ours",
+    "is_own",
     "skipped",
 ]
 
@@ -83,6 +84,7 @@ class Row:
         peak_bytes: the most that the call holds at once beside its operands, its result included.
         kernel_seconds: seconds of one call by kernel; by operator on a CPU.
         details: the traceback of the failure.
+        chosen: which implementation ours was.
     """
 
     framework: str
@@ -109,10 +111,18 @@ class Row:
     peak_bytes: int | None = None
     kernel_seconds: dict[str, float] = field(default_factory=dict, hash=False)
     details: str = ""
+    chosen: str = ""
 
     @classmethod
     def of(
-        cls, framework: str, case: Case, dtype: str, timing: Timing, work: Work | None = None, *, backward: bool = False
+        cls,
+        framework: str,
+        case: Described,
+        dtype: str,
+        timing: Timing,
+        work: Work | None = None,
+        *,
+        backward: bool = False,
     ) -> Row:
         """The row of a timing.
 
@@ -160,6 +170,15 @@ def is_ours(what: str) -> bool:
     (True, False)
     """
     return what.startswith("fast_") or what == "ours"
+
+
+def is_own(what: str) -> bool:
+    """Whether a way is ours, or kernels of ours alone.
+
+    >>> is_own('ours'), is_own('triton'), is_own('cudnn')
+    (True, True, False)
+    """
+    return is_ours(what) or what == "triton"
 
 
 def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:

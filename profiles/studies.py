@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from einops_fast.profiles import study_contraction, study_einsum, study_overhead
+from einops_fast.profiles import study_attention, study_contraction, study_einsum, study_overhead
 from einops_fast.profiles.cases import Named
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.records import Options, Record, Row
@@ -23,11 +23,13 @@ class Study(Protocol):
         about: what it measures, in a few words.
         own_cases: whether ``--cases`` may also be a file of einsums (see
             :mod:`einops_fast.profiles.own_cases`).
+        peers: what ours can be measured against, for ``--peers``.
     """
 
     frameworks: tuple[str, ...]
     about: str
     own_cases: bool
+    peers: tuple[str, ...]
 
     @property
     def families(self) -> Mapping[str, tuple[Named, ...]]: ...
@@ -41,4 +43,5 @@ STUDIES: dict[str, Study] = {
     "einsum": study_einsum,
     "contraction": study_contraction,
     "overhead": study_overhead,
+    "attention": study_attention,
 }

@@ -16,14 +16,14 @@ from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, paired_ratio
 from einops_fast.profiles.own_cases import chosen_cases
-from einops_fast.profiles.peers import NATIVE, Peer, make_ways, present
+from einops_fast.profiles.peers import NATIVE, PEERS, Peer, make_ways, present
 from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, skipped
 from einops_fast.profiles.sweep_cases import fitting
 from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
 from einops_fast.profiles.ways import Call, Way, bind, inputs
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
 
 about = "many equations against all that contracts the same arrays, and the device"
 
@@ -33,6 +33,7 @@ takes seconds for most of the cases."""
 
 families: dict[str, tuple[Case, ...]] = FAMILIES
 own_cases = True
+peers: tuple[str, ...] = tuple(PEERS)
 
 DTYPES = {
     ("torch", "cpu"): ("float32", "bfloat16"),

@@ -17,13 +17,14 @@ from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
 from einops_fast.profiles.ways import Call, Way, bind, inputs
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
 
 about = "the problems of apache/mxnet#18043 in every mode"
 
 frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
 families: dict[str, tuple[Case, ...]] = {"public": PROBLEMS}
 own_cases = True
+peers: tuple[str, ...] = ()
 
 DIFFERENTIABLE = ("torch", "mxnet")
 

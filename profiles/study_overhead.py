@@ -20,7 +20,7 @@ from einops_fast.profiles.records import Extent, Options, Record, Row
 from einops_fast.profiles.report import Table, ratio
 from einops_fast.profiles.ways import Way, bind, inputs
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "tables"]
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
 
 about = "tiny calls, first calls, the import"
 
@@ -29,6 +29,7 @@ frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
 families: dict[str, tuple[Case, ...]] = {"public": (TINY,)}
 own_cases = False
+peers: tuple[str, ...] = ()
 
 IMPORT = """
 import numpy

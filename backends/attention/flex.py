@@ -16,12 +16,18 @@ __all__ = ["Flex"]
 
 _Modifier = Callable[..., Any]
 
+_MOST_FUNCTIONS = 256
+
 
 class Flex(OnFourAxes):
     """One compiled kernel per spec, which takes seconds at the first call."""
 
     name = "flex"
     efficiency = 0.45  # what it reaches is a little more, but its mask of blocks takes time too
+
+    def __init__(self) -> None:
+        # Measuring it, and each kind of call, get the same one.
+        self._functions: dict[AttentionSpec, Callable[..., Any]] = {}
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.dtype not in ("float16", "bfloat16", "float32"):
@@ -46,7 +52,13 @@ class Flex(OnFourAxes):
         return None if device.startswith("cuda") else "it is used on NVIDIA GPUs only"
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        return partial(_call, spec, axes, self.function())
+        if torch.compiler.is_compiling():
+            return partial(_call, spec, axes, self.function())
+        if spec not in self._functions:
+            while len(self._functions) >= _MOST_FUNCTIONS:
+                self._functions.pop(next(iter(self._functions)))
+            self._functions[spec] = self.function()
+        return partial(_call, spec, axes, self._functions[spec])
 
     def function(self) -> Callable[..., Any]:
         """FlexAttention, to be compiled at the first call."""

@@ -67,4 +67,4 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention
 
-    return explanation_of_attention(text, plan)
+    return explanation_of_attention(text, plan, plan.inputs(arrays))

@@ -10,9 +10,8 @@ from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
-from einops_fast.attention.spec import AttentionSpec
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.explanation import scaled
-from einops_fast.tuning import current_mode
 
 __all__ = ["AttentionExplanation", "explanation_of_attention"]
 
@@ -106,10 +105,10 @@ def _features(spec: AttentionSpec) -> list[str]:
     return found + [text for name, text in names.items() if getattr(spec, name)]
 
 
-def explanation_of_attention(text: str, plan: Plan) -> AttentionExplanation:
-    """The plan, and what would be chosen for it now."""
+def explanation_of_attention(text: str, plan: Plan, inputs: AttentionInputs) -> AttentionExplanation:
+    """The plan, and what would be chosen for these arrays now; nothing is measured."""
     spec = plan.spec
-    decision = choose(spec, plan.device, current_mode())
+    decision = choose(spec, plan.device, "never", inputs)
     return AttentionExplanation(
         text,
         spec,

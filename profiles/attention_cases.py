@@ -1,0 +1,229 @@
+"""The cases of the attention study, by family: shapes, features and layouts, with what each costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from einops_fast.attention.layouts import read_layout
+
+__all__ = ["FAMILIES", "AttentionCase", "scaled", "visible_pairs"]
+
+BACKWARD = 3.5
+"""FLOPs of forward and backward over those of forward: seven products in place of two."""
+
+CPU_FLOPS = 3e7
+"""The most work of a forward call on a CPU."""
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One attention, in self-attention's usual sizes; no framework and no array.
+
+    Attributes:
+        name: its family and what is special about it.
+        batch: elements of the batch; with ``lengths`` there is no such axis.
+        heads: of q; a multiple of ``kv_heads``.
+        kv_heads: of k and v.
+        q_len: queries; of packed sequences, all together.
+        kv_len: keys.
+        head_dim: features of q and k.
+        v_head_dim: features of v and the result.
+        layout: axes of q, k, v and the result in the order of memory, as ``attention`` takes it.
+        causal: hide keys after the query.
+        window: keys that are seen before and after the query's own; ``None`` for all.
+        softcap: of the scores; 0 for not.
+        bias: a bias per head, query and key, whose gradient is wanted too.
+        mask: a boolean mask per element of the batch, query and key.
+        lengths: of sequences that are packed along the positions.
+        trained: gradients are measured too.
+    """
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    v_head_dim: int
+    layout: str = "bhsd"
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
+    bias: bool = False
+    mask: bool = False
+    lengths: tuple[int, ...] = ()
+    trained: bool = True
+
+    @property
+    def family(self) -> str:
+        """The part of the name that several cases share."""
+        return self.name.partition("-")[0]
+
+    @property
+    def called(self) -> str:
+        """The pattern and the options, for tables."""
+        options = [
+            text
+            for there, text in (
+                (self.causal, "causal"),
+                (self.window, f"window {self.window}"),
+                (self.softcap, f"softcap {self.softcap:g}"),
+                (self.bias, "bias h i j"),
+                (self.mask, "mask b i j"),
+                (self.lengths, f"{len(self.lengths)} sequences"),
+            )
+            if there
+        ]
+        return "; ".join((read_layout(self.layout).pattern, *options))
+
+    @property
+    def sizes(self) -> str:
+        """Batch, heads (of q / of k and v), positions and features."""
+
+        def both(first: int, second: int) -> str:
+            return str(first) if first == second else f"{first}/{second}"
+
+        batch = len(self.lengths) or self.batch
+        heads, positions = both(self.heads, self.kv_heads), both(self.q_len, self.kv_len)
+        return f"{batch}×{heads}×{positions}×{both(self.head_dim, self.v_head_dim)}"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of q, k, v and the bias, if there is one."""
+        found = [
+            self._shape(self.heads, self.q_len, self.head_dim),
+            self._shape(self.kv_heads, self.kv_len, self.head_dim),
+            self._shape(self.kv_heads, self.kv_len, self.v_head_dim),
+        ]
+        return (*found, (self.heads, self.q_len, self.kv_len)) if self.bias else tuple(found)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self._shape(self.heads, self.q_len, self.v_head_dim)
+
+    @property
+    def scores(self) -> int:
+        """Pairs of a query and a key, over all heads: what an unfused way holds."""
+        return self.heads * sum(q_len * kv_len for q_len, kv_len in self._sequences)
+
+    def flops(self, backward: bool = False) -> int:
+        """``2 * heads * pairs * (head_dim + v_head_dim)``, times 3.5 with backward.
+
+        Half of the pairs count where causal, as everyone has it; with a window exactly those that are seen.
+
+        >>> FAMILIES["rows"][0].flops() == 4 * 2 * 16 * 8192**2 * 64
+        True
+        """
+        if self.window is not None:
+            pairs = sum(visible_pairs(*lengths, self.causal, self.window) for lengths in self._sequences)
+        else:
+            pairs = sum(q_len * kv_len for q_len, kv_len in self._sequences)
+        share = 0.5 if self.causal and self.window is None else 1.0
+        work = 2 * self.heads * pairs * (self.head_dim + self.v_head_dim) * share
+        return int(work * (BACKWARD if backward else 1.0))
+
+    def elements(self, backward: bool = False) -> int:
+        """What is read and written at least: operands and result; for backward those and the cotangent again, and
+        the gradients.
+        """
+        q_side = self.heads * self.q_len * (self.head_dim + self.v_head_dim)
+        kv_side = self.kv_heads * self.kv_len * (self.head_dim + self.v_head_dim)
+        result = self.heads * self.q_len * self.v_head_dim
+        bias = self.heads * self.q_len * self.kv_len * self.bias
+        forward = self.batch * (q_side + kv_side) + bias
+        # Gradients are as large as what they are of; a cotangent as the result.
+        return forward + (2 * forward + self.batch * result if backward else 0)
+
+    @property
+    def _sequences(self) -> list[tuple[int, int]]:
+        if self.lengths:
+            return [(length, length) for length in self.lengths]
+        return [(self.q_len, self.kv_len)] * self.batch
+
+    def _shape(self, heads: int, positions: int, features: int) -> tuple[int, ...]:
+        sizes = {"b": self.batch, "h": heads, "s": positions, "t": positions, "d": features}
+        return tuple(sizes[letter] for letter in self.layout)
+
+
+def visible_pairs(q_len: int, kv_len: int, causal: bool, window: tuple[int, int]) -> int:
+    """Pairs of a query and a key that it sees, the first query facing the first key.
+
+    >>> visible_pairs(4, 4, True, (1, 0))
+    7
+    """
+    before, after = window
+    after = 0 if causal else after
+    return sum(max(0, min(kv_len, i + after + 1) - max(0, i - before)) for i in range(q_len))
+
+
+def _case(name: str, batch: int, heads: int, length: int, head_dim: int, **others: object) -> AttentionCase:
+    case = AttentionCase(name, batch, heads, heads, length, length, head_dim, head_dim)
+    return replace(case, **others)  # type: ignore[arg-type]
+
+
+def _rows() -> tuple[AttentionCase, ...]:
+    sizes = ((2, 16, 8192, 64), (2, 16, 8192, 128), (32, 16, 512, 64), (8, 16, 2048, 128))
+    return tuple(
+        _case(f"row-{'x'.join(map(str, size))}{'-causal' * causal}", *size, causal=causal)
+        for size in sizes
+        for causal in (False, True)
+    )
+
+
+_LENGTHS = (2048, 113, 1501, 640, 1023, 300, 1777, 64, 1290, 905, 17, 1999, 488, 1152, 731, 1360)
+
+FAMILIES: dict[str, tuple[AttentionCase, ...]] = {
+    "rows": _rows(),
+    "layouts": tuple(
+        _case(f"layout-{layout}", 4, 16, 4096, 128, causal=True, layout=layout)
+        for layout in ("bhsd", "bshd", "sbhd", "hbsd")
+    ),
+    "features": (
+        _case("feature-window", 2, 16, 8192, 64, causal=True, window=(1024, 0)),
+        _case("feature-softcap", 2, 16, 4096, 128, causal=True, softcap=30.0),
+        _case("feature-bias", 4, 16, 2048, 64, bias=True),
+        _case("feature-softcap-bias", 4, 16, 2048, 64, softcap=30.0, bias=True),
+        _case("feature-mask", 4, 16, 2048, 64, mask=True),
+        _case("feature-values-64", 4, 16, 4096, 128, causal=True, v_head_dim=64),
+        _case("feature-values-odd", 4, 16, 2048, 75, v_head_dim=53),
+    ),
+    "heads": (
+        _case("heads-32-8", 2, 32, 4096, 128, kv_heads=8),
+        _case("heads-32-8-causal", 2, 32, 4096, 128, kv_heads=8, causal=True),
+    ),
+    "varlen": tuple(
+        _case(f"varlen{'-causal' * causal}", 1, 16, sum(_LENGTHS), 64, layout="thd", lengths=_LENGTHS, causal=causal)
+        for causal in (False, True)
+    ),
+    "decode": tuple(
+        _case(f"decode-{batch}x{kv_len // 1024}k", batch, 32, 1, 128, kv_heads=4, kv_len=kv_len, trained=False)
+        for batch in (1, 8, 128)
+        for kv_len in (1024, 16384, 65536)
+    ),
+    "dims": tuple(_case(f"dim-{dim}", 2, 16, 4096, dim, causal=True) for dim in (32, 64, 96, 128, 192, 256)),
+}
+"""What ``--cases`` chooses from; what matters most comes first."""
+
+FAMILIES["public"] = tuple(case for family in FAMILIES.values() for case in family)
+
+
+def scaled(case: AttentionCase, device: str) -> AttentionCase:
+    """The case as it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""
+    if device != "cpu":
+        return case
+    while case.flops() > CPU_FLOPS:
+        if case.lengths:
+            lengths = tuple(max(1, length // 2) for length in case.lengths)
+            case = replace(case, lengths=lengths, q_len=sum(lengths), kv_len=sum(lengths))
+        elif case.kv_len > 128:
+            window = case.window and (case.window[0] // 2, case.window[1] // 2)
+            case = replace(case, q_len=max(1, case.q_len // 2), kv_len=case.kv_len // 2, window=window)
+        elif case.batch > 1:
+            case = replace(case, batch=case.batch // 2)
+        elif case.kv_heads > 1:
+            case = replace(case, heads=case.heads // 2, kv_heads=case.kv_heads // 2)
+        else:
+            break
+    return case

@@ -1,0 +1,207 @@
+"""Attention: ours, chosen automatically, against each implementation alone, torch's own call and plain einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+
+from einops_fast.errors import OperandError
+from einops_fast.profiles.attention_ahead import compile_ahead
+from einops_fast.profiles.attention_cases import FAMILIES, AttentionCase, scaled
+from einops_fast.profiles.attention_check import Extras, allowed_error, largest_error, reference
+from einops_fast.profiles.attention_tables import tables
+from einops_fast.profiles.attention_ways import (
+    NAIVE,
+    NATIVE,
+    OURS,
+    WAYS,
+    attention_inputs,
+    attention_ways,
+    chosen_by_ours,
+    extras,
+)
+from einops_fast.profiles.cases import ITEM_SIZES, select
+from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
+from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.limits import limited
+from einops_fast.profiles.measure import QUICK, Effort, Timing, paired_ratio, time_calls, timed
+from einops_fast.profiles.memory import peak_memory
+from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
+from einops_fast.profiles.traces import write_trace
+from einops_fast.profiles.ways import Call, Way, bind
+
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
+
+about = "attention in every layout and with every feature, against each implementation alone"
+
+frameworks: tuple[str, ...] = ("torch",)
+families: dict[str, tuple[AttentionCase, ...]] = FAMILIES
+own_cases = False
+peers: tuple[str, ...] = tuple(name for name in WAYS if name != OURS)
+
+DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16",)}
+
+ON_CPU = (OURS, NATIVE, NAIVE)
+
+CPU_CASES = (
+    "row-2x16x8192x64",
+    "row-2x16x8192x64-causal",
+    "layout-bshd",
+    "feature-window",
+    "feature-softcap",
+    "feature-bias",
+    "feature-mask",
+    "feature-values-odd",
+    "heads-32-8-causal",
+    "varlen",
+    "decode-8x16k",
+)
+"""The public ones on a CPU."""
+
+EFFORTS = {
+    "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
+    "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5),
+}
+
+FIRST_CALL = 40.0
+"""Seconds that the first call of a way may take: it may compile."""
+
+TOGETHER = 260.0
+"""Seconds after which no further case is begun on a GPU."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One case in one direction, and what all its ways share."""
+
+    framework: Framework
+    case: AttentionCase
+    dtype: str
+    backward: bool
+    given: Extras
+    names: tuple[str, ...]
+
+    def ways(self) -> list[Way]:
+        return attention_ways(self.case, self.framework, self.given, self.names, self.dtype, self.backward)
+
+    def row(self, timing: Timing, work: Work) -> Row:
+        row = Row.of(self.framework.name, self.case, self.dtype, timing, work, backward=self.backward)
+        return replace(row, guest=not is_own(timing.name))
+
+
+def measure(framework: Framework, options: Options) -> Iterator[Record]:
+    """A row per dtype, case, direction and way, with the most memory it holds; ours with what was chosen."""
+    start = perf_counter()
+    if framework.name != "torch":
+        yield skipped(framework.name, OURS, "attention is measured on torch's tensors")
+        return
+    effort = QUICK if options.quick else EFFORTS[framework.device]
+    cases = _cases(framework, options)
+    directions = (False,) if options.forward_only else (False, True)
+    dtypes = options.dtypes or DTYPES[framework.device]
+    yield Extent(len(dtypes) * sum(case.trained or not backward for case in cases for backward in directions))
+    names = tuple(name for name in WAYS if name == OURS or name in (options.peers or peers))
+    if framework.device == "cpu":
+        names = tuple(name for name in names if name in ON_CPU)
+    left_out = []
+    for dtype in dtypes:
+        try:
+            ceilings = measure_ceilings(framework, dtype, effort)
+        except Unavailable as missing:
+            yield skipped(framework.name, OURS, str(missing), dtype=dtype)
+            continue
+        yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
+        if framework.device == "gpu":
+            yield from map(Note, compile_ahead(cases, dtype, directions, names, framework.threads))
+        for case in cases:
+            given = extras(case, framework)
+            for backward in directions[: 2 if case.trained else 1]:
+                if framework.device == "gpu" and perf_counter() - start > TOGETHER:
+                    left_out.append(f"{case.name} {dtype} {'backward' if backward else 'forward'}")
+                    continue
+                job = _Job(framework, case, dtype, backward, given, names)
+                work = _work(case, dtype, ceilings, backward)
+                try:
+                    yield from _rows(job, work, effort, options.trace)
+                except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
+                    yield job.row(Timing.failed(OURS, error), work)
+    if left_out:
+        why = f"{TOGETHER:.0f} s were over; choose cases: {', '.join(left_out)}"
+        yield skipped(framework.name, f"{len(left_out)} cases", why)
+
+
+def _cases(framework: Framework, options: Options) -> list[AttentionCase]:
+    found = select(FAMILIES[options.cases], options.only)
+    if framework.device == "gpu":
+        return list(found)
+    # Two cores take minutes for all; whoever asks for others by name gets them.
+    few = found if options.only or options.cases != "public" else [case for case in found if case.name in CPU_CASES]
+    return [scaled(case, "cpu") for case in few]
+
+
+def _work(case: AttentionCase, dtype: str, ceilings: Ceilings, backward: bool) -> Work:
+    moved, flops = case.elements(backward) * ITEM_SIZES[dtype], case.flops(backward)
+    return Work(moved, flops, max(moved / ceilings.bandwidth, flops / ceilings.flops))
+
+
+def _rows(job: _Job, work: Work, effort: Effort, trace: str) -> Iterator[Record]:
+    checked = _check(job)
+    ways = [way for way, timing in checked if not timing.failure]
+    failed = [timing for _, timing in checked if timing.failure]
+    # Not the inputs of the check: nothing remembered from there can help.
+    operands = attention_inputs(job.case, job.framework, job.dtype, 1, job.backward)
+    calls = [bind(way, operands) for way in ways]
+    rounds = time_calls(calls, job.framework.clock(), [way.around for way in ways], effort) if calls else []
+    right = {way: timing for way, timing in checked if not timing.failure}
+    timings = [timed(right[way], each) for way, each in zip(ways, rounds, strict=True)]
+    native = next((timing for timing in timings if timing.name == NATIVE), None)
+    others = [timing for timing in timings if not is_own(timing.name)]
+    best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+    for way, call, timing in zip(ways, calls, timings, strict=True):
+        row = job.row(replace(timing, speedup=paired_ratio(native, timing) if native else None), work)
+        if best is not None and is_own(way.name):
+            row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
+        if way.name == OURS:
+            row = replace(row, chosen=chosen_by_ours(job.case, job.given, operands.operands))
+        with way.around(), suppress(Exception):  # who can't tell was measured all the same
+            row = replace(row, peak_bytes=peak_memory(job.framework, call))
+        yield row
+        if trace:
+            with way.around():
+                yield from write_trace(trace, row, job.framework, partial(_same, call))
+    yield from (job.row(timing, work) for timing in failed)
+
+
+def _check(job: _Job) -> list[tuple[Way, Timing]]:
+    """The error of every way that can do the case, on inputs of its own."""
+    case, framework = job.case, job.framework
+    given = attention_inputs(case, framework, job.dtype, 0, job.backward)
+    expected = reference(case, given.operands, given.cotangent, job.given)
+    limit = allowed_error(case, job.dtype)
+    checked = []
+    for way in job.ways():
+        try:
+            with way.around(), limited(FIRST_CALL, "the first call"):
+                # What is right mustn't be left over from who came before.
+                framework.spoil([case.result_shape, *(case.shapes if job.backward else ())], job.dtype)
+                results = [way.call(*given.operands)]
+                if job.backward:
+                    results += bind(way, given)()
+            error = largest_error(case, results, expected)
+        except OperandError as cannot:
+            if way.name == OURS:
+                checked.append((way, Timing.failed(way.name, cannot)))
+            continue  # it isn't made for this: explain_attention says why
+        except Exception as failure:
+            checked.append((way, Timing.failed(way.name, failure)))
+            continue
+        wrong = f"wrong: error {error:.1e}, allowed {limit:.1e}" if error > limit else ""
+        checked.append((way, Timing(way.name, error=error, failure=wrong)))
+    return checked
+
+
+def _same(call: Call) -> Call:
+    return call
