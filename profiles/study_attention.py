@@ -69,8 +69,8 @@ EFFORTS = {
 FIRST_CALL = 40.0
 """Seconds that the first call of a way may take: it may compile."""
 
-TOGETHER = 260.0
-"""Seconds after which no further case is begun on a GPU."""
+TOGETHER = 230.0
+"""Seconds after which no further case is begun on a GPU: a run is to end within five minutes."""
 
 
 @dataclass(frozen=True)
