@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def compile_ahead(
         for name in COMPILED
         if name in names and case.elements() <= ELEMENTS
     ]
+    # Some take much longer than others.
+    random.Random(0).shuffle(jobs)
     count = min(MOST_PROCESSES, threads - 1, len(jobs) // 2)
     if count < 2:
         return []

@@ -11,7 +11,7 @@ __all__ = ["FAMILIES", "AttentionCase", "scaled", "visible_pairs"]
 BACKWARD = 3.5
 """FLOPs of forward and backward over those of forward: seven products in place of two."""
 
-CPU_FLOPS = 3e7
+CPU_FLOPS = 1e7
 """The most work of a forward call on a CPU."""
 
 
@@ -125,16 +125,13 @@ class AttentionCase:
         return int(work * (BACKWARD if backward else 1.0))
 
     def elements(self, backward: bool = False) -> int:
-        """What is read and written at least: operands and result; for backward those and the cotangent again, and
-        the gradients.
+        """What is read and written at least: operands and result; for backward these and the cotangent again, and the
+        gradients of the operands, which is twice as much.
         """
-        q_side = self.heads * self.q_len * (self.head_dim + self.v_head_dim)
-        kv_side = self.kv_heads * self.kv_len * (self.head_dim + self.v_head_dim)
-        result = self.heads * self.q_len * self.v_head_dim
+        features = self.head_dim + self.v_head_dim
+        per_element = features * (self.heads * self.q_len + self.kv_heads * self.kv_len)
         bias = self.heads * self.q_len * self.kv_len * self.bias
-        forward = self.batch * (q_side + kv_side) + bias
-        # Gradients are as large as what they are of; a cotangent as the result.
-        return forward + (2 * forward + self.batch * result if backward else 0)
+        return (self.batch * per_element + bias) * (3 if backward else 1)
 
     @property
     def _sequences(self) -> list[tuple[int, int]]:

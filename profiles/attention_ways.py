@@ -147,7 +147,7 @@ def _native(case: AttentionCase, given: Extras, framework: Any) -> Callable[...,
 
     def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         q, k, v = (canonical(case, each) for each in (q, k, v))
-        mask, causal = bias, options["is_causal"]
+        mask, causal = None if bias is None else bias[None], options["is_causal"]
         if given.mask is not None:
             mask = given.mask[:, None]
         elif case.window is not None:

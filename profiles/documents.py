@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from einops_fast.profiles import plots
+from einops_fast.profiles.attention_tables import by_case, speed
+from einops_fast.profiles.attention_ways import OURS as ATTENTION
+from einops_fast.profiles.attention_ways import WAYS
 from einops_fast.profiles.contraction_tables import OURS
 from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.peers import NATIVE
@@ -194,6 +197,52 @@ def _overhead() -> str:
     return markdown_table(head, cells)
 
 
+# Attention
+
+
+def _attention_files() -> list[Path]:
+    """The kept results of the attention study, those of single families too."""
+    return [path for path in sorted(RESULTS.glob("attention-*.json")) if not path.stem.endswith("-partial")]
+
+
+def _attention() -> str:
+    """Throughput of every way, forward / forward and backward, per device and dtype."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for result in map(read_result, _attention_files()):
+        for row in result.measured:
+            groups.setdefault((result.device, row.dtype), []).append(row)
+    told = [_attention_of(device, dtype, rows) for (device, dtype), rows in groups.items()]
+    return "\n\n".join(told) or "No result is kept yet: `python -m einops_fast.profiles attention` measures."
+
+
+def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
+    both = [by_case([row for row in rows if row.backward is backward]) for backward in (False, True)]
+    ways = [name for name in WAYS if any(row.what == name and row.seconds for row in rows)]
+    cells = []
+    for case in dict.fromkeys(row.case for row in rows):
+        found = [cases[case] for cases in both if case in cases]
+        ours = [each[ATTENTION] for each in found if ATTENTION in each]
+        cells.append(
+            (
+                f"`{case}`",
+                next(row.sizes for row in rows if row.case == case),
+                *(" / ".join(speed(each.get(way)) for each in found) for way in ways),
+                " / ".join(f"{1 / row.to_best:.2f}" if row.to_best else "–" for row in ours),
+                " / ".join(row.chosen or "–" for row in ours),
+                " / ".join(f"{row.floor / row.seconds:.0%}" if row.floor and row.seconds else "–" for row in ours),
+            )
+        )
+    head = (
+        "case",
+        "batch×heads×positions×features",
+        *(f"`{way}`" for way in ways),
+        "best peer / ours",
+        "ours is",
+        "of the roofline",
+    )
+    return f"{device}, {dtype}, TFLOP/s, forward / forward and backward:\n\n{markdown_table(head, cells)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "issue": _issue,
     "issue-on-two-threads": _issue_on_two_threads,
@@ -201,6 +250,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "floors": _floors,
     "backward": _backward,
     "overhead": _overhead,
+    "attention": _attention,
 }
 """What makes each section, by name."""
 
@@ -235,7 +285,7 @@ def _in_words(number: int) -> str:
 
 def main() -> None:
     """Make plots, sections and the page anew."""
-    plots.main([str(RESULTS / f"{name}.json") for name in DRAWN])
+    plots.main([*(str(RESULTS / f"{name}.json") for name in DRAWN), *map(str, _attention_files())])
     for path in DOCUMENTS:
         text = path.read_text("utf-8")
         if updated(text) != text:
