@@ -16,7 +16,7 @@ import triton
 from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import BoxCandidate, Candidate, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.chains import products
@@ -134,7 +134,11 @@ class Choice:
         least, other = min(way.seconds for way in kernels), libraries[0].seconds
         if least > _KERNEL_MARGIN * other:
             return libraries
-        near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least][: _MOST[self.mode]]
+        near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least]
+        # Both kinds of kernels, since what boxes of odd extents cost isn't foreseen so well.
+        boxes = [way for way in near if isinstance(way, BoxCandidate)][: _MOST[self.mode] // 2]
+        others = [way for way in near if not isinstance(way, BoxCandidate)][: _MOST[self.mode] - len(boxes)]
+        near = sorted([*boxes, *others], key=lambda way: way.seconds)
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
 
