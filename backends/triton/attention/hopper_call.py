@@ -71,21 +71,21 @@ class HopperCall:
         self._rest = (*scalars.values(), numbers, tiling)
 
     def __call__(self, memory: Memory, device: int, described: Sequence[Any], pointed: Sequence[Any]) -> bool:
-        """Queue the kernel, unless an array lies at an address that the hardware can't copy from: then do nothing.
+        """Queue the kernel, unless an array lies at an odd address: then do nothing.
 
         Returns:
             Whether it was queued.
         """
         if not self._programs:
             return True
-        addresses = [memory.pointer(array) for array in described]
+        addresses = [memory.pointer(array) for array in (*described, *pointed)]
         if any(address % ALIGNMENT for address in addresses):
             return False
         compiled = compiled_for(*self._kind, device)
-        arrays = [each.at(address) for each, address in zip(self._descriptors, addresses, strict=True)]
+        arrays = [each.at(address) for each, address in zip(self._descriptors, addresses, strict=False)]
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *arrays, *map(memory.pointer, pointed), *self._rest,
+            None, None, None, *arrays, *addresses[len(arrays) :], *self._rest,
         )  # fmt: skip
         return True
 
