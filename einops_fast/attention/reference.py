@@ -191,9 +191,10 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
             return result, on.full(shape, float("-inf"), q)
         return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
 
-    scores = on.einsum("...id,...jd->...ij", q, k) * spec.scale
+    # What can be done to queries and results isn't done to all scores.
+    scores = on.einsum("...id,...jd->...ij", q * (spec.scale / (spec.softcap or 1.0)), k)
     if spec.softcap:
-        scores = on.tanh(scores / spec.softcap) * spec.softcap
+        scores = on.tanh(scores) * spec.softcap
     if x.bias is not None:
         scores = scores + on.cast(x.bias, wide)
     ahead = distance(spec, x, on, start)
@@ -218,7 +219,7 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     lse = on.where(empty, float("-inf"), on.log(one) + largest)[..., 0]
     if spec.dropout_p:
         weights = on.dropout(weights, spec.dropout_p)
-    result = on.einsum("...ij,...je->...ie", weights / one, v)
+    result = on.einsum("...ij,...je->...ie", weights, v) / one
     return on.expand(result, (*shape, v.shape[-1])), on.expand(lse, shape)
 
 
