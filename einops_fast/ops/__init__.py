@@ -1,0 +1,9 @@
+"""Fused layers as functions: ``from einops_fast import ops``. The names of the arguments are torch's.
+
+On a GPU, torch's tensors go to kernels of our own, which take any strides. On a CPU they go to torch's own functions;
+NumPy's, CuPy's and MXNet's arrays to those of their framework. Importing this imports no framework.
+"""
+
+from einops_fast.ops.softmax import log_softmax, softmax
+
+__all__ = ["log_softmax", "softmax"]

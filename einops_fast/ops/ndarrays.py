@@ -1,0 +1,84 @@
+"""The operators by the functions of a namespace like NumPy's: NumPy's own, CuPy's, MXNet's.
+
+Sums of half precision are made in float32, as everywhere. MXNet records what is called, so there are gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+__all__ = ["functions"]
+
+
+def functions(xp: Any) -> dict[str, Callable[..., Any]]:
+    """The operators by name, for arrays of the namespace ``xp``."""
+    return {"softmax": partial(_softmax, xp)}
+
+
+def _wide(array: Any) -> Any:
+    """In float32 at least; integers in float64."""
+    kind = _name(array)
+    if kind in ("float32", "float64"):
+        return array
+    return array.astype("float32" if kind in ("float16", "bfloat16") else "float64")
+
+
+def _name(array: Any) -> str:
+    return str(getattr(array.dtype, "__name__", array.dtype))
+
+
+def _result(found: Any, array: Any, dtype: str | None = None) -> Any:
+    """In the dtype that was asked for, or the input's if that is floating-point."""
+    wanted = dtype or (_name(array) if "float" in _name(array) else _name(found))
+    return found if _name(found) == wanted else found.astype(wanted)
+
+
+def _hidden(xp: Any, score: Any, seen: Any) -> Any:
+    """``-inf`` where an element isn't seen."""
+    if xp.__name__.startswith("mxnet"):
+        return score + xp.log(seen.astype(score.dtype))  # its `where` multiplies, and 0 * inf is NaN
+    return xp.where(seen, score, xp.asarray(float("-inf"), score.dtype))
+
+
+def _constant(array: Any) -> Any:
+    """Without a gradient, where there are any."""
+    return array.detach() if hasattr(array, "detach") else array
+
+
+def _positions(xp: Any, count: int, rank: int, axis: int) -> Any:
+    return xp.arange(count).reshape(tuple([count if at == axis else 1 for at in range(rank)]))
+
+
+def _softmax(
+    xp: Any, x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    score = _wide(x)
+    if not x.size:
+        return _result(score, x, dtype)
+    if scale != 1.0:
+        score = score * scale
+    seen = None
+    if mask is not None:
+        if _name(mask) in ("bool", "bool_"):
+            seen = mask
+        else:
+            score = score + mask
+    if queries is not None:
+        last = _positions(xp, x.shape[queries], x.ndim, queries) + shift
+        before = _positions(xp, x.shape[dim], x.ndim, dim) <= last
+        seen = before if seen is None else xp.logical_and(before, seen)
+    masked = mask is not None or queries is not None
+    if seen is not None:
+        score = _hidden(xp, score, seen)
+    most = _constant(score).max(axis=dim, keepdims=True)
+    if masked:
+        # In a row where nothing takes part, -inf less this remains -inf.
+        most = xp.maximum(most, -3e38)
+    moved = score - most
+    weights = xp.exp(moved)
+    total = weights.sum(axis=dim, keepdims=True)
+    if masked:
+        total = xp.where(total == 0, xp.ones_like(total), total)
+    return _result(moved - xp.log(total) if log else weights / total, x, dtype)
