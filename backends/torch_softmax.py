@@ -111,7 +111,7 @@ def _forward_plan(
         len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
         double, scale if double else 1.0,
     )  # fmt: skip
-    return _Plan(softmax_kernel, features, rows, 1, SoftmaxStrides(*rows.strides), shift, scale)
+    return _Plan(softmax_kernel, features, rows, 1, SoftmaxStrides(*rows.strides, rows.strides[0]), shift, scale)
 
 
 @lru_cache(maxsize=4096)
@@ -124,7 +124,7 @@ def _gradient_plan(
         len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
     )
     out, d_out, dx = rows.strides
-    return _Plan(softmax_gradient_kernel, features, rows, 2, SoftmaxStrides(dx, out, d_out=d_out), scale)
+    return _Plan(softmax_gradient_kernel, features, rows, 2, SoftmaxStrides(dx, out, out, out, d_out), scale)
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:

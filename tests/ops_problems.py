@@ -94,6 +94,7 @@ def assert_near(found: Any, expected: Any, native: Any = None, factor: float = 2
     error = (torch.where(finite, found, 0.0).double() - exact).abs()
     allowed = EPSILON[kind] * max(float(exact.abs().max()) if exact.numel() else 0.0, 1.0)
     if native is not None:
+        native = native.detach()
         missed = (torch.where(finite, native, 0.0).double() - exact).abs()
         allowed = max(allowed, factor * float(missed.max()) if missed.numel() else 0.0)
     assert not error.isnan().any()

@@ -13,7 +13,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import counted, kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["element_place", "kept", "load_tile", "row_place", "store_tile"]
+__all__ = ["dropped_tile", "element_place", "load_tile", "row_place", "store_tile"]
 
 
 @triton.jit
@@ -45,6 +45,16 @@ def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
 
 
 @triton.jit
-def kept(place, seed, drop):
-    """Which elements dropout keeps: Philox numbered by the elements' places in C order, whatever their strides."""
-    return tl.rand(tl.load(seed), place) >= drop
+def dropped_tile(value, rows, column, strides, seed, drop, f: tl.constexpr):
+    """A tile with some elements 0 and the others made up for it.
+
+    Philox (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405) is numbered by the elements' places in C
+    order, which ``rows`` and ``strides`` give: the same ones are dropped again whatever the strides of an array are.
+    """
+    kept = tl.rand(tl.load(seed), element_place(rows, column, strides, f)) >= drop
+    if field(f, "double"):
+        rest: tl.constexpr = 1.0 - field(f, "drop")
+        value = value / rest
+    else:
+        value = value / (1.0 - drop)
+    return tl.where(kept, value, 0.0)

@@ -54,13 +54,16 @@ class SoftmaxFeatures:
 
 
 class SoftmaxStrides(NamedTuple):
-    """Strides in elements: of the axes that count rows, then of the columns. ``position``: 1 along the queries."""
+    """Strides in elements: of the axes that count rows, then of the columns. ``position``: 1 along the queries.
+
+    All are tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
+    """
 
     x: Any
     out: Any
-    mask: Any = None
-    position: Any = None
-    d_out: Any = None
+    mask: Any
+    position: Any
+    d_out: Any
 
 
 @triton.jit

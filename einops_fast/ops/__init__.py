@@ -4,6 +4,7 @@ On a GPU, torch's tensors go to kernels of our own, which take any strides. On a
 NumPy's, CuPy's and MXNet's arrays to those of their framework. Importing this imports no framework.
 """
 
+from einops_fast.ops.norm import dropout_add_layer_norm, layer_norm, rms_norm
 from einops_fast.ops.softmax import log_softmax, softmax
 
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["dropout_add_layer_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]

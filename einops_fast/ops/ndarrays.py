@@ -9,12 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 __all__ = ["functions"]
 
 
 def functions(xp: Any) -> dict[str, Callable[..., Any]]:
     """The operators by name, for arrays of the namespace ``xp``."""
-    return {"softmax": partial(_softmax, xp)}
+    return {"softmax": partial(_softmax, xp), "norm": partial(_norm, xp)}
 
 
 def _wide(array: Any) -> Any:
@@ -82,3 +84,19 @@ def _softmax(
     if masked:
         total = xp.where(total == 0, xp.ones_like(total), total)
     return _result(moved - xp.log(total) if log else weights / total, x, dtype)
+
+
+def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
+    h = _wide(x)
+    axes = tuple(range(dim, dim + count))
+    if centred:
+        h = h - h.mean(axis=axes, keepdims=True)
+    if eps is None:
+        eps = float(np.finfo(np.float64 if _name(h) == "float64" else np.float32).eps)
+    found = h / xp.sqrt((h * h).mean(axis=axes, keepdims=True) + eps)
+    shape = tuple([size if at in axes else 1 for at, size in enumerate(x.shape)])
+    if weight is not None:
+        found = found * weight.reshape(shape)
+    if bias is not None:
+        found = found + bias.reshape(shape)
+    return _result(found, x)
