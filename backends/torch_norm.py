@@ -66,7 +66,7 @@ def norm_by_torch(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: flo
     shape = moved.shape[-count:]
     found: Any
     if centred:
-        found = F.layer_norm(moved, shape, weight, bias, eps)
+        found = F.layer_norm(moved, shape, weight, bias, 1e-5 if eps is None else eps)
     else:
         found = F.rms_norm(moved, shape, weight, eps)
         if bias is not None:
@@ -100,10 +100,12 @@ class _Plan:
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         features = NormFeatures(len(rows.sizes), eps, centred, drop > 0, rows.wide, double, drop if double else 0.0)
+        of_x, out, row, residual, summed, place = rows.strides
+        places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
         tiling = row_tiling(rows, 1)
         self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
         tail = (
-            rows.sizes, NormStrides(*rows.strides, *rows.strides[:1] * 2, (along[0],), (along[1],)), rows.count,
+            rows.sizes, places, rows.count,
             rows.columns,
             tiling.part(rows.columns), drop,
         )  # fmt: skip
@@ -331,9 +333,9 @@ def _gradients_by_torch(
     dh, d_weight, d_bias = (
         next(gradients) if each is not None and each.requires_grad else None for each in (h, weight, bias)
     )
-    if d_summed is not None:
+    if d_summed is not None and dh is not None:
         dh = dh + d_summed
-    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype else None for dtype in wanted[:2])
+    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype and dh is not None else None for dtype in wanted[:2])
     return dx, d_residual, d_weight, d_bias
 
 

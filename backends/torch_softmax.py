@@ -111,7 +111,9 @@ def _forward_plan(
         len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
         double, scale if double else 1.0,
     )  # fmt: skip
-    return _Plan(softmax_kernel, features, rows, 1, SoftmaxStrides(*rows.strides, rows.strides[0]), shift, scale)
+    of_x, of_out, of_mask, of_position = rows.strides
+    places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
+    return _Plan(softmax_kernel, features, rows, 1, places, shift, scale)
 
 
 @lru_cache(maxsize=4096)

@@ -52,7 +52,7 @@ def namespace(framework: str) -> Any:
 def randn(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
     """Normal numbers, the same on every device and, but for rounding, in every dtype."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, dtype=torch.float64, generator=generator).to(DEVICE, getattr(torch, dtype))
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE, getattr(torch, dtype))
 
 
 def laid_out(values: Any, layout: str) -> Any:

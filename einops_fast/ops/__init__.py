@@ -4,7 +4,16 @@ On a GPU, torch's tensors go to kernels of our own, which take any strides. On a
 NumPy's, CuPy's and MXNet's arrays to those of their framework. Importing this imports no framework.
 """
 
+from einops_fast.ops.cross_entropy import cross_entropy, linear_cross_entropy
 from einops_fast.ops.norm import dropout_add_layer_norm, layer_norm, rms_norm
 from einops_fast.ops.softmax import log_softmax, softmax
 
-__all__ = ["dropout_add_layer_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+__all__ = [
+    "cross_entropy",
+    "dropout_add_layer_norm",
+    "layer_norm",
+    "linear_cross_entropy",
+    "log_softmax",
+    "rms_norm",
+    "softmax",
+]

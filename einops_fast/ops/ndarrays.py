@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from einops_fast.errors import OperandError
+
 __all__ = ["functions"]
 
 
 def functions(xp: Any) -> dict[str, Callable[..., Any]]:
     """The operators by name, for arrays of the namespace ``xp``."""
-    return {"softmax": partial(_softmax, xp), "norm": partial(_norm, xp)}
+    return {"softmax": partial(_softmax, xp), "norm": partial(_norm, xp), "cross_entropy": partial(_cross_entropy, xp)}
 
 
 def _wide(array: Any) -> Any:
@@ -100,3 +102,42 @@ def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: fl
     if bias is not None:
         found = found + bias.reshape(shape)
     return _result(found, x)
+
+
+def _cross_entropy(
+    xp: Any, x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str,
+) -> Any:  # fmt: skip
+    if "float" in _name(target):
+        raise OperandError("probabilities as targets are there for tensors of torch only")
+    score = _wide(x)
+    classes = _positions(xp, x.shape[dim], x.ndim, dim)
+    counts = (target != ignore_index).astype(score.dtype)
+    # MXNet compares numbers of one type only.
+    at = (classes == xp.expand_dims(target, dim).astype(classes.dtype)).astype(score.dtype)
+    most = _constant(score).max(axis=dim, keepdims=True)
+    log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
+    less = log - score
+    if weight is not None:
+        shape = tuple([size if each == dim else 1 for each, size in enumerate(x.shape)])
+        weight = weight.reshape(shape).astype(score.dtype)
+        counted = (at * weight).sum(axis=dim)
+        less = less * weight
+    else:
+        counted = at.sum(axis=dim)
+    # An infinite logit of another class must not count.
+    losses = (at * _hidden_as_zero(xp, less, at)).sum(axis=dim)
+    if smoothing:
+        losses = (1 - smoothing) * losses + smoothing * less.mean(axis=dim)
+    if z_loss:
+        losses = losses + z_loss * (log * log).sum(axis=dim)
+    losses = losses * counts
+    if reduction == "none":
+        return _result(losses, x)
+    total = losses.sum()
+    return _result(total if reduction == "sum" else total / (counted * counts).sum(), x)
+
+
+def _hidden_as_zero(xp: Any, values: Any, seen: Any) -> Any:
+    """0 where it isn't seen; what `where` of MXNet does to infinities is no better than a product."""
+    return values * seen if xp.__name__.startswith("mxnet") else xp.where(seen != 0, values, xp.zeros_like(values))

@@ -25,7 +25,8 @@ def layer_norm(
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along one axis, or along the last axes.
 
     After Ba, Kiros and Hinton (2016), https://arxiv.org/abs/1607.06450. On a GPU one kernel reads ``input`` with
-    whatever strides it has; statistics are kept in float32 at least. Gradients of weight and bias are sums in a fixed order.
+    whatever strides it has; statistics are kept in float32 at least. Gradients of weight and bias are sums in a fixed
+    order.
 
     Args:
         input: any shape; floating-point.
@@ -33,7 +34,7 @@ def layer_norm(
             memory like one go to torch's own function.
         weight, bias: one number per element of a row, each may be left out.
         eps: added to the variance.
-        dim: instead of ``normalized_shape`` the axis, as a number or as a name in ``pattern``; the last one if left out.
+        dim: instead of ``normalized_shape`` the axis, as a number or as a name in ``pattern``; the last one without.
         pattern: names of all axes: ``'b c t'``.
 
     Returns:
