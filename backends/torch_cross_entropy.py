@@ -31,9 +31,23 @@ def cross_entropy(
     x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str
 ) -> Any:
     """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
+    if not z_loss and not _by_kernel(x, target, weight):
+        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
     losses, divisor = _losses(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction)
-    dtype = result_dtype(x)
-    return _reduced(losses, divisor, reduction).to(dtype)
+    return _reduced(losses, divisor, reduction).to(result_dtype(x))
+
+
+def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
+    tensors = [each for each in (x, target, weight) if each is not None]
+    return not target.is_floating_point() and by_kernel(tensors)
+
+
+def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, reduction: str) -> Any:
+    if x.dim() > 1:
+        x = x.movedim(dim, 1)
+        target = target.movedim(dim, 1) if target.is_floating_point() else target
+    target = target.to(x.dtype) if target.is_floating_point() else target.long()
+    return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=smoothing)
 
 
 def _reduced(losses: Any, divisor: Any, reduction: str) -> Any:
@@ -55,8 +69,7 @@ def _losses(
 ) -> tuple[Any, Any]:
     """The loss of each row, in float32 at least, and what the mean divides by."""
     indices = not target.is_floating_point()
-    tensors = [each for each in (x, target, weight) if each is not None]
-    if indices and by_kernel(tensors):
+    if _by_kernel(x, target, weight):
         weights = weight.double().sum() if weight is not None and smoothing else None
         losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss)[0]
     else:
@@ -72,19 +85,10 @@ def _losses_by_torch(
 ) -> Any:
     wide = x if x.dtype == torch.float64 else x.float()
     weight = None if weight is None else weight.to(wide.dtype)
-    first = wide.movedim(dim, 1) if wide.dim() > 1 else wide
-    if target.is_floating_point():
-        target = (target.movedim(dim, 1) if target.dim() > 1 else target).to(wide.dtype)
-        counts = None
-    else:
-        target = target.long()
-        counts = target != ignore_index
-    losses = F.cross_entropy(
-        first, target, weight, reduction="none", ignore_index=ignore_index, label_smoothing=smoothing
-    )
+    losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
     if z_loss:
         extra = z_loss * wide.logsumexp(dim).square()
-        losses = losses + (extra if counts is None else torch.where(counts, extra, 0.0))
+        losses = losses + (extra if target.is_floating_point() else torch.where(target != ignore_index, extra, 0.0))
     return losses
 
 

@@ -14,6 +14,8 @@ from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
 
 from einops_fast import nn  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
 PAIRS: dict[str, tuple[Any, Any]] = {
     "softmax": (lambda ours: ours.Softmax(dim=1), (2, 3, 5)),
     "log softmax": (lambda ours: ours.LogSoftmax(dim=-1), (2, 3, 5)),
