@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from einops_fast.backends.torch_activation import bias_activation, linear
 from einops_fast.backends.torch_cross_entropy import cross_entropy, linear_cross_entropy
 from einops_fast.backends.torch_norm import dropout_add_norm, norm
 from einops_fast.backends.torch_softmax import softmax
@@ -12,6 +13,8 @@ from einops_fast.backends.torch_softmax import softmax
 __all__ = ["FUNCTIONS"]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "bias_activation": bias_activation,
+    "linear": linear,
     "cross_entropy": cross_entropy,
     "linear_cross_entropy": linear_cross_entropy,
     "softmax": softmax,

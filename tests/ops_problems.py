@@ -18,8 +18,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 LAYOUTS = ("contiguous", "reversed", "sliced", "padded")
 
-EPSILON = {"float64": 1e-13, "float32": 4e-7, "float16": 5e-4, "bfloat16": 4e-3}
-"""What is allowed where the framework itself makes no error."""
+EPSILON = {"float64": 1e-13, "float32": 4e-7, "float16": 5e-4, "bfloat16": 4e-3 if DEVICE == "cuda" else 8e-3}
+"""What is allowed where the framework itself makes no error. Triton's interpreter cuts bfloat16 off."""
 
 
 def _anywhere(tensor: Any) -> bool:

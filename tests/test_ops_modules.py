@@ -78,6 +78,17 @@ def test_dropout_add_layer_norm() -> None:
     torch.testing.assert_close(found, torch.nn.functional.layer_norm(x + x, (7,)))
 
 
-@pytest.mark.parametrize("module", ["softmax", "norm", "loss"])
+def test_fused_linear() -> None:
+    layer = nn.FusedLinear(6, 5, activation="gelu").double().to(DEVICE)
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    x = leaf(randn(3, 6))
+    expected = gradients(
+        lambda x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b)), [x, *layer.parameters()]
+    )
+    with kernels():
+        torch.testing.assert_close(gradients(lambda x, *_: layer(x), [x, *layer.parameters()]), expected)
+
+
+@pytest.mark.parametrize("module", ["softmax", "norm", "loss", "linear"])
 def test_examples(module: str) -> None:
     assert doctest.testmod(import_module(f"einops_fast.nn.{module}")).failed == 0
