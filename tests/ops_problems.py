@@ -27,15 +27,31 @@ def _anywhere(tensor: Any) -> bool:
 
 
 @contextmanager
-def kernels() -> Iterator[None]:
-    """Tensors go to the kernels also where there is no GPU: to the interpreter. All new memory holds NaN."""
+def kernels(queued: bool = True) -> Iterator[None]:
+    """Tensors go to the kernels also where there is no GPU: to the interpreter. All new memory holds NaN.
+
+    Whether any kernel is ``queued`` is checked.
+    """
     pytest.importorskip("triton")
+    from einops_fast.backends.triton.attention.launch import KernelCall
+
+    calls: list[str] = []
+    call = KernelCall.__call__
+
+    def recorded(self: KernelCall, *arguments: Any) -> None:
+        calls.append(self.function.fn.__name__)
+        call(self, *arguments)
+
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     try:
-        with mock.patch("einops_fast.backends.torch_operator.on_gpu", _anywhere):
+        with (
+            mock.patch("einops_fast.backends.torch_operator.on_gpu", _anywhere),
+            mock.patch.object(KernelCall, "__call__", recorded),
+        ):
             assert torch.empty(3, device=DEVICE).isnan().all()
             yield
+        assert bool(calls) == queued
     finally:
         torch.use_deterministic_algorithms(before)
 

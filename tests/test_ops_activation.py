@@ -74,7 +74,7 @@ def test_dropout() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear(activation: str) -> None:
     tensors = [leaf(randn(2, 4, 6)), leaf(randn(9, 6)), leaf(randn(9))]
-    with kernels():
+    with kernels(activation != "none"):
         found = gradients(partial(ops.linear, activation=activation), tensors)
     expected = gradients(
         lambda x, w, b: activation_by_torch(torch.nn.functional.linear(x, w, b), None, activation), tensors

@@ -85,7 +85,7 @@ CASES = [
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    cases = CASES if capability == 90 else CASES[::6]
+    cases = CASES if capability == 90 else CASES[:2]
     command = [sys.executable, "-c", PROGRAM, str(capability), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

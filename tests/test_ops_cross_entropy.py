@@ -125,7 +125,7 @@ def test_long_rows_nan_and_no_class() -> None:
 
 def test_empty() -> None:
     x = torch.empty(0, 5, device=DEVICE, requires_grad=True)
-    with kernels():
+    with kernels(queued=False):
         found = ops.cross_entropy(x, torch.empty(0, dtype=torch.long, device=DEVICE), reduction="sum")
     assert found == 0
     assert torch.autograd.grad(found, x)[0].shape == (0, 5)
