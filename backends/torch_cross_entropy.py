@@ -1,0 +1,218 @@
+"""Cross entropy of torch's tensors: by our kernels on a GPU, else by torch's own function; also of a linear layer."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from einops_fast.backends.torch_operator import Operator, by_kernel, launch, result_dtype
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.cross_entropy import (
+    CrossEntropyFeatures,
+    CrossEntropyStrides,
+    cross_entropy_gradient_kernel,
+    cross_entropy_kernel,
+)
+from einops_fast.backends.triton.rows import column_tiling, dense_strides, row_tiling, rows_of
+
+__all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
+
+Strides = tuple[int, ...]
+
+_CHUNK = 1 << 26
+"""Logits that a linear layer makes at a time."""
+
+
+def cross_entropy(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str
+) -> Any:
+    """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
+    if not z_loss and not _by_kernel(x, target, weight):
+        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
+    losses, divisor = _losses(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction)
+    return _reduced(losses, divisor, reduction).to(result_dtype(x))
+
+
+def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
+    tensors = [each for each in (x, target, weight) if each is not None]
+    return not target.is_floating_point() and by_kernel(tensors)
+
+
+def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, reduction: str) -> Any:
+    if x.dim() > 1:
+        x = x.movedim(dim, 1)
+        target = target.movedim(dim, 1) if target.is_floating_point() else target
+    target = target.to(x.dtype) if target.is_floating_point() else target.long()
+    return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=smoothing)
+
+
+def _reduced(losses: Any, divisor: Any, reduction: str) -> Any:
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / divisor
+
+
+def _divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+    """What the mean divides by: the weights of the rows that count."""
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum().to(dtype)
+    return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
+
+
+def _losses(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str
+) -> tuple[Any, Any]:
+    """The loss of each row, in float32 at least, and what the mean divides by."""
+    indices = not target.is_floating_point()
+    if _by_kernel(x, target, weight):
+        weights = weight.double().sum() if weight is not None and smoothing else None
+        losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss)[0]
+    else:
+        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
+    if reduction != "mean":
+        return losses, None
+    divisor = _divisor(target, weight, ignore_index, losses.dtype) if indices else max(losses.numel(), 1)
+    return losses, divisor
+
+
+def _losses_by_torch(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float
+) -> Any:
+    wide = x if x.dtype == torch.float64 else x.float()
+    weight = None if weight is None else weight.to(wide.dtype)
+    losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
+    if z_loss:
+        extra = z_loss * wide.logsumexp(dim).square()
+        losses = losses + (extra if target.is_floating_point() else torch.where(target != ignore_index, extra, 0.0))
+    return losses
+
+
+def linear_cross_entropy(
+    x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str, chunk: int | None,
+) -> Any:  # fmt: skip
+    """See :func:`einops_fast.ops.linear_cross_entropy`. A chunk's logits are made again for its gradients."""
+    rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    size = chunk or max(_CHUNK // max(linear_weight.shape[0], 1), 1)
+
+    def losses_of(part: Any, matrix: Any, offset: Any, classes: Any) -> Any:
+        logits = F.linear(part, matrix, offset)
+        return _losses(logits, classes, 1, weight, ignore_index, smoothing, z_loss, "none")[0]
+
+    found = [
+        checkpoint(losses_of, part, linear_weight, bias, classes, use_reentrant=False, preserve_rng_state=False)
+        for part, classes in zip(rows.split(size), targets.split(size), strict=True)
+    ]
+    losses = torch.cat(found)
+    divisor = _divisor(targets, weight, ignore_index, losses.dtype) if reduction == "mean" else None
+    found_loss = _reduced(losses, divisor, reduction).to(result_dtype(x))
+    return found_loss.view(target.shape) if reduction == "none" else found_loss
+
+
+class _Plan:
+    """Both kernels for one kind of call; the second for one layout of the gradients."""
+
+    def __init__(
+        self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, ignored: int, smoothing: float,
+        z_loss: float, double: bool, gradient: bool,
+    ) -> None:  # fmt: skip
+        rows = rows_of(shape, dim, strides)
+        features = CrossEntropyFeatures(len(rows.sizes), smoothing, z_loss, rows.wide, double)
+        x, target, loss, dx, d_loss = rows.strides
+        places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along,))
+        tail = rows.sizes, places, rows.count, rows.columns, ignored
+        tiling = column_tiling(rows) if gradient else row_tiling(rows, 1)
+        grid = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block) if gradient else 1
+        kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
+        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
+        self.call = KernelCall(kernel, grid, tail, constants, tiling.warps, 1)
+
+
+_plan = lru_cache(maxsize=4096)(_Plan)
+
+
+def _with_classes(strides: Any, dim: int) -> Strides:
+    """Strides of an array without an axis of classes, which gets stride 0."""
+    return (*strides[:dim], 0, *strides[dim:])
+
+
+def _shapes(
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float
+) -> tuple[Any, Any]:
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(target.shape, dtype=dtype), x.new_empty(target.shape, dtype=dtype)
+
+
+def _compute(
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float
+) -> tuple[Any, Any]:
+    losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss)
+    of_target, of_loss = (_with_classes(each.stride(), dim) for each in (target, losses))
+    plan = _plan(
+        tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
+        0 if weight is None else weight.stride(0),
+        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, False,
+    )  # fmt: skip
+    launch([plan.call], x, target, weight, weights, losses, logs)
+    return losses, logs
+
+
+def _gradient_shape(x: Any, *others: Any) -> Any:
+    return x.new_empty_strided(x.shape, dense_strides(x.shape, x.stride()))
+
+
+def _compute_gradient(
+    x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
+    smoothing: float, z_loss: float,
+) -> Any:  # fmt: skip
+    dx = _gradient_shape(x)
+    of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
+    plan = _plan(
+        tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
+        0 if weight is None else weight.stride(0),
+        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, True,
+    )  # fmt: skip
+    launch([plan.call], x, target, weight, weights, logs, d_losses, dx)
+    return dx
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, target, weight, weights, *ctx.numbers = inputs
+    ctx.save_for_backward(x, target, weight, weights, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
+    x, target, weight, weights, logs = ctx.saved_tensors
+    dx = None
+    if d_losses is not None and ctx.needs_input_grad[0]:
+        if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            dim, *numbers = ctx.numbers
+            losses = _losses_by_torch(x, target, dim, weight, *numbers)
+            (dx,) = torch.autograd.grad(losses, x, d_losses, create_graph=True)
+        else:
+            dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
+    return (dx, *(None,) * 7)
+
+
+cross_entropy_gradient = Operator(
+    "cross_entropy_gradient(Tensor x, Tensor target, Tensor? weight, Tensor? weights, Tensor logs, Tensor d_losses, "
+    "int dim, int ignore_index, float smoothing, float z_loss) -> Tensor",
+    _compute_gradient,
+    _gradient_shape,
+)
+
+cross_entropy_by_kernel = Operator(
+    "cross_entropy(Tensor x, Tensor target, Tensor? weight, Tensor? weights, int dim, int ignore_index, "
+    "float smoothing, float z_loss) -> (Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+)

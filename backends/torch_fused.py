@@ -1,0 +1,24 @@
+"""What :mod:`einops_fast.ops` calls for torch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from einops_fast.backends.torch_activation import bias_activation, linear
+from einops_fast.backends.torch_cross_entropy import cross_entropy, linear_cross_entropy
+from einops_fast.backends.torch_norm import dropout_add_norm, norm
+from einops_fast.backends.torch_softmax import softmax
+
+__all__ = ["FUNCTIONS"]
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "bias_activation": bias_activation,
+    "linear": linear,
+    "cross_entropy": cross_entropy,
+    "linear_cross_entropy": linear_cross_entropy,
+    "softmax": softmax,
+    "norm": norm,
+    "dropout_add_norm": dropout_add_norm,
+}
+"""By name."""

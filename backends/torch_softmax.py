@@ -1,0 +1,205 @@
+"""softmax and log_softmax of torch's tensors: by our kernels on a GPU, else by torch's own functions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.rows import Rows, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.softmax import (
+    SoftmaxFeatures,
+    SoftmaxStrides,
+    softmax_gradient_kernel,
+    softmax_kernel,
+)
+
+__all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
+
+
+def softmax(
+    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    """The softmax along ``dim`` of ``scale * x``, masked; see :func:`einops_fast.ops.softmax`.
+
+    Args:
+        x: any shape and strides.
+        dim: not negative.
+        log: whether the logarithm is wanted.
+        mask: bool or added, broadcastable to ``x``; or ``None``.
+        queries: the axis of positions for causality, or ``None``.
+        shift: how many positions after its own a query sees.
+        scale: of the scores.
+        dtype: of the result; that of ``x``, or autocast's, if ``None``.
+    """
+    if by_kernel([x] if mask is None else [x, mask]):
+        return softmax_by_kernel(x, mask, dim, log, queries, shift, scale, dtype or dtype_name(result_dtype(x)))
+    return softmax_by_torch(x, dim, log, mask, queries, shift, scale, dtype)
+
+
+def softmax_by_torch(
+    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    """The same by torch's functions, which can be differentiated as often as these."""
+    native = torch.log_softmax if log else torch.softmax
+    wanted = None if dtype is None else getattr(torch, dtype)
+    if mask is None and queries is None and scale == 1.0:
+        return native(x, dim, dtype=wanted)
+    wanted = wanted or result_dtype(x)
+    score = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if scale != 1.0:
+        score = score * scale
+    if mask is None and queries is None:
+        return native(score, dim).to(wanted)
+    if mask is not None:
+        score = score.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else score + mask
+    if queries is not None:
+        count, length = x.shape[queries], x.shape[dim]
+        seen = torch.arange(length, device=x.device) <= torch.arange(count, device=x.device)[:, None] + shift
+        shape = [1] * x.dim()
+        shape[queries], shape[dim] = count, length
+        score = score.masked_fill(~(seen if queries < dim else seen.T).reshape(shape), float("-inf"))
+    # Without anything to sum over, a row is NaN, and so would be its gradients.
+    hidden = score == float("-inf")
+    empty = hidden.all(dim, keepdim=True)
+    found = native(score.masked_fill(empty, 0.0), dim)
+    return found.masked_fill(hidden if log else empty, float("-inf") if log else 0.0).to(wanted)
+
+
+class _Plan:
+    """The kernels for one kind of call, with their tiles.
+
+    Attributes:
+        steps: the kernels, one after the other.
+        partial: how many sums of parts the first leaves to the second.
+    """
+
+    def __init__(self, kernel: Any, features: SoftmaxFeatures, rows: Rows, live: int, *tail: Any) -> None:
+        tiling = row_tiling(rows, live)
+        grid = -(-rows.count // tiling.rows), tiling.parts
+        constants = {
+            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
+        }  # fmt: skip
+        self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
+        self.steps = [
+            KernelCall(
+                kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
+                {**constants, "step": step}, tiling.warps, 1,
+            )
+            for step in ((1, 2) if tiling.parts > 1 else (0,))
+        ]  # fmt: skip
+
+
+Strides = tuple[int, ...]
+
+
+def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
+    return (0,) * len(shape) if mask is None else tuple(mask.expand(shape).stride())
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(
+    shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool,
+    queries: int | None, shift: int, scale: float, double: bool,
+) -> _Plan:  # fmt: skip
+    position = tuple([int(at == queries) for at in range(len(shape))])
+    rows = rows_of(shape, dim, (*strides, position))
+    features = SoftmaxFeatures(
+        len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
+        double, scale if double else 1.0,
+    )  # fmt: skip
+    of_x, of_out, of_mask, of_position = rows.strides
+    places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
+    return _Plan(softmax_kernel, features, rows, 1, places, shift, scale)
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
+    double: bool,
+) -> _Plan:  # fmt: skip
+    rows = rows_of(shape, dim, strides)
+    features = SoftmaxFeatures(
+        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
+    )
+    out, d_out, dx = rows.strides
+    return _Plan(softmax_gradient_kernel, features, rows, 2, SoftmaxStrides(dx, out, out, out, d_out), scale)
+
+
+def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
+    out = _shape(x, mask, dim, log, queries, shift, scale, dtype)
+    shape = tuple(x.shape)
+    acc = "float64" if torch.float64 in (x.dtype, out.dtype) else "float32"
+    plan = _forward_plan(
+        shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
+        queries, shift, scale, acc == "float64",
+    )  # fmt: skip
+    sums = [MEMORY.workspace(x, plan.partial, acc) if plan.partial else None for _ in range(2)]
+    launch(plan.steps, x, mask, out, *sums)
+    return out
+
+
+def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, scale: float, dtype: str) -> Any:
+    return x.new_empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=getattr(torch, dtype))
+
+
+def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
+    acc = "float64" if torch.float64 in (out.dtype, dx.dtype) else "float32"
+    strides = out.stride(), d_out.stride(), dx.stride()
+    plan = _gradient_plan(tuple(out.shape), strides, dim, masked, log, scale, acc == "float64")
+    launch(plan.steps, out, d_out, dx, MEMORY.workspace(out, plan.partial, acc) if plan.partial else None)
+    return dx
+
+
+def _gradient_shape(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    return out.new_empty_strided(out.shape, dense_strides(out.shape, out.stride()), dtype=getattr(torch, dtype))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, mask, ctx.dim, ctx.log, queries, _, ctx.scale, _ = inputs
+    ctx.masked = mask is not None or queries is not None
+    ctx.dtype = dtype_name(x.dtype)
+    ctx.mask = None if mask is None else (mask.shape, mask.dtype)
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
+    (out,) = ctx.saved_tensors
+    dx = d_mask = None
+    # Gradients of gradients are left to torch.
+    gradient = _gradient_by_torch if torch.is_grad_enabled() else softmax_gradient
+    if ctx.needs_input_grad[0]:
+        dx = gradient(out, d_out, ctx.dim, ctx.log, ctx.masked, ctx.scale, ctx.dtype)
+    if ctx.needs_input_grad[1]:
+        shape, dtype = ctx.mask
+        kind = "float64" if out.dtype == torch.float64 else "float32"
+        d_mask = gradient(out, d_out, ctx.dim, ctx.log, ctx.masked, 1.0, kind).sum_to_size(shape).to(dtype)
+    return (dx, d_mask, *(None,) * 6)
+
+
+def _gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    if log:
+        seen = d_out.masked_fill(out == float("-inf"), 0.0) if masked else d_out
+        found = seen - out.exp() * seen.sum(dim, keepdim=True)
+    else:
+        found = out * (d_out - (out * d_out).sum(dim, keepdim=True))
+    return (found * scale).to(getattr(torch, dtype))
+
+
+softmax_gradient = Operator(
+    "softmax_gradient(Tensor out, Tensor d_out, int dim, bool log, bool masked, float scale, str dtype) -> Tensor",
+    _compute_gradient,
+    _gradient_shape,
+)
+
+softmax_by_kernel = Operator(
+    "softmax(Tensor x, Tensor? mask, int dim, bool log, int? queries, SymInt shift, float scale, str dtype) -> Tensor",
+    _compute,
+    _shape,
+    _setup,
+    _backward,
+)

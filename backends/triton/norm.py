@@ -1,0 +1,386 @@
+"""Layer norm and RMS norm along rows, after dropout and the sum with a residual if need be, and their gradients.
+
+With ``h = dropout(x) + residual``, ``y = (h - mean) * rstd * weight + bias``; RMS norm has no mean. A whole row in one
+block is read once; of a longer one, blocks are brought together by the formula of Chan, Golub and LeVeque (1983,
+https://doi.org/10.1080/00031305.1983.10483115). Gradients of weight and bias are sums down the columns: every program
+writes a sum of its own rows, and these are added in a fixed order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_tiles import dropped_tile, load_tile, row_place, store_tile
+
+__all__ = ["NormFeatures", "NormStrides", "norm_columns_kernel", "norm_gradient_kernel", "norm_kernel"]
+
+
+@dataclass(frozen=True)
+class NormFeatures:
+    """Everything that the kernels are specialised for, apart from the tiles.
+
+    Attributes:
+        axes: how many count the rows.
+        eps: added to the variance.
+        centred: the mean is taken off.
+        dropout: elements of ``x`` are dropped.
+        wide: offsets inside a row need 64 bits.
+        double: compute in float64. ``drop`` is then a constant.
+        drop: probability of dropping an element, for float64 only.
+    """
+
+    axes: int
+    eps: float
+    centred: bool = True
+    dropout: bool = False
+    wide: bool = False
+    double: bool = False
+    drop: float = 0.0
+
+
+class NormStrides(NamedTuple):
+    """Strides in elements: of the axes that count rows, then of the columns; ``weight`` and ``bias`` along columns.
+
+    ``row`` are those of the statistics, ``place`` those of the number of an element in C order. All are
+    tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
+    """
+
+    x: Any
+    out: Any
+    row: Any
+    residual: Any
+    summed: Any
+    place: Any
+    d_summed: Any
+    d_residual: Any
+    weight: tuple[int]
+    bias: tuple[int]
+
+
+@triton.jit
+def _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f: tl.constexpr):
+    """A tile of what is normalised, rounded as it is kept."""
+    h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
+    if field(f, "dropout"):
+        h = dropped_tile(h, row_place(row, sizes, strides.place, f), column, strides.place, seed, drop, f)
+    if residual is not None:
+        place = row_place(row, sizes, strides.residual, f)
+        h += load_tile(residual, place, column, strides.residual, exists, 0.0, f)
+    if summed is not None:
+        h = h.to(summed.dtype.element_ty).to(kept_type(f))
+    return h
+
+
+@triton.jit
+def _store_result(out, h, mean, rstd, weight, bias, row, column, exists, sizes, strides, columns, f: tl.constexpr):
+    y = (h - mean[:, None]) * rstd[:, None]
+    if weight is not None:
+        y *= tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+    if bias is not None:
+        y += tl.load(bias + column * strides.bias[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+    store_tile(out, y, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
+
+
+@triton.jit
+def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.constexpr):
+    """Number, mean and sum of squares (about the mean, if centred) of two parts of a row."""
+    both = count + new_count
+    squares += new_squares
+    if field(f, "centred"):
+        apart = new_mean - mean
+        share = (new_count / both).to(kept_type(f))
+        squares += apart * apart * (share * count)
+        mean += apart * share
+    return both, mean, squares
+
+
+@triton.jit
+def _statistics(h, exists, count, f: tl.constexpr):
+    """Mean and sum of squares of ``count`` elements in each row of a tile."""
+    if field(f, "centred"):
+        mean = tl.sum(h, 1) / count
+        apart = tl.where(exists, h - mean[:, None], 0.0)
+        squares = tl.sum(apart * apart, 1)
+    else:
+        mean = tl.zeros((h.shape[0],), kept_type(f))
+        squares = tl.sum(h * h, 1)
+    return mean, squares
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_kernel(
+    x,
+    residual,
+    weight,
+    bias,
+    seed,
+    out,
+    summed,
+    means,
+    rstds,
+    part_means,
+    part_squares,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    drop,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    whole: tl.constexpr,
+    parts: tl.constexpr,
+    step: tl.constexpr,
+):
+    """Write the norm of ``together`` rows or of a part of them, what was normalised, and the statistics of each row.
+
+    With several parts there are two steps: the first writes the mean and the squares of every part, ``(rows, parts)``
+    each, the second reads them.
+    """
+    acc: tl.constexpr = kept_type(f)
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    run = tl.arange(0, block)
+    mean = tl.zeros((together,), acc)
+    squares = tl.zeros((together,), acc)
+    begin = tl.program_id(1) * part
+    end = min(begin + part, columns)
+    if whole:
+        exists = there[:, None] & (run < columns)[None, :]
+        h = _inputs(x, residual, summed, seed, row, run, exists, sizes, strides, drop, f)
+        mean, squares = _statistics(h, exists, columns, f)
+        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+        _store_result(out, h, mean, rstd, weight, bias, row, run, exists, sizes, strides, columns, f)
+        if summed is not None:
+            store_tile(summed, h, row_place(row, sizes, strides.summed, f), run, strides.summed, exists, f)
+    else:
+        count = tl.zeros((1,), acc)
+        if step < 2:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                h = _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f)
+                here = min(end - start, block)
+                new_mean, new_squares = _statistics(h, exists, here, f)
+                count, mean, squares = _merged(count, mean, squares, here, new_mean, new_squares, f)
+        else:
+            for at in range(0, parts):
+                here = min(part, columns - at * part)
+                new_mean = tl.load(part_means + row * parts + at, mask=there, other=0)
+                new_squares = tl.load(part_squares + row * parts + at, mask=there, other=0)
+                count, mean, squares = _merged(count, mean, squares, here, new_mean, new_squares, f)
+        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+        if step == 1:
+            tl.store(part_means + row * parts + tl.program_id(1), mean, mask=there)
+            tl.store(part_squares + row * parts + tl.program_id(1), squares, mask=there)
+        else:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                h = _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f)
+                _store_result(out, h, mean, rstd, weight, bias, row, column, exists, sizes, strides, columns, f)
+                if summed is not None:
+                    place = row_place(row, sizes, strides.summed, f)
+                    store_tile(summed, h, place, column, strides.summed, exists, f)
+    if step != 1:
+        # Of parts, the first.
+        once = there & (tl.program_id(1) == 0)
+        place = row_place(row, sizes, strides.row, f)
+        tl.store(rstds + place, rstd, mask=once)
+        if field(f, "centred"):
+            tl.store(means + place, mean, mask=once)
+
+
+@triton.jit
+def _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):
+    """A tile of ``(h - mean) * rstd``, and ``rstd``."""
+    place = row_place(row, sizes, strides.row, f)
+    rstd = tl.load(rstds + place, mask=there, other=0)
+    found = load_tile(h, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
+    if field(f, "centred"):
+        mean = tl.load(means + place, mask=there, other=0)
+        found = tl.where(exists, found - mean[:, None], 0.0)
+    return found * rstd[:, None], rstd
+
+
+@triton.jit
+def _weighted(d, weight, column, strides, columns, f: tl.constexpr):
+    if weight is not None:
+        d *= tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+    return d
+
+
+@triton.jit
+def _store_gradient(
+    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, column, exists, sizes, strides, drop,
+    f: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
+    gradient = d - normalised * inner[:, None]
+    if field(f, "centred"):
+        gradient -= mean[:, None]
+    gradient *= rstd[:, None]
+    if d_summed is not None:
+        place = row_place(row, sizes, strides.d_summed, f)
+        gradient += load_tile(d_summed, place, column, strides.d_summed, exists, 0.0, f)
+    if d_residual is not None:
+        place = row_place(row, sizes, strides.d_residual, f)
+        store_tile(d_residual, gradient, place, column, strides.d_residual, exists, f)
+    if dx is not None:
+        if field(f, "dropout"):
+            place = row_place(row, sizes, strides.place, f)
+            gradient = dropped_tile(gradient, place, column, strides.place, seed, drop, f)
+        # `out` has the strides of the gradient of the result, `summed` those of the one written here.
+        store_tile(dx, gradient, row_place(row, sizes, strides.summed, f), column, strides.summed, exists, f)
+
+
+@triton.jit
+def _back(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
+    """A tile of the gradient of the result."""
+    return load_tile(d_out, row_place(row, sizes, strides.out, f), column, strides.out, exists, 0.0, f)
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def norm_gradient_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    seed,
+    d_out,
+    d_summed,
+    dx,
+    d_residual,
+    part_weight,
+    part_bias,
+    part_inner,
+    part_mean,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    drop,
+    tiles,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    whole: tl.constexpr,
+    parts: tl.constexpr,
+    step: tl.constexpr,
+):
+    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
+
+    With whole rows, a program has several tiles of them, and writes what these add to the gradients of weight and bias.
+    """
+    acc: tl.constexpr = kept_type(f)
+    run = tl.arange(0, block)
+    if whole:
+        to_weight = tl.zeros((block,), acc)
+        to_bias = tl.zeros((block,), acc)
+        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+            row = tile * together + tl.arange(0, together)
+            there = row < rows
+            exists = there[:, None] & (run < columns)[None, :]
+            normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
+            back = _back(d_out, row, run, exists, sizes, strides, f)
+            d = _weighted(back, weight, run, strides, columns, f)
+            inner = tl.sum(normalised * d, 1) / columns
+            mean = tl.sum(d, 1) / columns
+            _store_gradient(
+                dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, run, exists, sizes, strides,
+                drop, f,
+            )  # fmt: skip
+            if part_weight is not None:
+                to_weight += tl.sum(back * normalised, 0)
+            if part_bias is not None:
+                to_bias += tl.sum(back, 0)
+        place = tl.program_id(0).to(tl.int64) * columns + run
+        if part_weight is not None:
+            tl.store(part_weight + place, to_weight, mask=run < columns)
+        if part_bias is not None:
+            tl.store(part_bias + place, to_bias, mask=run < columns)
+    else:
+        row = tl.program_id(0) * together + tl.arange(0, together)
+        there = row < rows
+        begin = tl.program_id(1) * part
+        end = min(begin + part, columns)
+        inner = tl.zeros((together,), acc)
+        mean = tl.zeros((together,), acc)
+        if step < 2:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+                back = _back(d_out, row, column, exists, sizes, strides, f)
+                d = _weighted(back, weight, column, strides, columns, f)
+                inner += tl.sum(normalised * d, 1)
+                mean += tl.sum(d, 1)
+        else:
+            for at in range(0, parts):
+                inner += tl.load(part_inner + row * parts + at, mask=there, other=0)
+                mean += tl.load(part_mean + row * parts + at, mask=there, other=0)
+        if step == 1:
+            tl.store(part_inner + row * parts + tl.program_id(1), inner, mask=there)
+            tl.store(part_mean + row * parts + tl.program_id(1), mean, mask=there)
+        else:
+            inner /= columns
+            mean /= columns
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+                back = _back(d_out, row, column, exists, sizes, strides, f)
+                d = _weighted(back, weight, column, strides, columns, f)
+                _store_gradient(
+                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, column, exists, sizes,
+                    strides, drop, f,
+                )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "part"])
+def norm_columns_kernel(
+    h,
+    means,
+    rstds,
+    d_out,
+    part_weight,
+    part_bias,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Write what ``part`` rows add to the gradients of weight and bias, for rows too long for the other kernel."""
+    acc: tl.constexpr = kept_type(f)
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    to_weight = tl.zeros((block,), acc)
+    to_bias = tl.zeros((block,), acc)
+    begin = tl.program_id(1) * part
+    for start in range(begin, min(begin + part, rows), together):
+        row = start + tl.arange(0, together)
+        there = row < rows
+        exists = there[:, None] & (column < columns)[None, :]
+        back = _back(d_out, row, column, exists, sizes, strides, f)
+        to_bias += tl.sum(back, 0)
+        if part_weight is not None:
+            normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+            to_weight += tl.sum(back * normalised, 0)
+    place = tl.program_id(1).to(tl.int64) * columns + column
+    if part_weight is not None:
+        tl.store(part_weight + place, to_weight, mask=column < columns)
+    if part_bias is not None:
+        tl.store(part_bias + place, to_bias, mask=column < columns)

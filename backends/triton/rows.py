@@ -1,0 +1,146 @@
+"""Arrays as rows: one axis is worked along, all others count the rows. Strides say where each array has them.
+
+The axes that count rows are put in the memory order of the first array and merged where every array allows it, so that
+neighbouring rows are neighbours in memory where the rows themselves aren't contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
+
+__all__ = ["RowTiling", "Rows", "column_tiling", "dense_strides", "row_tiling", "rows_of"]
+
+_PROCESSORS = 132
+"""How many programs a large GPU runs at least at the same time."""
+
+_WHOLE = {1: 32768, 2: 16384, 4: 8192}
+"""The longest rows that one program keeps in registers, by how many values it keeps per element."""
+
+_LOOP = 4096
+_MOST_PARTS = 256
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How several arrays lie as rows.
+
+    Attributes:
+        sizes: of the axes that count rows, merged; the last is the fastest. At least one.
+        strides: per array, those of these axes and then of the columns, in elements; 0 where an array lacks an axis.
+        columns: length of a row.
+        wide: offsets inside a row need 64 bits.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    columns: int
+    wide: bool
+
+    @property
+    def count(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the first array's neighbours in memory are in the same row, not in the same column of two rows."""
+        column, row = self.strides[0][-1], self.strides[0][-2]
+        return column == 1 or not 0 < row < column or self.columns == 1
+
+
+@dataclass(frozen=True)
+class RowTiling:
+    """How much of the rows a program works on at a time.
+
+    Attributes:
+        rows: how many rows.
+        block: how many columns.
+        whole: a block holds a whole row, so that it is read once and kept.
+        parts: how many programs share a row.
+        warps: of a program.
+    """
+
+    rows: int
+    block: int
+    whole: bool
+    parts: int = 1
+    warps: int = 4
+
+    def part(self, columns: int) -> int:
+        """Columns of a part, in whole blocks."""
+        blocks = -(-columns // self.block)
+        return -(-blocks // self.parts) * self.block
+
+
+def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:
+    """Arrays of one shape as rows along ``axis``.
+
+    Args:
+        shape: of all arrays.
+        axis: the one along a row, not negative.
+        strides: per array, in elements; 0 where it is expanded.
+
+    >>> rows_of((2, 3, 5), 1, [(15, 5, 1), (0, 1, 3)])
+    Rows(sizes=(2, 5), strides=((15, 1, 5), (0, 3, 1)), columns=3, wide=False)
+    """
+    axes = [Axis(size, tuple([each[at] for each in strides])) for at, size in enumerate(shape) if at != axis]
+    merged = merge_axes(by_stride(axes, 0)) or (Axis(1, (0,) * len(strides)),)
+    columns = shape[axis]
+    wide = any(columns * abs(each[axis]) >= 1 << 30 for each in strides)
+    sizes = tuple([each.size for each in merged])
+    places = tuple([(*[each.strides[at] for each in merged], strides[at][axis]) for at in range(len(strides))])
+    return Rows(sizes, places, columns, wide)
+
+
+def row_tiling(rows: Rows, live: int = 1) -> RowTiling:
+    """The tiles for rows that are read, reduced and written; ``live`` values per element are kept (1, 2 or 4)."""
+    columns, count = power_of_two(rows.columns), power_of_two(rows.count)
+    if not rows.contiguous:
+        together = min(32, power_of_two(rows.sizes[-1]))
+        whole = columns * together * live <= 16384
+        block = columns if whole else max(4096 // (together * live), 16)
+        programs = -(-rows.count // together)
+    else:
+        whole = columns <= _WHOLE[live]
+        together = max(1, min(count, 2048 // columns)) if whole else 1
+        block = columns if whole else _LOOP
+        programs = -(-rows.count // together)
+    elements = together * block * live
+    warps = min(16 if live > 1 else 32, max(4 if elements > 1024 else 1, power_of_two(elements // 1024)))
+    if whole:
+        return RowTiling(together, block, True, 1, warps)
+    parts = 1
+    if programs < _PROCESSORS:
+        parts = min(_MOST_PARTS, -(-2 * _PROCESSORS // programs), -(-rows.columns // (4 * block)))
+    return RowTiling(together, block, False, max(parts, 1), max(min(warps, 8), 4))
+
+
+def column_tiling(rows: Rows) -> RowTiling:
+    """The tiles for sums down the columns, or for work on each element alone; ``parts`` of the rows each have a sum."""
+    if rows.contiguous:
+        block = min(power_of_two(rows.columns), 256)
+        together = min(power_of_two(rows.count), max(2048 // block, 1))
+    else:
+        together = min(64, power_of_two(rows.sizes[-1]))
+        block = min(power_of_two(rows.columns), 32)
+    tiles, steps = -(-rows.columns // block), -(-rows.count // together)
+    parts = max(1, min(steps, _MOST_PARTS, -(-4 * _PROCESSORS // tiles)))
+    return RowTiling(together, block, False, parts, 4)
+
+
+def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps and in the same order of axes; expanded axes become the slowest.
+
+    >>> dense_strides((2, 3, 4), (0, 1, 8))
+    (12, 1, 3)
+    """
+    found = [0] * len(shape)
+    step = 1
+    order = sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at]))
+    for at in reversed(order):
+        found[at] = step
+        step *= max(shape[at], 1)
+    return tuple(found)

@@ -1,0 +1,280 @@
+"""Softmax along rows and its gradient, with masks, in one of three ways.
+
+A whole row in one block is read once. A longer one is read twice: first for its maximum and the sum of its
+exponentials, both kept up to date while it is read (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867),
+then for the result. Where there are too few rows for all processors, parts of a row have programs of their own, which
+the second kernel brings together in a fixed order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_tiles import element_place, load_tile, row_place, store_tile
+
+__all__ = ["SoftmaxFeatures", "SoftmaxStrides", "softmax_gradient_kernel", "softmax_kernel"]
+
+
+@dataclass(frozen=True)
+class SoftmaxFeatures:
+    """Everything that the kernels are specialised for, apart from the tiles.
+
+    Attributes:
+        axes: how many count the rows.
+        log: the logarithm is wanted.
+        added: there is a mask that is added to the scores.
+        hiding: there is a mask that says which elements take part.
+        causal: elements after the row's own position don't.
+        wide: offsets inside a row need 64 bits.
+        double: compute in float64. ``scale`` is then a constant.
+        scale: of the scores, for float64 only.
+    """
+
+    axes: int
+    log: bool = False
+    added: bool = False
+    hiding: bool = False
+    causal: bool = False
+    wide: bool = False
+    double: bool = False
+    scale: float = 1.0
+
+    @property
+    def masked(self) -> bool:
+        """Whether a row in which nothing takes part gives zeros; without a mask it is NaN, as in torch."""
+        return self.added or self.hiding or self.causal
+
+
+class SoftmaxStrides(NamedTuple):
+    """Strides in elements: of the axes that count rows, then of the columns. ``position``: 1 along the queries.
+
+    All are tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
+    """
+
+    x: Any
+    out: Any
+    mask: Any
+    position: Any
+    d_out: Any
+
+
+@triton.jit
+def _scale_of(scale, f: tl.constexpr):
+    if field(f, "double"):
+        found: tl.constexpr = field(f, "scale")
+    else:
+        found = scale
+    return found
+
+
+@triton.jit
+def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
+    """Which elements of a tile take part."""
+    seen = exists
+    if field(f, "hiding"):
+        place = element_place(row_place(row, sizes, strides.mask, f), column, strides.mask, f)
+        seen = seen & (tl.load(mask + place, mask=exists, other=0) != 0)
+    if field(f, "causal"):
+        position = row_place(row, sizes, strides.position, f)
+        seen = seen & (column[None, :] <= position[:, None] + shift)
+    return seen
+
+
+@triton.jit
+def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
+    """A tile of scores, ``-inf`` where an element takes no part."""
+    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, float("-inf"), f)
+    score = score * _scale_of(scale, f)
+    if field(f, "added"):
+        score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
+    if field(f, "masked"):
+        score = tl.where(_seen(row, column, mask, exists, sizes, strides, shift, f), score, float("-inf"))
+    return score
+
+
+@triton.jit
+def _result(score, most, total, f: tl.constexpr):
+    """Softmax of a tile from the maxima and sums of its rows."""
+    reference = tl.where(most == float("-inf"), 0.0, most)
+    if field(f, "masked"):
+        total = tl.where(total == 0, 1.0, total)
+    if field(f, "log"):
+        found = score - reference[:, None] - tl.log(total)[:, None]
+    else:
+        found = tl.exp(score - reference[:, None]) / total[:, None]
+    return found
+
+
+@triton.jit
+def _merged(most, total, new_most, new_total):
+    """Maximum and sum of two parts of a row."""
+    both = tl.maximum(most, new_most)
+    reference = tl.where(both == float("-inf"), 0.0, both)
+    return both, total * tl.exp(most - reference) + new_total * tl.exp(new_most - reference)
+
+
+@triton.jit(do_not_specialize=["rows", "shift"])
+def softmax_kernel(
+    x,
+    mask,
+    out,
+    maxima,
+    totals,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    shift,
+    scale,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    whole: tl.constexpr,
+    parts: tl.constexpr,
+    step: tl.constexpr,
+):
+    """Write the softmax of ``together`` rows, or of a part of them.
+
+    With several parts there are two steps: the first writes the maximum and the sum of every part, ``(rows, parts)``
+    each, the second reads them.
+    """
+    acc: tl.constexpr = kept_type(f)
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    run = tl.arange(0, block)
+    most = tl.full((together,), float("-inf"), acc)
+    total = tl.zeros((together,), acc)
+    if whole:
+        exists = there[:, None] & (run < columns)[None, :]
+        score = _scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
+        most = tl.max(score, 1)
+        reference = tl.where(most == float("-inf"), 0.0, most)
+        total = tl.sum(tl.exp(score - reference[:, None]), 1)
+        place = row_place(row, sizes, strides.out, f)
+        store_tile(out, _result(score, most, total, f), place, run, strides.out, exists, f)
+    else:
+        begin = tl.program_id(1) * part
+        end = min(begin + part, columns)
+        if step < 2:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
+                new_most = tl.maximum(most, tl.max(score, 1))
+                reference = tl.where(new_most == float("-inf"), 0.0, new_most)
+                total = total * tl.exp(most - reference) + tl.sum(tl.exp(score - reference[:, None]), 1)
+                most = new_most
+        else:
+            for at in range(0, parts):
+                found = tl.load(maxima + row * parts + at, mask=there, other=float("-inf"))
+                most, total = _merged(most, total, found, tl.load(totals + row * parts + at, mask=there, other=0))
+        if step == 1:
+            tl.store(maxima + row * parts + tl.program_id(1), most, mask=there)
+            tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
+        else:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
+                place = row_place(row, sizes, strides.out, f)
+                store_tile(out, _result(score, most, total, f), place, column, strides.out, exists, f)
+
+
+@triton.jit
+def _pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
+    """A tile of the result and of its gradient."""
+    if field(f, "log"):
+        nothing = float("-inf")
+    else:
+        nothing = 0.0
+    y = load_tile(out, row_place(row, sizes, strides.out, f), column, strides.out, exists, nothing, f)
+    d = load_tile(d_out, row_place(row, sizes, strides.d_out, f), column, strides.d_out, exists, 0.0, f)
+    if field(f, "log") and field(f, "masked"):
+        # What is hidden is -inf whatever the scores are.
+        d = tl.where(y == float("-inf"), 0.0, d)
+    return y, d
+
+
+@triton.jit
+def _summed(y, d, f: tl.constexpr):
+    """What a tile adds to the sum of its rows."""
+    if field(f, "log"):
+        found = tl.sum(d, 1)
+    else:
+        found = tl.sum(y * d, 1)
+    return found
+
+
+@triton.jit
+def _gradient(y, d, total, scale, f: tl.constexpr):
+    """The gradient of a tile of scores."""
+    if field(f, "log"):
+        gradient = d - tl.exp(y) * total[:, None]
+    else:
+        gradient = y * (d - total[:, None])
+    return gradient * _scale_of(scale, f)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def softmax_gradient_kernel(
+    out,
+    d_out,
+    dx,
+    totals,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    scale,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    whole: tl.constexpr,
+    parts: tl.constexpr,
+    step: tl.constexpr,
+):
+    """Write the gradient of the scores: ``y * (dy - sum(y * dy))``, of the logarithm ``dy - exp(y) * sum(dy)``.
+
+    What a mask hides has none; that shows in ``y``. The steps are those of :func:`softmax_kernel`. ``strides.x`` are
+    those of ``dx``.
+    """
+    acc: tl.constexpr = kept_type(f)
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    run = tl.arange(0, block)
+    place = row_place(row, sizes, strides.x, f)
+    total = tl.zeros((together,), acc)
+    if whole:
+        exists = there[:, None] & (run < columns)[None, :]
+        y, d = _pair(out, d_out, row, run, exists, sizes, strides, f)
+        store_tile(dx, _gradient(y, d, _summed(y, d, f), scale, f), place, run, strides.x, exists, f)
+    else:
+        begin = tl.program_id(1) * part
+        end = min(begin + part, columns)
+        if step < 2:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
+                total += _summed(y, d, f)
+        else:
+            for at in range(0, parts):
+                total += tl.load(totals + row * parts + at, mask=there, other=0)
+        if step == 1:
+            tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
+        else:
+            for start in range(begin, end, block):
+                column = start + run
+                exists = there[:, None] & (column < end)[None, :]
+                y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
+                store_tile(dx, _gradient(y, d, total, scale, f), place, column, strides.x, exists, f)

@@ -1,0 +1,37 @@
+"""`FusedLinear`: torch's linear layer with an activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from einops_fast import ops
+
+__all__ = ["FusedLinear"]
+
+
+class FusedLinear(nn.Linear):
+    """:class:`torch.nn.Linear` and an activation, by :func:`einops_fast.ops.linear`; its state is that of the layer.
+
+    Args:
+        in_features, out_features, bias, options: those of torch's class.
+        activation: as for :func:`einops_fast.ops.dropout_bias_activation`.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.nn import FusedLinear
+        >>> FusedLinear(4, 8, activation='gelu')(torch.zeros(2, 4)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, activation: str = "none", **options: Any
+    ) -> None:
+        super().__init__(in_features, out_features, bias, **options)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The activation of the layer's result: (..., in_features) to (..., out_features)."""
+        found: Tensor = ops.linear(input, self.weight, self.bias, activation=self.activation)
+        return found

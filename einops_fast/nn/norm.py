@@ -1,0 +1,78 @@
+"""`LayerNorm` and `RMSNorm`, as torch has them, and `DropoutAddLayerNorm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from einops_fast import ops
+
+__all__ = ["DropoutAddLayerNorm", "LayerNorm", "RMSNorm"]
+
+
+class LayerNorm(nn.LayerNorm):
+    """:class:`torch.nn.LayerNorm` by :func:`einops_fast.ops.layer_norm`: the same arguments and the same state.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.nn import LayerNorm
+        >>> norm = LayerNorm(4, bias=False)
+        >>> norm.load_state_dict(torch.nn.LayerNorm(4, bias=False).state_dict())
+        <All keys matched successfully>
+        >>> norm(torch.zeros(2, 4)).shape
+        torch.Size([2, 4])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The norm over the last axes."""
+        found: Tensor = ops.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return found
+
+
+class RMSNorm(nn.RMSNorm):
+    """:class:`torch.nn.RMSNorm` by :func:`einops_fast.ops.rms_norm`: the same arguments and the same state.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.nn import RMSNorm
+        >>> RMSNorm(4, eps=1e-6)(torch.ones(1, 4)).round().tolist()
+        [[1.0, 1.0, 1.0, 1.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm over the last axes."""
+        found: Tensor = ops.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return found
+
+
+class DropoutAddLayerNorm(nn.LayerNorm):
+    """``layer_norm(dropout(x) + residual)`` by :func:`einops_fast.ops.dropout_add_layer_norm`.
+
+    Its state is that of the :class:`torch.nn.LayerNorm` in it.
+
+    Args:
+        normalized_shape: the size of the last axis.
+        p: probability of dropping an element while training.
+        prenorm: return the sum, too, which is the next residual.
+        options: what else :class:`torch.nn.LayerNorm` takes: ``eps``, ``elementwise_affine``, ``bias``, …
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.nn import DropoutAddLayerNorm
+        >>> norm = DropoutAddLayerNorm(4, p=0.1, prenorm=True).eval()
+        >>> normalised, summed = norm(torch.ones(2, 4), torch.ones(2, 4))
+        >>> summed[0].tolist()
+        [2.0, 2.0, 2.0, 2.0]
+    """
+
+    def __init__(self, normalized_shape: int, p: float = 0.1, prenorm: bool = False, **options: Any) -> None:
+        super().__init__(normalized_shape, **options)
+        self.p, self.prenorm = p, prenorm
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
+        """The norm, and with ``prenorm`` the sum."""
+        found, summed = ops.dropout_add_layer_norm(
+            input, residual, self.weight, self.bias, self.p, self.eps, training=self.training
+        )
+        return (found, summed) if self.prenorm else found

@@ -1,0 +1,46 @@
+"""Which axis an operator works along: by number, or by its name in a pattern."""
+
+from __future__ import annotations
+
+from einops_fast.errors import ShapeError, SubscriptsError
+
+__all__ = ["axis_of"]
+
+
+def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
+    """The axis that ``dim`` means, not negative; the last one if it is ``None``.
+
+    Args:
+        dim: a number, as in torch, or a name in the pattern.
+        pattern: the names of all axes, in letters (``'bij'``) or words (``'batch i j'``).
+        rank: how many axes the array has.
+
+    Raises:
+        SubscriptsError: there is no axis of this name, or a name without a pattern.
+        ShapeError: there aren't as many axes.
+
+    >>> axis_of(-2, None, 3), axis_of('i', 'b i j', 3), axis_of(None, None, 3)
+    (1, 1, 2)
+    """
+    names = None if pattern is None else _names(pattern, rank)
+    if isinstance(dim, str):
+        if names is None:
+            raise SubscriptsError(f"axis {dim!r} has a name: give a pattern with it, as pattern='b i j'")
+        if dim not in names:
+            raise SubscriptsError(f"pattern {pattern!r} has no axis {dim!r}")
+        return names.index(dim)
+    at = -1 if dim is None else dim
+    if not -rank <= at < rank:
+        raise ShapeError(f"axis {at} of an array with {rank} axes: it is from {-rank} to {rank - 1}")
+    return at % rank
+
+
+def _names(pattern: str, rank: int) -> list[str]:
+    names = pattern.split()
+    if len(names) == 1 != rank:
+        names = list(pattern.strip())
+    if len(set(names)) != len(names):
+        raise SubscriptsError(f"pattern {pattern!r} has an axis twice")
+    if len(names) != rank:
+        raise ShapeError(f"pattern {pattern!r} has {len(names)} axes, the array has {rank}")
+    return names

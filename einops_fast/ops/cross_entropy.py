@@ -1,0 +1,136 @@
+"""`cross_entropy`, and `linear_cross_entropy`, which never has all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.ops.axes import axis_of
+from einops_fast.ops.dispatch import function_for
+
+__all__ = ["cross_entropy", "linear_cross_entropy"]
+
+
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    dim: int | str | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """``-log(softmax(input)[target])``, as torch's function has it, with the classes along any axis.
+
+    With ``lse = log(sum(exp(x)))``, weights ``w``, smoothing ``s`` and ``C`` classes, a row's loss is
+    ``(1 - s) * w[t] * (lse - x[t]) + s / C * sum(w * (lse - x)) + z_loss * lse ** 2``. Label smoothing is after Szegedy
+    et al. (2016), https://arxiv.org/abs/1512.00567, the z-loss after Chowdhery et al. (2022),
+    https://arxiv.org/abs/2204.02311. On a GPU the forward kernel reads the logits once and keeps ``lse``; the backward
+    kernel makes the gradient from the logits and ``lse``. Beside logits and gradient nothing of their size is made.
+
+    Args:
+        input: logits.
+        target: integers, the numbers of the classes, in the shape of ``input`` without its axis of classes; or, of
+            torch's tensors, probabilities in the shape of ``input``.
+        weight: per class, what its rows count; the mean is then that of the weights.
+        ignore_index: a target whose row doesn't count.
+        reduction: ``'mean'``, ``'sum'`` or ``'none'``.
+        label_smoothing: share of the target that is spread over all classes, from 0 to 1.
+        z_loss: factor of the square of ``lse``; it isn't weighted.
+        dim: the axis of the classes, as a number or as a name in ``pattern``; the last one if ``None`` (torch's
+            function has them along axis 1).
+        pattern: names of all axes: ``'batch class row column'``.
+
+    Returns:
+        The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``. Where a
+        target is no class, torch's tensors on a GPU give NaN, and on a CPU an error. Without any row that counts the
+        mean is NaN, as in torch.
+
+    Raises:
+        SubscriptsError, ShapeError: an axis or a size is wrong.
+        EinsumError: an option is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import ops
+        >>> round(float(ops.cross_entropy(np.zeros((3, 4)), np.array([0, 1, -100]))), 4)
+        1.3863
+    """
+    function, input = function_for("cross_entropy", input)
+    shape = tuple(input.shape)
+    axis = axis_of(dim, pattern, len(shape))
+    rows = shape[:axis] + shape[axis + 1 :]
+    _check_options(reduction, label_smoothing, z_loss)
+    if tuple(target.shape) not in (rows, shape):
+        raise ShapeError(
+            f"target has shape {tuple(target.shape)}; input of shape {shape} with classes along axis {axis} needs "
+            f"{rows}"
+        )
+    _check_weight(weight, shape[axis])
+    return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction)
+
+
+def linear_cross_entropy(
+    input: Any,
+    linear_weight: Any,
+    target: Any,
+    bias: Any = None,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> Any:
+    """``cross_entropy(linear(input, linear_weight, bias), target)`` without all of the logits, for tensors of torch.
+
+    Some rows at a time are multiplied, and their logits forgotten. Backward, they are made again: that is one more
+    product of matrices, and of the size of the logits there are only those of a chunk and their gradient.
+
+    Args:
+        input: (..., features).
+        linear_weight: (classes, features).
+        target: (...), the numbers of the classes.
+        bias: (classes,).
+        weight, ignore_index, reduction, label_smoothing, z_loss: as for :func:`cross_entropy`.
+        chunk: how many rows at a time; as many as give 2²⁶ logits if ``None``.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast import ops
+        >>> ops.linear_cross_entropy(torch.zeros(2, 5, 8), torch.ones(4, 8), torch.zeros(2, 5, dtype=torch.long))
+        tensor(1.3863)
+    """
+    function, input = function_for("linear_cross_entropy", input)
+    _check_options(reduction, label_smoothing, z_loss)
+    if len(linear_weight.shape) != 2 or linear_weight.shape[1] != input.shape[-1]:
+        raise ShapeError(
+            f"linear_weight has shape {tuple(linear_weight.shape)}; input of shape {tuple(input.shape)} needs "
+            f"(classes, {input.shape[-1]})"
+        )
+    if tuple(target.shape) != tuple(input.shape[:-1]):
+        raise ShapeError(f"target has shape {tuple(target.shape)}; the input's rows have {tuple(input.shape[:-1])}")
+    if bias is not None and tuple(bias.shape) != (linear_weight.shape[0],):
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}, but there are {linear_weight.shape[0]} classes")
+    _check_weight(weight, linear_weight.shape[0])
+    if chunk is not None and chunk < 1:
+        raise EinsumError(f"chunk is a number of rows, not {chunk}")
+    return function(input, linear_weight, target, bias, weight, ignore_index, label_smoothing, z_loss, reduction, chunk)
+
+
+def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise EinsumError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise EinsumError(f"label_smoothing is from 0 to 1, not {label_smoothing}")
+    if z_loss < 0:
+        raise EinsumError(f"z_loss isn't negative, as {z_loss} is")
+
+
+def _check_weight(weight: Any, classes: int) -> None:
+    if weight is not None and tuple(weight.shape) != (classes,):
+        raise ShapeError(f"weight has shape {tuple(weight.shape)}, but there are {classes} classes")

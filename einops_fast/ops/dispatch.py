@@ -1,0 +1,56 @@
+"""Which framework's functions a call goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from einops_fast.arguments import is_tracing, own_arrays
+from einops_fast.backends import awake_types
+from einops_fast.errors import OperandError
+
+__all__ = ["function_for", "torch_function"]
+
+_functions: dict[str, dict[str, Callable[..., Any]]] = {}
+
+
+def function_for(name: str, array: Any) -> tuple[Callable[..., Any], Any]:
+    """The function of this name for arrays like this one, and the array; a list becomes an array of NumPy's.
+
+    Raises:
+        OperandError: the framework has none.
+    """
+    if is_tracing():
+        return torch_function(name), array
+    backend = awake_types.get(type(array))
+    if backend is None:
+        backend, (array,) = own_arrays([array])
+    found = _of(backend.name).get(name)
+    if found is None:
+        raise OperandError(f"{name} is there for tensors of torch only, not for arrays of {backend.name}")
+    return found, array
+
+
+def torch_function(name: str) -> Callable[..., Any]:
+    """The function of this name for torch's tensors."""
+    return _of("torch")[name]
+
+
+def _of(framework: str) -> dict[str, Callable[..., Any]]:
+    _wake(framework)
+    return _functions[framework]
+
+
+def _wake(framework: str) -> bool:
+    if framework not in _functions:
+        if framework == "torch":
+            _functions[framework] = import_module("einops_fast.backends.torch_fused").FUNCTIONS
+        else:
+            module = {"mxnet": "mxnet.numpy", "cupy": "cupy"}.get(framework, "numpy")
+            _functions[framework] = import_module("einops_fast.ops.ndarrays").functions(import_module(module))
+    return True
+
+
+# torch.compile calls it while tracing, and can't follow an import.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,143 @@
+"""The operators by the functions of a namespace like NumPy's: NumPy's own, CuPy's, MXNet's.
+
+Sums of half precision are made in float32, as everywhere. MXNet records what is called, so there are gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from einops_fast.errors import OperandError
+
+__all__ = ["functions"]
+
+
+def functions(xp: Any) -> dict[str, Callable[..., Any]]:
+    """The operators by name, for arrays of the namespace ``xp``."""
+    return {"softmax": partial(_softmax, xp), "norm": partial(_norm, xp), "cross_entropy": partial(_cross_entropy, xp)}
+
+
+def _wide(array: Any) -> Any:
+    """In float32 at least; integers in float64."""
+    kind = _name(array)
+    if kind in ("float32", "float64"):
+        return array
+    return array.astype("float32" if kind in ("float16", "bfloat16") else "float64")
+
+
+def _name(array: Any) -> str:
+    return str(getattr(array.dtype, "__name__", array.dtype))
+
+
+def _result(found: Any, array: Any, dtype: str | None = None) -> Any:
+    """In the dtype that was asked for, or the input's if that is floating-point."""
+    wanted = dtype or (_name(array) if "float" in _name(array) else _name(found))
+    return found if _name(found) == wanted else found.astype(wanted)
+
+
+def _hidden(xp: Any, score: Any, seen: Any) -> Any:
+    """``-inf`` where an element isn't seen."""
+    if xp.__name__.startswith("mxnet"):
+        return score + xp.log(seen.astype(score.dtype))  # its `where` multiplies, and 0 * inf is NaN
+    return xp.where(seen, score, xp.asarray(float("-inf"), score.dtype))
+
+
+def _constant(array: Any) -> Any:
+    """Without a gradient, where there are any."""
+    return array.detach() if hasattr(array, "detach") else array
+
+
+def _positions(xp: Any, count: int, rank: int, axis: int) -> Any:
+    return xp.arange(count).reshape(tuple([count if at == axis else 1 for at in range(rank)]))
+
+
+def _softmax(
+    xp: Any, x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    score = _wide(x)
+    if not x.size:
+        return _result(score, x, dtype)
+    if scale != 1.0:
+        score = score * scale
+    seen = None
+    if mask is not None:
+        if _name(mask) in ("bool", "bool_"):
+            seen = mask
+        else:
+            score = score + mask
+    if queries is not None:
+        last = _positions(xp, x.shape[queries], x.ndim, queries) + shift
+        before = _positions(xp, x.shape[dim], x.ndim, dim) <= last
+        seen = before if seen is None else xp.logical_and(before, seen)
+    masked = mask is not None or queries is not None
+    if seen is not None:
+        score = _hidden(xp, score, seen)
+    most = _constant(score).max(axis=dim, keepdims=True)
+    if masked:
+        # In a row where nothing takes part, -inf less this remains -inf.
+        most = xp.maximum(most, -3e38)
+    moved = score - most
+    weights = xp.exp(moved)
+    total = weights.sum(axis=dim, keepdims=True)
+    if masked:
+        total = xp.where(total == 0, xp.ones_like(total), total)
+    return _result(moved - xp.log(total) if log else weights / total, x, dtype)
+
+
+def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
+    h = _wide(x)
+    axes = tuple(range(dim, dim + count))
+    if centred:
+        h = h - h.mean(axis=axes, keepdims=True)
+    if eps is None:
+        eps = float(np.finfo(np.float64 if _name(h) == "float64" else np.float32).eps)
+    found = h / xp.sqrt((h * h).mean(axis=axes, keepdims=True) + eps)
+    shape = tuple([size if at in axes else 1 for at, size in enumerate(x.shape)])
+    if weight is not None:
+        found = found * weight.reshape(shape)
+    if bias is not None:
+        found = found + bias.reshape(shape)
+    return _result(found, x)
+
+
+def _cross_entropy(
+    xp: Any, x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str,
+) -> Any:  # fmt: skip
+    if "float" in _name(target):
+        raise OperandError("probabilities as targets are there for tensors of torch only")
+    score = _wide(x)
+    classes = _positions(xp, x.shape[dim], x.ndim, dim)
+    counts = (target != ignore_index).astype(score.dtype)
+    # MXNet compares numbers of one type only.
+    at = (classes == xp.expand_dims(target, dim).astype(classes.dtype)).astype(score.dtype)
+    most = _constant(score).max(axis=dim, keepdims=True)
+    log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
+    less = log - score
+    if weight is not None:
+        shape = tuple([size if each == dim else 1 for each, size in enumerate(x.shape)])
+        weight = weight.reshape(shape).astype(score.dtype)
+        counted = (at * weight).sum(axis=dim)
+        less = less * weight
+    else:
+        counted = at.sum(axis=dim)
+    # An infinite logit of another class must not count.
+    losses = (at * _hidden_as_zero(xp, less, at)).sum(axis=dim)
+    if smoothing:
+        losses = (1 - smoothing) * losses + smoothing * less.mean(axis=dim)
+    if z_loss:
+        losses = losses + z_loss * (log * log).sum(axis=dim)
+    losses = losses * counts
+    if reduction == "none":
+        return _result(losses, x)
+    total = losses.sum()
+    return _result(total if reduction == "sum" else total / (counted * counts).sum(), x)
+
+
+def _hidden_as_zero(xp: Any, values: Any, seen: Any) -> Any:
+    """0 where it isn't seen; what `where` of MXNet does to infinities is no better than a product."""
+    return values * seen if xp.__name__.startswith("mxnet") else xp.where(seen != 0, values, xp.zeros_like(values))

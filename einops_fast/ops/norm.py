@@ -1,0 +1,171 @@
+"""`layer_norm`, `rms_norm`, and `dropout_add_layer_norm`, which makes what it normalises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.ops.axes import axis_of
+from einops_fast.ops.dispatch import function_for
+
+__all__ = ["check_probability", "dropout_add_layer_norm", "layer_norm", "rms_norm"]
+
+
+def layer_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int] | None = None,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *,
+    dim: int | str | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along one axis, or along the last axes.
+
+    After Ba, Kiros and Hinton (2016), https://arxiv.org/abs/1607.06450. On a GPU one kernel reads ``input`` with
+    whatever strides it has; statistics are kept in float32 at least. Gradients of weight and bias are sums in a fixed
+    order.
+
+    Args:
+        input: any shape; floating-point.
+        normalized_shape: the sizes of the last axes, if these are several, as in torch. Several that don't lie in
+            memory like one go to torch's own function.
+        weight, bias: one number per element of a row, each may be left out.
+        eps: added to the variance.
+        dim: instead of ``normalized_shape`` the axis, as a number or as a name in ``pattern``; the last one without.
+        pattern: names of all axes: ``'b c t'``.
+
+    Returns:
+        An array of the same shape and memory order; under autocast in float32.
+
+    Raises:
+        SubscriptsError, ShapeError: there is no such axis, or the weight or the bias doesn't fit.
+        EinsumError: the options don't go together.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import ops
+        >>> ops.layer_norm(np.array([[1.0, 3.0]]), bias=np.array([0.0, 1.0])).round(3).tolist()
+        [[-1.0, 2.0]]
+        >>> ops.layer_norm(np.ones((2, 3, 4)), weight=np.ones(3), dim='c', pattern='b c t').shape
+        (2, 3, 4)
+    """
+    return _norm(True, input, normalized_shape, weight, bias, eps, dim, pattern)
+
+
+def rms_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int] | None = None,
+    weight: Any = None,
+    eps: float | None = None,
+    *,
+    bias: Any = None,
+    dim: int | str | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """``x / sqrt(mean(x * x) + eps) * weight + bias``: :func:`layer_norm` without the mean, with the same arguments.
+
+    After Zhang and Sennrich (2019), https://arxiv.org/abs/1910.07467.
+
+    Args:
+        input, normalized_shape, weight, bias, dim, pattern: as for :func:`layer_norm`.
+        eps: added to the mean of the squares; if ``None`` the machine epsilon of the type that is computed in.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import ops
+        >>> ops.rms_norm(np.array([[3.0, 4.0]]), weight=np.array([5.0, 5.0])).round(3).tolist()
+        [[4.243, 5.657]]
+    """
+    return _norm(False, input, normalized_shape, weight, bias, eps, dim, pattern)
+
+
+def dropout_add_layer_norm(
+    input: Any,
+    residual: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    p: float = 0.0,
+    eps: float = 1e-5,
+    *,
+    training: bool = True,
+    rms: bool = False,
+    dim: int | str | None = None,
+    pattern: str | None = None,
+) -> tuple[Any, Any]:
+    """``h = dropout(input) + residual``, normalised: the pair ``(layer_norm(h), h)``, for tensors of torch.
+
+    On a GPU it is one kernel forward and one backward. What was dropped isn't kept: it is drawn again by Philox (Salmon
+    et al., 2011, https://doi.org/10.1145/2063384.2063405) from a seed, which torch's generator gives.
+
+    Args:
+        input: any shape; floating-point.
+        residual: broadcastable to ``input``; may be wider than it, float32 say. Zeros if ``None``.
+        weight, bias, eps, dim, pattern: as for :func:`layer_norm`.
+        p: probability of dropping an element of ``input``. With 0 nothing is drawn, with 1 all are dropped.
+        training: False for no dropout.
+        rms: normalise as :func:`rms_norm`.
+
+    Returns:
+        The norm, and the sum ``h`` in the wider of the dtypes of ``input`` and ``residual``.
+
+    Raises:
+        EinsumError: a size, an axis or an option is wrong.
+        OperandError: it isn't a tensor of torch.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast import ops
+        >>> normalised, summed = ops.dropout_add_layer_norm(torch.ones(2, 4), torch.arange(4.0), p=0.1, training=False)
+        >>> summed[0].tolist()
+        [1.0, 2.0, 3.0, 4.0]
+    """
+    function, input = function_for("dropout_add_norm", input)
+    check_probability(p)
+    axis = axis_of(dim, pattern, len(input.shape))
+    _check_parameters(weight, bias, (input.shape[axis],))
+    if residual is not None and len(residual.shape) > len(input.shape):
+        raise ShapeError(f"residual has shape {tuple(residual.shape)}, more axes than input's {tuple(input.shape)}")
+    for at, size in enumerate(reversed(residual.shape if residual is not None else ()), 1):
+        if size not in (1, input.shape[-at]):
+            raise ShapeError(
+                f"residual of shape {tuple(residual.shape)} has size {size} in axis {-at}, input of shape "
+                f"{tuple(input.shape)} has {input.shape[-at]}"
+            )
+    found: tuple[Any, Any] = function(input, residual, axis, weight, bias, p if training else 0.0, eps, not rms)
+    return found
+
+
+def check_probability(p: float) -> None:
+    """Raise EinsumError unless ``p`` is a probability."""
+    if not 0 <= p <= 1:
+        raise EinsumError(f"p is a probability, from 0 to 1, not {p}")
+
+
+def _norm(
+    centred: bool, array: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float | None, dim: Any,
+    pattern: str | None,
+) -> Any:  # fmt: skip
+    function, array = function_for("norm", array)
+    shape = tuple(array.shape)
+    if normalized_shape is None:
+        axis, count = axis_of(dim, pattern, len(shape)), 1
+        sizes: tuple[int, ...] = (shape[axis],)
+    else:
+        if dim is not None or pattern is not None:
+            raise EinsumError("normalized_shape and dim or pattern can't be given together")
+        sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        count = len(sizes)
+        axis = len(shape) - count
+        if not count or shape[max(axis, 0) :] != sizes:
+            raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {shape}")
+    _check_parameters(weight, bias, sizes)
+    return function(array, axis, count, weight, bias, eps, centred)
+
+
+def _check_parameters(weight: Any, bias: Any, sizes: tuple[int, ...]) -> None:
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is not None and tuple(each.shape) != sizes:
+            raise ShapeError(f"{name} has shape {tuple(each.shape)}, but what is normalised has {sizes}")

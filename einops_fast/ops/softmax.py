@@ -1,0 +1,126 @@
+"""`softmax` and `log_softmax`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.ops.axes import axis_of
+from einops_fast.ops.dispatch import function_for
+
+__all__ = ["log_softmax", "softmax"]
+
+
+def softmax(
+    input: Any,
+    dim: int | str | None = None,
+    *,
+    pattern: str | None = None,
+    mask: Any = None,
+    causal: bool | str = False,
+    temperature: float = 1.0,
+    dtype: Any = None,
+) -> Any:
+    """``exp(s) / sum(exp(s))`` along one axis, of ``s = input / temperature + mask``.
+
+    On a GPU one kernel reads ``input`` with whatever strides it has, and the mask as it is broadcast. Sums are kept in
+    float32 at least. Rows that fit are read once, longer ones twice, with the maximum and the sum kept up to date as
+    in Milakov and Gimelshein (2018), https://arxiv.org/abs/1805.02867.
+
+    Args:
+        input: any shape; floating-point.
+        dim: the axis, as a number or as a name in ``pattern``; the last one if ``None``.
+        pattern: names of all axes, in letters or words: ``'b i j'``.
+        mask: broadcastable to ``input``: boolean, True where an element takes part, or numbers that are added, of which
+            ``-inf`` hides. Added numbers have a gradient.
+        causal: elements after the row's own position take no part. Positions are those along the last one of the other
+            axes: ``True`` or ``'top_left'`` where its first faces the first element, ``'bottom_right'`` where the last
+            faces the last.
+        temperature: what the input is divided by; positive.
+        dtype: of the result, such as ``torch.float32``; that of ``input`` if ``None``, under autocast float32.
+
+    Returns:
+        An array of the same shape, which lies in memory in the order of ``input``. A row of which a mask hides all is
+        zeros, without gradients. Without any mask, NaN and infinities give what they give in torch.
+
+    Raises:
+        SubscriptsError, ShapeError: there is no such axis, or the mask doesn't fit.
+        EinsumError: an option is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import ops
+        >>> ops.softmax(np.zeros((2, 3, 4)), 'i', pattern='b i j')[0, :, 0].round(2).tolist()
+        [0.33, 0.33, 0.33]
+        >>> ops.softmax(np.zeros((2, 2)), causal=True).tolist()
+        [[1.0, 0.0], [0.5, 0.5]]
+    """
+    return _softmax(False, input, dim, pattern, mask, causal, temperature, dtype)
+
+
+def log_softmax(
+    input: Any,
+    dim: int | str | None = None,
+    *,
+    pattern: str | None = None,
+    mask: Any = None,
+    causal: bool | str = False,
+    temperature: float = 1.0,
+    dtype: Any = None,
+) -> Any:
+    """The logarithm of :func:`softmax`, ``s - log(sum(exp(s)))``, with the same arguments.
+
+    What a mask hides is ``-inf``, without gradients.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import ops
+        >>> ops.log_softmax(np.zeros((1, 4))).round(3).tolist()
+        [[-1.386, -1.386, -1.386, -1.386]]
+    """
+    return _softmax(True, input, dim, pattern, mask, causal, temperature, dtype)
+
+
+def _softmax(
+    log: bool, array: Any, dim: Any, pattern: str | None, mask: Any, causal: bool | str, temperature: float, dtype: Any
+) -> Any:
+    function, array = function_for("softmax", array)
+    shape = array.shape
+    rank = len(shape)
+    if not rank and dim in (None, 0, -1):
+        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, _dtype_name(dtype))[0]
+    axis = axis_of(dim, pattern, rank)
+    if not temperature > 0:
+        raise EinsumError(f"temperature is positive, not {temperature}")
+    if mask is not None:
+        _check_mask(mask, shape)
+    queries, shift = None, 0
+    if causal:
+        if causal not in (True, "top_left", "bottom_right"):
+            raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
+        if rank < 2:
+            raise ShapeError(f"causal needs an axis of positions beside the one that is summed over, not shape {shape}")
+        queries = rank - 1 if axis < rank - 1 else rank - 2
+        if causal == "bottom_right":
+            shift = shape[axis] - shape[queries]
+    return function(array, axis, log, mask, queries, shift, 1.0 / temperature, _dtype_name(dtype))
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """As NumPy spells it."""
+    if dtype is None:
+        return None
+    return getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
+
+
+def _check_mask(mask: Any, shape: Any) -> None:
+    of_mask = mask.shape
+    for at in range(1, len(of_mask) + 1):
+        size = shape[-at] if at <= len(shape) else 1
+        if of_mask[-at] not in (1, size):
+            raise ShapeError(
+                f"the mask has size {of_mask[-at]} in axis {len(of_mask) - at} (shape {tuple(of_mask)}), the input "
+                f"{size} in axis {len(shape) - at} (shape {tuple(shape)})"
+            )
+    if len(of_mask) > len(shape):
+        raise ShapeError(f"the mask has {len(of_mask)} axes, the input {len(shape)}")

@@ -1,0 +1,106 @@
+"""dropout_bias_activation, bias_gelu and linear: kernels and torch's functions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
+from einops_fast.backends.torch_activation import activation_by_torch  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_kernels(activation: str, dtype: str) -> None:
+    x, bias = leaf(3 * randn(2, 5, 37, dtype=dtype)), leaf(randn(37, dtype=dtype, seed=1))
+    back = randn(2, 5, 37, dtype=dtype, seed=2)
+    with kernels():
+        found = ops.dropout_bias_activation(x, bias, activation)
+        got = torch.autograd.grad(found, [x, bias], back)
+    native = activation_by_torch(x, bias, activation)
+    natives = torch.autograd.grad(native, [x, bias], back)
+    exact = [leaf(each.double()) for each in (x, bias)]
+    expected = activation_by_torch(*exact, activation)
+    assert found.dtype == native.dtype
+    assert_near(found, expected, native)
+    for each, wanted, theirs in zip(got, torch.autograd.grad(expected, exact, back.double()), natives, strict=True):
+        assert_near(each, wanted, theirs, 3.0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str) -> None:
+    values, bias = randn(3, 18, 5), leaf(randn(5, 2, seed=1)[:, 1])
+    with kernels():
+        found = gradients(ops.bias_gelu, [leaf(laid_out(values, layout)), bias])
+    for got, wanted in zip(
+        found, gradients(lambda x, b: torch.nn.functional.gelu(x + b), [leaf(values), bias]), strict=True
+    ):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_and_infinity_as_torch(activation: str) -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 2.0, -2.0]], device=DEVICE)
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, activation)
+    expected = activation_by_torch(x, None, activation)
+    if activation == "gelu":
+        expected[0, 1] = torch.inf  # on some CPUs it is NaN
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_dropout() -> None:
+    x = leaf(laid_out(randn(40, 21) + 9, "reversed"))
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, "silu", 0.25)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        kept = (found != 0).double() / 0.75
+        assert abs(float(kept.mean()) - 1) < 0.1
+        assert_near(found, torch.nn.functional.silu(x) * kept)
+        assert_near(gradient, torch.autograd.grad((torch.nn.functional.silu(x) * kept).sum(), x)[0])
+        assert torch.equal(ops.dropout_bias_activation(x, p=0.5, training=False), x)
+        assert not ops.dropout_bias_activation(x, p=1.0).any()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear(activation: str) -> None:
+    tensors = [leaf(randn(2, 4, 6)), leaf(randn(9, 6)), leaf(randn(9))]
+    with kernels(activation != "none"):
+        found = gradients(partial(ops.linear, activation=activation), tensors)
+    expected = gradients(
+        lambda x, w, b: activation_by_torch(torch.nn.functional.linear(x, w, b), None, activation), tensors
+    )
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+
+
+def test_derivatives_and_compile() -> None:
+    torch.compiler.reset()
+    tensors = [leaf(randn(3, 5)), leaf(randn(5))]
+    compiled = torch.compile(ops.bias_gelu, fullgraph=True, backend="aot_eager")
+    with kernels():
+        assert torch.autograd.gradcheck(ops.bias_gelu, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(ops.bias_gelu, tensors, fast_mode=True)
+        torch.testing.assert_close(gradients(compiled, tensors), gradients(ops.bias_gelu, tensors))
+        assert ops.bias_gelu(torch.empty(0, 5, device=DEVICE)).shape == (0, 5)
+
+
+def test_errors() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(EinsumError, match="'tanh'"):
+        ops.linear(x, torch.ones(4, 3), activation="tanh")
+    with pytest.raises(ShapeError, match="bias"):
+        ops.bias_gelu(x, torch.ones(2))
+    with pytest.raises(ShapeError, match="weight"):
+        ops.linear(x, torch.ones(4, 2))
+    with pytest.raises(OperandError, match="torch"):
+        ops.bias_gelu(x.numpy())

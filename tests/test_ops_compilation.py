@@ -1,0 +1,93 @@
+"""The operators' kernels go through Triton's whole compiler, with the tiles of large problems, for absent GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+# Triton decides when its functions are defined whether they're interpreted: hence a process of its own. What it
+# would load and launch stays on the host.
+PROGRAM = """
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", int(sys.argv[1]), 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+))
+triton.compiler.CompiledKernel._init_handles = lambda self: None
+triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
+
+from einops_fast import ops
+from einops_fast.backends import torch_operator
+from einops_fast.backends.triton.attention.launch import KernelCall
+
+torch_operator.on_gpu = lambda tensor: True
+compile = KernelCall.compile
+
+def reported(self, *arrays):
+    compiled = compile(self, *arrays)
+    print(case, "|", self.function.fn.__name__, self.options["num_warps"], compiled.metadata.shared, flush=True)
+    return compiled
+
+KernelCall.compile = reported
+for case in sys.argv[2:]:
+    name, dtype, *sizes = case.split()
+    dtype = getattr(torch, dtype)
+    sizes = [*map(int, sizes)]
+    x = torch.zeros(sizes, dtype=dtype, requires_grad=True)
+    rows = sizes[-1]
+    weight, bias = (torch.zeros(rows, dtype=dtype, requires_grad=True) for _ in range(2))
+    found = {
+        "softmax": lambda: ops.softmax(x, causal=True, mask=bias),
+        "log_softmax": lambda: ops.log_softmax(x, mask=bias > 0),
+        "strided": lambda: ops.softmax(x, 0),
+        "layer_norm": lambda: ops.layer_norm(x, weight=weight, bias=bias),
+        "gelu": lambda: ops.dropout_bias_activation(x, bias, "gelu", 0.1) + ops.bias_gelu(x, approximate="tanh"),
+        "plain": lambda: ops.softmax(x) + ops.layer_norm(x),
+        "cross_entropy": lambda: ops.cross_entropy(x, x[..., 0].long(), bias, -100, "sum", 0.1),
+        "rms_norm": lambda: ops.rms_norm(x, weight=weight),
+        "strided_norm": lambda: ops.layer_norm(x.T, dim=1),
+        "dropped": lambda: sum(ops.dropout_add_layer_norm(x, x, weight, bias, 0.1)),
+    }[name]()
+    found.backward(found.detach())
+"""
+
+CASES = [
+    "gelu bfloat16 512 4096",
+    "softmax bfloat16 64 1000",
+    "log_softmax float32 64 65536",
+    "strided float32 100 4096",
+    "layer_norm bfloat16 64 1024",
+    "layer_norm float64 2 1000000",
+    "strided_norm bfloat16 512 4096",
+    "cross_entropy bfloat16 64 50257",
+    "cross_entropy float32 1000 30",
+    "plain float16 512 2048",
+    "plain float16 4 100000",
+    "dropped bfloat16 64 4096",
+]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile(capability: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    cases = CASES if capability == 90 else CASES[:2]
+    command = [sys.executable, "-c", PROGRAM, str(capability), *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for case in cases:
+        assert sum(line.startswith(case) for line in done.stdout.splitlines()) >= 2

@@ -1,0 +1,210 @@
+"""cross_entropy and linear_cross_entropy: kernels, torch's functions, other frameworks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
+
+from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
+from einops_fast.backends import torch_cross_entropy  # noqa: E402
+from einops_fast.backends.triton.rows import RowTiling  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "weighted": {"weight": randn(21, seed=1).abs()},
+    "z": {"z_loss": 0.01},
+    "everything": {"weight": randn(21, seed=1).abs(), "label_smoothing": 0.3, "z_loss": 0.1, "ignore_index": 3},
+}
+
+
+def targets(*shape: int, classes: int = 21) -> Any:
+    found = (randn(*shape, seed=5).abs() * 1e6).long() % classes
+    found.view(-1)[::5] = -100
+    return found
+
+
+def oracle(
+    x: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, z_loss: float = 0.0, dim: int = -1,
+) -> Any:  # fmt: skip
+    """By the definition, with a matrix of targets."""
+    x = x.movedim(dim, -1)
+    counts = (target != ignore_index).to(x.dtype)
+    one_hot = torch.nn.functional.one_hot(target.clamp_min(0), x.shape[-1]).to(x.dtype)
+    weight = torch.ones_like(x[(0,) * (x.dim() - 1)]) if weight is None else weight.to(x.dtype)
+    lse = x.logsumexp(-1)
+    less = weight * (lse[..., None] - x)
+    share = (1 - label_smoothing) * one_hot + label_smoothing / x.shape[-1]
+    losses = ((share * less).sum(-1) + z_loss * lse**2) * counts
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / ((one_hot @ weight) * counts).sum()
+
+
+@pytest.fixture(params=[RowTiling(4, 32, True), RowTiling(2, 16, False)], ids=["whole", "looped"])
+def tiles(request: pytest.FixtureRequest) -> Any:
+    with mock.patch.object(torch_cross_entropy, "row_tiling", return_value=request.param):
+        torch_cross_entropy._plan.cache_clear()
+        yield
+    torch_cross_entropy._plan.cache_clear()
+
+
+def wanted(option: str, target: Any) -> Any:
+    """Targets with the index that is ignored."""
+    return target.masked_fill(target == -100, OPTIONS[option].get("ignore_index", -100))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_kernels(option: str, reduction: str, tiles: Any) -> None:
+    x, target = leaf(randn(3, 4, 21)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "reduction": reduction}
+    with kernels():
+        found = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, expected in zip(found, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there the kernels are called")
+@pytest.mark.parametrize("option", OPTIONS)
+def test_torch_functions(option: str) -> None:
+    x, target = leaf(randn(3, 21, 4)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "dim": 1}
+    found = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, expected in zip(found, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dim: int, layout: str) -> None:
+    values = randn(3, 18, 5)
+    rows = [size for at, size in enumerate(values.shape) if at != dim]
+    target = targets(*rows[::-1], classes=3).T
+    with kernels():
+        found = gradients(lambda x: ops.cross_entropy(x, target, dim=dim), [leaf(laid_out(values, layout))])
+    for got, expected in zip(found, gradients(lambda x: oracle(x, target, dim=dim), [leaf(values)]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_precision(dtype: str) -> None:
+    x, target = leaf(randn(6, 300, dtype=dtype)), targets(6, classes=300)
+    exact = leaf(x.double())
+    with kernels():
+        found = ops.cross_entropy(x, target)
+        (gradient,) = torch.autograd.grad(found, x)
+    native = torch.nn.functional.cross_entropy(x, target)
+    expected = oracle(exact, target)
+    assert found.dtype == x.dtype
+    assert_near(found, expected, native)
+    assert_near(gradient, torch.autograd.grad(expected, exact)[0], torch.autograd.grad(native, x)[0], 3.0)
+
+
+def test_long_rows_nan_and_no_class() -> None:
+    x, target = randn(4, 50_257, dtype="float32"), torch.tensor([50_256, 3, 60_000, 0], device=DEVICE)
+    x[1, 7], x[3, 0] = torch.nan, torch.inf
+    with kernels():
+        found = ops.cross_entropy(x, target, reduction="none")
+        assert ops.cross_entropy(x, target.fill_(-100)).isnan()
+        assert ops.cross_entropy(x, target, reduction="sum") == 0
+    assert found.isnan().tolist() == [False, True, True, True]
+    assert_near(found[0], oracle(x[:1].double(), torch.tensor([50_256], device=DEVICE)))
+
+
+def test_empty() -> None:
+    x = torch.empty(0, 5, device=DEVICE, requires_grad=True)
+    with kernels(queued=False):
+        found = ops.cross_entropy(x, torch.empty(0, dtype=torch.long, device=DEVICE), reduction="sum")
+    assert found == 0
+    assert torch.autograd.grad(found, x)[0].shape == (0, 5)
+
+
+def test_derivatives() -> None:
+    x, target = leaf(randn(4, 5)), targets(4, classes=5)
+    function = partial(ops.cross_entropy, target=target, label_smoothing=0.1, z_loss=0.1)
+    with kernels():
+        assert torch.autograd.gradcheck(function, x, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
+        found = torch.func.grad(function)(x.detach())
+        # Twice by the same graph.
+        loss = function(x)
+        first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+        assert torch.equal(2 * first, torch.autograd.grad(2 * loss, x)[0])
+    assert_near(found, first)
+
+
+def test_compiles_and_autocasts() -> None:
+    torch.compiler.reset()
+    x, target = leaf(randn(4, 9, dtype="bfloat16")), targets(4, classes=9)
+    function = partial(ops.cross_entropy, target=target, label_smoothing=0.1)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with kernels():
+        for got, expected in zip(gradients(compiled, [x]), gradients(function, [x]), strict=True):
+            torch.testing.assert_close(got, expected)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert function(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_linear(by_kernels: bool, reduction: str) -> None:
+    tensors = [leaf(randn(2, 5, 6)), leaf(randn(21, 6)), leaf(randn(21))]
+    target = targets(2, 5)
+    options = {"weight": randn(21, seed=1).abs(), "label_smoothing": 0.1, "reduction": reduction}
+    made: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def counted(x: Any, *others: Any) -> Any:
+        made.append(x.shape[0])
+        return linear(x, *others)
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        return ops.linear_cross_entropy(x, w, target, b, chunk=4, **options)
+
+    with mock.patch.object(torch_cross_entropy.F, "linear", counted):
+        if by_kernels:
+            with kernels():
+                found = gradients(function, tensors)
+        else:
+            found = gradients(function, tensors)
+    assert sorted(made) == [2, 2, 4, 4, 4, 4]
+    expected = gradients(lambda x, w, b: oracle(linear(x, w, b), target, **options), tensors)
+    for got, each in zip(found, expected, strict=True):
+        assert_near(got, each)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_other_frameworks(framework: str, option: str) -> None:
+    xp = namespace(framework)
+    x, target = randn(3, 21, 4), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "dim": 1}
+    own = {name: xp.array(value.cpu().numpy()) if torch.is_tensor(value) else value for name, value in options.items()}
+    found = ops.cross_entropy(xp.array(x.cpu().numpy()), xp.array(target.cpu().numpy(), dtype="int64"), **own)
+    np.testing.assert_allclose(float(found), float(oracle(x, target, **options)), rtol=1e-5)
+
+
+def test_errors() -> None:
+    x, target = np.ones((2, 3)), np.array([0, 1])
+    with pytest.raises(ShapeError, match=r"target has shape \(3,\).*needs \(2,\)"):
+        ops.cross_entropy(x, np.array([0, 1, 2]))
+    with pytest.raises(ShapeError, match="3 classes"):
+        ops.cross_entropy(x, target, weight=np.ones(2))
+    with pytest.raises(EinsumError, match="reduction"):
+        ops.cross_entropy(x, target, reduction="max")
+    with pytest.raises(EinsumError, match="label_smoothing"):
+        ops.cross_entropy(x, target, label_smoothing=2)
+    with pytest.raises(ShapeError, match="linear_weight"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2))
