@@ -42,7 +42,7 @@ def factor_of(numbers, f: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    small = tl.exp2(-2.0 * LOG2E * tl.abs(x))
+    small = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
     size = (1.0 - small) / (1.0 + small)
     # Near 0, the difference has lost its digits.
     square = x * x
