@@ -74,7 +74,7 @@ def _activated(x, f: tl.constexpr):
     elif kind == "gelu":
         found = x * (tl.erf(x / _ROOT_2) + 1.0) / 2
     elif kind == "gelu_tanh":
-        found = x * _sigmoid(_TANH * x * (1.0 + 0.044715 * x * x))
+        found = x * _sigmoid(x * _TANH * (1.0 + 0.044715 * x * x))
     elif kind == "squared_relu":
         found = tl.where(x <= 0, 0.0, x * x)
     elif kind == "smelu":
@@ -98,8 +98,8 @@ def _slope(x, f: tl.constexpr):
     elif kind == "gelu":
         found = (tl.erf(x / _ROOT_2) + 1.0) / 2 + x * tl.exp(-x * x / 2) / _ROOT_2_PI
     elif kind == "gelu_tanh":
-        s = _sigmoid(_TANH * x * (1.0 + 0.044715 * x * x))
-        found = s + x * s * (1.0 - s) * (_TANH * (1.0 + 3 * 0.044715 * x * x))
+        s = _sigmoid(x * _TANH * (1.0 + 0.044715 * x * x))
+        found = s + x * s * (1.0 - s) * ((1.0 + 3 * 0.044715 * x * x) * _TANH)
     elif kind == "squared_relu":
         found = tl.where(x <= 0, 0.0, 2 * x)
     elif kind == "smelu":
