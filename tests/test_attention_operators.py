@@ -88,9 +88,8 @@ def test_gradients_of_gradients() -> None:
         _twice(spec, inputs, torch_attention.triton_attention)
     doubles = AttentionInputs(inputs.q.double(), inputs.k.double(), inputs.v.double(), inputs.bias.double())
     expected = _twice(spec, doubles, oracle)
-    import_module(
-        "einops_fast.backends.attention.triton"
-    )  # which the front imports, and which hands over the reference
+    # The front imports it, and it hands over the reference.
+    import_module("einops_fast.backends.attention.triton")
     with tiles():
         found = _twice(spec, inputs, torch_attention.triton_attention)
     for value, wanted in zip(found, expected, strict=True):
