@@ -114,8 +114,6 @@ HOPPER = [
     "bfloat16 512 64 64 hopper causal backward",
     "float16 2048 64 32 hopper grouped backward",
     "bfloat16 512 128 128 hopper window causal softcap backward",
-    "float16 512 128 96 hopper grouped window backward",
-    "bfloat16 100 16 24 hopper backward",
 ]
 
 # Lengths that must not be compiled for, apart from whether they are multiples of 16.
@@ -126,7 +124,7 @@ LENGTHS = ["bfloat16 512 64 64 causal", "bfloat16 528 64 64 causal"]
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     folder = str(Path(__file__).parents[1])
-    cases = [*CASES, *LENGTHS] if capability == 90 else CASES[::3]
+    cases = [*CASES, *LENGTHS] if capability == 90 else CASES[:1]
     command = [sys.executable, "-c", PROGRAM, folder, str(capability), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

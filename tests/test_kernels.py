@@ -67,6 +67,8 @@ MOST = 4 if DEVICE == "cuda" else 2
 def ways(equation: str, operands: Sequence[Any], most: int = MOST) -> list[Candidate]:
     """A sample of the kernels for a contraction, the same in every run: the first, and some others."""
     dtype = str(operands[0].dtype).removeprefix("torch.")
+    if DEVICE == "cpu" and dtype in ("bfloat16", "float64"):
+        most = 1
     found = kernel_candidates(fused_step(equation, operands), dtype, ON)
     chance = random.Random(zlib.crc32(f"{equation} {dtype}".encode()))
     return found[:1] + chance.sample(found[1:], min(most - 1, len(found) - 1))
