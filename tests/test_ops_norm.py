@@ -145,7 +145,8 @@ def test_nan_and_infinity_as_torch(tiles: Any) -> None:
     x[0, 3], x[1, 20], x[2] = torch.nan, torch.inf, 0.0
     with kernels():
         torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (21,)), equal_nan=True)
-        torch.testing.assert_close(norm(x, rms=True), torch.nn.functional.rms_norm(x, (21,), eps=1e-5), equal_nan=True)
+        # torch has two: on a GPU infinity makes the whole row NaN.
+        torch.testing.assert_close(norm(x, rms=True), oracle(x, rms=True), equal_nan=True)
 
 
 def test_only_some_gradients() -> None:

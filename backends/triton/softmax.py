@@ -67,12 +67,13 @@ class SoftmaxStrides(NamedTuple):
 
 
 @triton.jit
-def _scale_of(scale, f: tl.constexpr):
+def _scaled(value, scale, f: tl.constexpr):
+    # Arguments are float32, and so is what a function returns: in float64 the number itself has to stand here.
     if field(f, "double"):
-        found: tl.constexpr = field(f, "scale")
+        value = value * field(f, "scale")
     else:
-        found = scale
-    return found
+        value = value * scale
+    return value
 
 
 @triton.jit
@@ -92,7 +93,7 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
     """A tile of scores, ``-inf`` where an element takes no part."""
     score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, float("-inf"), f)
-    score = score * _scale_of(scale, f)
+    score = _scaled(score, scale, f)
     if field(f, "added"):
         score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
     if field(f, "masked"):
@@ -221,7 +222,7 @@ def _gradient(y, d, total, scale, f: tl.constexpr):
         gradient = d - tl.exp(y) * total[:, None]
     else:
         gradient = y * (d - total[:, None])
-    return gradient * _scale_of(scale, f)
+    return _scaled(gradient, scale, f)
 
 
 @triton.jit(do_not_specialize=["rows"])

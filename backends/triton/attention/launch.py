@@ -16,7 +16,8 @@ _ALIGNMENT = 16
 class KernelCall:
     """A kernel with everything fixed but its arrays.
 
-    Triton compiles it at the first launch, for what the numbers and the arrays' alignment allow, and is then passed by.
+    Triton compiles it at the first launch, for what the numbers and the arrays' dtypes and alignment allow, and is then
+    passed by.
 
     Args:
         function: the kernel, whose first arguments are arrays or tuples of arrays.
@@ -52,19 +53,23 @@ class KernelCall:
         pointer = memory.pointer
         bits = 0
         addresses: list[Any] = []
+        kinds: list[Any] = []
         for array in arrays:
             if array is None:
                 addresses.append(None)
+                kinds.append(None)
             elif isinstance(array, tuple):
                 inner = tuple([None if each is None else pointer(each) for each in array])
                 for each in inner:
                     bits |= each or 0
                 addresses.append(inner)
+                kinds.append(tuple([None if each is None else each.dtype for each in array]))
             else:
                 address = pointer(array)
                 bits |= address
                 addresses.append(address)
-        key = (device, True) if bits % _ALIGNMENT == 0 else (device, _alignments(addresses))
+                kinds.append(array.dtype)
+        key = (device, bits % _ALIGNMENT == 0 or _alignments(addresses), *kinds)
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = self.compile(*arrays)
