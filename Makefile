@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c co
 .PHONY: test lint profile report clean
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -346,7 +346,7 @@ def chain_operands() -> list[Array]:
         [(0, 1, 2), (0, 1, 2)],
         [(0, 1, 2, 3, 4)],
         [(1, 3)],  # and then the rest
-        opt_einsum.DynamicProgramming(minimize="size"),
+        pytest.param(opt_einsum.DynamicProgramming(minimize="size"), id="DynamicProgramming"),
     ],
     ids=str,
 )

@@ -123,7 +123,7 @@ def test_operands_that_do_not_belong(args: tuple[Any, ...], options: dict[str, A
         [(0, 0)],
         [()],
         [("a", "b")],
-        object(),
+        pytest.param(object(), id="object"),
         int,
     ],
     ids=str,
