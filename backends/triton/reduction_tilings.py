@@ -107,7 +107,8 @@ def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
     programs, steps = tiling.free.tiles, tiling.summed.tiles
     if programs >= 2 * on.units or steps < 8:
         return [tiling]
-    split = min(-(-8 * on.units // programs), steps // 2)
+    # Many short programs: few long ones leave processors idle at the end.
+    split = min(-(-32 * on.units // programs), steps // 2)
     each = -(-steps // split)
     return [replace(tiling, split=-(-steps // each))] if split > 1 else [tiling]
 
