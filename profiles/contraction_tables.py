@@ -10,7 +10,7 @@ from einops_fast.profiles.peers import NATIVE
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.report import Table, geomean, milliseconds, ratio
 
-__all__ = ["OURS", "tables"]
+__all__ = ["BEHIND", "OURS", "tables"]
 
 OURS = "fast_einsum"
 

@@ -17,7 +17,7 @@ from einops_fast.profiles import plots
 from einops_fast.profiles.attention_tables import by_case, speed
 from einops_fast.profiles.attention_ways import OURS as ATTENTION
 from einops_fast.profiles.attention_ways import WAYS
-from einops_fast.profiles.contraction_tables import OURS
+from einops_fast.profiles.contraction_tables import BEHIND, OURS
 from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.peers import NATIVE
 from einops_fast.profiles.records import Row
@@ -162,6 +162,35 @@ def _floors() -> str:
     return markdown_table(("", *FLOORED.values()), cells)
 
 
+def _engine() -> str:
+    """How far ours is from the floor and from the best of the others, per dtype."""
+    told: dict[str, list[str]] = {
+        "cases": [],
+        "time over floor, geometric mean": [],
+        "the worst": [],
+        "time over that of the best other, geometric mean": [],
+        f"over {BEHIND - 1:.0%} behind it": [],
+    }
+    for dtype in ("float16", "float32"):
+        ours = _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=False)
+        floors = {case: (row.seconds or 0.0) / row.floor for case, row in ours.items() if row.floor}
+        best = {case: row.to_best for case, row in ours.items() if row.to_best is not None}
+        worst = max(floors, key=lambda case: floors[case])
+        behind = [f"`{case}` ({best[case]:.2f})" for case in sorted(best, key=lambda case: -best[case])
+                  if best[case] > BEHIND]  # fmt: skip
+        values = (
+            str(len(ours)),
+            f"{geomean(floors.values()):.2f}",
+            f"{floors[worst]:.2f} (`{worst}`)",
+            f"{geomean(best.values()):.2f}",
+            ", ".join(behind) or "none",
+        )
+        for cells, value in zip(told.values(), values, strict=True):
+            cells.append(value)
+    rows = [(name, *cells) for name, cells in told.items()]
+    return markdown_table(("", "float16", "float32 (no TF32)"), rows)
+
+
 def _backward() -> str:
     """Of the cases that models are trained through."""
     found = {
@@ -248,6 +277,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "issue-on-two-threads": _issue_on_two_threads,
     "contractions": _contractions,
     "floors": _floors,
+    "engine": _engine,
     "backward": _backward,
     "overhead": _overhead,
     "attention": _attention,
