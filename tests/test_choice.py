@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends.triton import choice as module  # noqa: E402
-from einops_fast.backends.triton.candidates import BoxCandidate, Candidate  # noqa: E402
+from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.steps import Fused, Loop  # noqa: E402
@@ -84,8 +84,10 @@ class Way(Candidate):
         return lambda *operands: (self.name, self.real)
 
 
-class Boxes(Way, BoxCandidate):
-    """The same of the other kind of kernels."""
+class OtherWay(Way):
+    """The same of another kernel."""
+
+    kind = "other"
 
 
 LARGE = 4096
@@ -227,11 +229,11 @@ def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: FakeMemory) -> 
     assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
 
 
-def test_kernels_without_boxes_are_measured_too(offer: Callable[..., Choice], memory: FakeMemory) -> None:
-    boxes = [Boxes(f"boxes {at}", 1.0, 5.0) for at in range(9)]
-    others = [Way(f"kernel {at}", 1.1 + at / 100, 2.0) for at in range(9)]
-    choice = offer(*boxes, *others, library=Way("library", 1.2, 9.0))
+def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: FakeMemory) -> None:
+    ways = [Way(f"kernel {at}", 1.0, 5.0) for at in range(9)]
+    others = [OtherWay(f"other {at}", 1.1 + at / 100, 2.0) for at in range(9)]
+    choice = offer(*ways, *others, library=Way("library", 1.2, 9.0))
     choice(0)
     assert choice.chosen is others[0]
-    assert {"boxes 0", "boxes 2", "kernel 0", "kernel 2", "library"} <= set(memory.measured)
-    assert not {"boxes 3", "kernel 3"} & set(memory.measured)
+    assert {"kernel 0", "kernel 2", "other 0", "other 2", "library"} <= set(memory.measured)
+    assert not {"kernel 3", "other 3"} & set(memory.measured)

@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton import launch, tma_launch
 from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates
+from einops_fast.backends.triton.fma_contraction import FmaTiling
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
@@ -47,7 +48,8 @@ for case in cases:
         assert isinstance(step, Fused), step
         ways = kernel_candidates(step, dtype, on)
         boxes = [way for way in ways if isinstance(way, BoxCandidate)]
-        for way in {ways[0], *boxes[:1], *boxes[-1:]}:
+        threads = [way for way in ways if way.kind is FmaTiling]
+        for way in {ways[0], *boxes[:1], *boxes[-1:], *threads[:1]}:
             way.compile()
             print(equation, way.name)
 """
@@ -76,4 +78,5 @@ def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert ("boxes" in done.stdout) == (capability == 90 and dtype == "float16")
+    assert ("by threads" in done.stdout) == (dtype == "float32")
     assert len(done.stdout.splitlines()) >= len(cases)

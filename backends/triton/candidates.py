@@ -13,7 +13,8 @@ from einops_fast.backends.triton.chain_tilings import ChainProblem
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import with_copies
-from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator
+from einops_fast.backends.triton.fma_tilings import fma_tilings
+from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction import ReductionTiling
@@ -42,11 +43,13 @@ class Candidate:
         name: unique among the ways to run one step, and stable, so that a measured choice can be kept.
         seconds: predicted time.
         in_order: whether the result lies in C order.
+        kind: which kernel it is, whose predictions are comparable.
     """
 
     name: str
     seconds: float
     in_order: bool
+    kind: object = None
 
     def compile(self) -> None:
         """Do beforehand what takes long the first time."""
@@ -86,6 +89,7 @@ class KernelCandidate(Candidate):
         self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
         self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
+        self.kind = type(tiling)
         self.shape, self.strides, self.swapped, self.dtype = shape, strides, swapped, dtype
 
     @cached_property
@@ -134,7 +138,7 @@ class BoxCandidate(Candidate):
     def __init__(self, order: int, seconds: float, tiling: BoxTiling, other: KernelCandidate, units: int) -> None:
         self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
-        self.tiling, self._other, self._units = tiling, other, units
+        self.tiling, self.kind, self._other, self._units = tiling, BoxTiling, other, units
 
     @cached_property
     def _kernel(self) -> BoxKernel:
@@ -167,7 +171,7 @@ class CopyCandidate(Candidate):
         which = " and ".join(f"operand {at}" for at in copies)
         self.name, self.in_order = f"copy of {which}, {then.name}", then.in_order
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
-        self._copies, self._then = copies, then
+        self._copies, self._then, self.kind = copies, then, then.kind
 
     def compile(self) -> None:
         for way in (*self._copies.values(), self._then):
@@ -221,6 +225,8 @@ def _direct(
             tilings = chain_tilings.tilings(loops, dtype, on, precision)
         else:
             tilings = contraction_tilings.tilings(loops, dtype, on, precision)
+            if dtype == "float32" and precision == "ieee" and not interpreted():
+                tilings = [*tilings, *fma_tilings(loops, on)]
         kernels = [
             KernelCandidate(order, seconds, tiling, step.shape, strides, swapped, dtype) for seconds, tiling in tilings
         ]

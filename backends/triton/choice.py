@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -16,7 +17,7 @@ import triton
 from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton.candidates import BoxCandidate, Candidate, LibraryCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.chains import products
@@ -135,10 +136,12 @@ class Choice:
         if least > _KERNEL_MARGIN * other:
             return libraries
         near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least]
-        # Both kinds of kernels, since what boxes of odd extents cost isn't foreseen so well.
-        boxes = [way for way in near if isinstance(way, BoxCandidate)][: _MOST[self.mode] // 2]
-        others = [way for way in near if not isinstance(way, BoxCandidate)][: _MOST[self.mode] - len(boxes)]
-        near = sorted([*boxes, *others], key=lambda way: way.seconds)
+        # The best of each kind, then the second best, and so on: how one does against another isn't foreseen so well.
+        kinds: dict[object, list[Candidate]] = {}
+        for way in near:
+            kinds.setdefault(way.kind, []).append(way)
+        in_turns = [way for ways in zip_longest(*kinds.values()) for way in ways if way is not None]
+        near = sorted(in_turns[: _MOST[self.mode]], key=lambda way: way.seconds)
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
 

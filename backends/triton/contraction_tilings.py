@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeVar
 
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.matrix_tiles import (
@@ -35,7 +36,10 @@ from einops_fast.backends.triton.tiling import (
 )
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 
-__all__ = ["Contraction", "contraction", "tilings"]
+__all__ = ["Contraction", "contracted_role", "contraction", "predicted", "splits", "tilings"]
+
+
+Tiling = TypeVar("Tiling", bound=ContractionTiling)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def tilings(
     found: dict[ContractionTiling, float] = {}
     for shape in _INTEGER if is_integer(dtype) else _SINGLE if item >= 4 else _HALF:
         for tiling in _of_shape(problem, shape, dtype, on, precision):
-            found[tiling] = _seconds(problem, tiling, dtype, on)
+            found[tiling] = predicted(problem, tiling, dtype, on)
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
@@ -169,7 +173,7 @@ def _of_shape(
     run = run_length(item)
     row_role = free_role(problem.rows, LEFT, rows, run)
     column_role = free_role(problem.columns, RIGHT, columns, run)
-    contracted, turned = _contracted_role(problem.contracted, depth, run, not one_by_one)
+    contracted, turned = contracted_role(problem.contracted, depth, run, not one_by_one)
     tiling = ContractionTiling(
         problem.batch,
         row_role,
@@ -184,7 +188,7 @@ def _of_shape(
         stages=stages,
     )
     for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
-        yield from _splits(_fitting(each, item), on)
+        yield from splits(_fitting(each, item), on)
 
 
 def _in_two_parts(tiling: ContractionTiling, problem: Contraction) -> Iterator[ContractionTiling]:
@@ -210,7 +214,7 @@ def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
     return replace(tiling, stages=max(1, min(stages, SHARED // each)))
 
 
-def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
+def splits(tiling: Tiling, on: Ceilings) -> Iterator[Tiling]:
     """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty."""
     yield tiling
     tiles, steps = tiling.grid[0], tiling.contracted.tiles
@@ -222,7 +226,7 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
             yield replace(tiling, split=-(-steps // -(-steps // split)))
 
 
-def _contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
+def contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
     """The contracted axes, and whether the right operand wants its two groups the other way round."""
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
     if two_groups and left is not None and right is not None and left != right:
@@ -244,7 +248,7 @@ _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
 
-def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
+def predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
 
     A kernel that has fewer programs than the device has multiprocessors leaves some idle.
@@ -261,7 +265,7 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
     if is_integer(dtype):
         arithmetic *= _ONE_BY_ONE
-    elif item > 2 and tiling.precision == "ieee":
+    elif item > 2 and tiling.precision == "ieee" and tiling.as_loaded:
         along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item

@@ -20,7 +20,9 @@ __all__ = [
     "group_offsets",
     "in_swaths",
     "inside",
+    "inside_at",
     "lacks",
+    "offsets_at",
     "run_inside",
     "run_offsets",
     "tile_offsets",
@@ -132,9 +134,8 @@ def group_inside(tile, role: tl.constexpr, at: tl.constexpr):
 
 
 @triton.jit
-def _digit(role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
+def _digit(run, role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
     """For each position along a tile, the position in group ``at``: group 1 is the fastest, or, turned, 0."""
-    run = tl.arange(0, field(role, "block"))
     if (at == 1) == turned:
         # The slower of the two; where the faster has block 1, this changes nothing.
         run = run // group_field(role, 1 - at, "block")
@@ -144,14 +145,21 @@ def _digit(role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
-    """Offsets of all positions along a tile, both groups counted through as one."""
+def offsets_at(run, tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+    """Offsets of some positions along a tile, both groups counted through as one; a single one if all are the same."""
     offset = _outside(tile, role, array, wide)
     for at in tl.static_range(2):
         if not lacks(role, at, array):
             offset += counted(
-                _first(tile, role, at) + _digit(role, at, turned), group_field(role, at, "axes"), array, wide
+                _first(tile, role, at) + _digit(run, role, at, turned), group_field(role, at, "axes"), array, wide
             )
+    return offset
+
+
+@triton.jit
+def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+    """Offsets of all positions along a tile."""
+    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, turned, wide)
     return offset + tl.zeros((field(role, "block"),), offset.dtype)
 
 
@@ -166,13 +174,19 @@ def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexp
 
 
 @triton.jit
-def inside(tile, role: tl.constexpr, turned: tl.constexpr):
-    """Which positions along a tile exist."""
-    found = tl.full((field(role, "block"),), True, tl.int1)
+def inside_at(run, found, tile, role: tl.constexpr, turned: tl.constexpr):
+    """Which of some positions along a tile exist, among those where ``found`` is true already."""
     for at in tl.static_range(2):
         if not group_field(role, at, "even"):
-            found &= _first(tile, role, at) + _digit(role, at, turned) < group_field(role, at, "extent")
+            found &= _first(tile, role, at) + _digit(run, role, at, turned) < group_field(role, at, "extent")
     return found
+
+
+@triton.jit
+def inside(tile, role: tl.constexpr, turned: tl.constexpr):
+    """Which positions along a tile exist."""
+    block: tl.constexpr = field(role, "block")
+    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, turned)
 
 
 @triton.jit

@@ -8,10 +8,12 @@ from typing import Any
 import triton
 import triton.language as tl
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
+from einops_fast.backends.triton.fma_contraction import FmaTiling, fma_kernel
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 from einops_fast.cost import is_integer
@@ -81,6 +83,9 @@ class Kernel:
                 self._types = {"arrays": (operand,) * (len(tiling.links) + 1), "out": out}
             else:
                 self._function = contract_kernel
+                if isinstance(tiling, FmaTiling):
+                    self._function = fma_kernel
+                    self._options |= tiling.options
                 self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
@@ -119,7 +124,8 @@ class Kernel:
         operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,), (2,)]
         out = (1,) if self._together else (3,)
         hints = {path: [["tt.divisibility", ALIGNMENT]] for path in (*operands, out)} if aligned else {}
-        source = ASTSource(self._function, types, self._constants, hints)
+        written_in = GluonASTSource if isinstance(self.tiling, FmaTiling) else ASTSource
+        source = written_in(self._function, types, self._constants, hints)
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled[aligned] = compiled
