@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import zip_longest
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -33,7 +32,7 @@ _LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 2.5
 library needs no compiling; how it copes with odd strides isn't foreseen."""
 
 _MOST = {"auto": 6, "always": 24}
-"""The most kernels that are measured, by mode."""
+"""The most tilings of each kernel that are measured, by mode."""
 
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
@@ -136,12 +135,10 @@ class Choice:
         if least > _KERNEL_MARGIN * other:
             return libraries
         near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least]
-        # The best of each kind, then the second best, and so on: how one does against another isn't foreseen so well.
-        kinds: dict[object, list[Candidate]] = {}
-        for way in near:
-            kinds.setdefault(way.kind, []).append(way)
-        in_turns = [way for ways in zip_longest(*kinds.values()) for way in ways if way is not None]
-        near = sorted(in_turns[: _MOST[self.mode]], key=lambda way: way.seconds)
+        # Of each kind so many: how one does against another isn't foreseen so well.
+        near = [
+            way for at, way in enumerate(near) if [each.kind for each in near[:at]].count(way.kind) < _MOST[self.mode]
+        ]
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
 
