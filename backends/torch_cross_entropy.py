@@ -17,7 +17,7 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import dense_strides, row_tiling, rows_of
 
 __all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
 
@@ -119,17 +119,23 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, ignored: int, smoothing: float,
-        z_loss: float, double: bool, gradient: bool,
+        z_loss: float, dtype: torch.dtype, gradient: bool,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, strides)
-        features = CrossEntropyFeatures(len(rows.sizes), smoothing, z_loss, rows.wide, double)
+        tiling = row_tiling(rows, 1)
         x, target, loss, dx, d_loss = rows.strides
+        vector = 16 // dtype.itemsize
+        # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.
+        cut = tiling.rows == x[-1] == dx[-1] == 1 and all((a - b) % vector == 0 for a, b in zip(x, dx, strict=True))
+        features = CrossEntropyFeatures(
+            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == torch.float64, vector if cut else 0
+        )
         places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along,))
-        tail = rows.sizes, places, rows.count, rows.columns, ignored
-        tiling = column_tiling(rows) if gradient else row_tiling(rows, 1)
-        grid = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block) if gradient else 1
-        kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
         constants = {"f": features, "together": tiling.rows, "block": tiling.block}
+        grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
+        kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
+        tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns
+        tail = (*tail, tiling.part(rows.columns), ignored) if gradient else (*tail, ignored)
         self.call = KernelCall(kernel, grid, tail, constants, tiling.warps, 1)
 
 
@@ -156,7 +162,7 @@ def _compute(
     plan = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
         0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, False,
+        dim, ignore_index, smoothing, z_loss, x.dtype, False,
     )  # fmt: skip
     launch([plan.call], x, target, weight, weights, losses, logs)
     return losses, logs
@@ -175,7 +181,7 @@ def _compute_gradient(
     plan = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
         0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, True,
+        dim, ignore_index, smoothing, z_loss, x.dtype, True,
     )  # fmt: skip
     launch([plan.call], x, target, weight, weights, logs, d_losses, dx)
     return dx

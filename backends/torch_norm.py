@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.norm import (
     NormFeatures,
     NormStrides,
@@ -19,7 +20,7 @@ from einops_fast.backends.triton.norm import (
     norm_gradient_kernel,
     norm_kernel,
 )
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import column_tiling, dense_strides, dropping, in_fours, row_tiling, rows_of
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
@@ -99,16 +100,15 @@ class _Plan:
         drop: float, double: bool,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
-        features = NormFeatures(len(rows.sizes), eps, centred, drop > 0, rows.wide, double, drop if double else 0.0)
+        features = NormFeatures(
+            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
+            drop if double else 0.0,
+        )  # fmt: skip
         of_x, out, row, residual, summed, place = rows.strides
         places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
         tiling = row_tiling(rows, 1)
         self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
-        tail = (
-            rows.sizes, places, rows.count,
-            rows.columns,
-            tiling.part(rows.columns), drop,
-        )  # fmt: skip
+        tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop)
         constants = {
             "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
         }  # fmt: skip
@@ -135,7 +135,10 @@ class _GradientPlan:
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         h, d_out, row, d_summed, dx, d_residual, place = rows.strides
-        features = NormFeatures(len(rows.sizes), eps, centred, drop > 0, rows.wide, double, drop if double else 0.0)
+        features = NormFeatures(
+            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
+            drop if double else 0.0,
+        )  # fmt: skip
         places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along,), (0,))
         tiling = row_tiling(rows, 4)
         tiles = -(-rows.count // tiling.rows)
@@ -143,30 +146,31 @@ class _GradientPlan:
         self.columns = None
         self.steps: list[KernelCall] = []
         together = inputs and tiling.whole
-        programs = min(tiles, _PROGRAMS) if together else tiles
+        programs = min(tiles, tiling.programs or _PROGRAMS) if together else tiles
         if inputs:
-            tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), drop, tiles
+            tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop), tiles
             constants = {
                 "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole,
                 "parts": tiling.parts,
             }  # fmt: skip
             self.steps = [
                 KernelCall(
-                    norm_gradient_kernel, (programs, tiling.parts), tail, {**constants, "step": step}, tiling.warps, 1
+                    norm_gradient_kernel, (programs, tiling.parts), tail,
+                    {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
                 )
                 for step in ((1, 2) if tiling.parts > 1 else (0,))
-            ]
+            ]  # fmt: skip
         self.sums = programs
         if parameters and not together:
             tiling = column_tiling(rows)
-            steps = -(-rows.count // tiling.rows)
-            part = -(-steps // tiling.parts) * tiling.rows
-            self.sums = -(-rows.count // part)
+            self.sums = tiling.parts
             self.columns = KernelCall(
                 norm_columns_kernel, (-(-rows.columns // tiling.block), self.sums),
-                (rows.sizes, places, rows.count, rows.columns, part),
-                {"f": features, "together": tiling.rows, "block": tiling.block}, tiling.warps, 1,
+                (rows.sizes, places, rows.count, rows.columns, -(-rows.count // tiling.rows)),
+                {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
+                tiling.warps, 1,
             )  # fmt: skip
+        self.add = column_sums(self.sums, rows.columns)
 
 
 _forward_plan = lru_cache(maxsize=4096)(_Plan)
@@ -272,8 +276,7 @@ def _compute_gradients(
     )  # fmt: skip
     kind = dtype_name(rstds.dtype)
     to_weight, to_bias = (
-        MEMORY.workspace(h, plan.sums * shape[dim], kind).view(plan.sums, shape[dim]) if dtype else None
-        for dtype in (of_weight, of_bias)
+        MEMORY.workspace(h, plan.sums * shape[dim], kind) if dtype else None for dtype in (of_weight, of_bias)
     )
     means = means if centred else None
     if plan.steps:
@@ -282,12 +285,14 @@ def _compute_gradients(
         launch(plan.steps, h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, *at_once, *parts)
     if plan.columns is not None:
         launch([plan.columns], h, means, rstds, d_out, to_weight, to_bias)
-    # In this order always.
     d_weight, d_bias = (
-        h.new_empty(0) if each is None else each.sum(0).to(getattr(torch, dtype))
-        for each, dtype in ((to_weight, of_weight), (to_bias, of_bias))
+        h.new_empty(shape[dim], dtype=getattr(torch, dtype)) if dtype else None for dtype in (of_weight, of_bias)
     )
-    dx, d_residual = (h.new_empty(0) if each is None else each for each in (dx, d_residual))
+    if of_weight or of_bias:
+        launch([plan.add], *((to_weight, to_bias, d_weight, d_bias) if of_weight else (to_bias, None, d_bias, None)))
+    dx, d_residual, d_weight, d_bias = (
+        h.new_empty(0) if each is None else each for each in (dx, d_residual, d_weight, d_bias)
+    )
     return dx, d_residual, d_weight, d_bias
 
 

@@ -13,7 +13,18 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import counted, kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["dropped_tile", "element_place", "load_tile", "row_place", "store_tile"]
+__all__ = [
+    "dropped_tile",
+    "element_place",
+    "exponentials",
+    "exponentials_of_rows",
+    "last_block",
+    "load_parameter",
+    "load_tile",
+    "lowest",
+    "row_place",
+    "store_tile",
+]
 
 
 @triton.jit
@@ -38,6 +49,18 @@ def load_tile(array, rows, column, strides, exists, other, f: tl.constexpr):
 
 
 @triton.jit
+def load_parameter(array, strides, column, columns):
+    """One row of what all rows share, in its own type, with a first axis as tiles have it; anything if there is none.
+
+    A tile of one row is laid out over threads in the same way, and needn't be exchanged between these.
+    """
+    found = column[None, :]
+    if array is not None:
+        found = tl.load(array + found * strides[0], mask=found < columns, other=0)
+    return found
+
+
+@triton.jit
 def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
     """Write a tile in the array's own type."""
     place = element_place(rows, column, strides, f)
@@ -45,16 +68,74 @@ def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
 
 
 @triton.jit
-def dropped_tile(value, rows, column, strides, seed, drop, f: tl.constexpr):
-    """A tile with some elements 0 and the others made up for it.
+def last_block(begin, end, block: tl.constexpr):
+    """Where the last of the blocks of a part begins."""
+    return begin + (end - begin - 1) // block * block
+
+
+@triton.jit
+def lowest(f: tl.constexpr):
+    """The least number that isn't infinite, as a scalar; minus it, any other one has a difference."""
+    if field(f, "double"):
+        found = tl.full((), -1.7976931348623157e308, tl.float64)
+    else:
+        found = tl.full((), -3.4028234663852886e38, tl.float32)
+    return found
+
+
+@triton.jit
+def exponentials(score, most, total):
+    """Maxima and sums of exponentials of each place of a tile, with one exponential, and no waiting for another place.
+
+    This is the formula of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The maxima begin with
+    :func:`lowest`: infinities would have no difference.
+    """
+    e = tl.exp(-tl.abs(score - most))
+    total = tl.where(score > most, total * e + 1.0, total + e)
+    return tl.maximum(most, score), total
+
+
+@triton.jit
+def exponentials_of_rows(most, total):
+    """Those of all places of a row, brought together."""
+    of_rows = tl.max(most, 1)
+    return of_rows, tl.sum(total * tl.exp(most - of_rows[:, None]), 1)
+
+
+@triton.jit
+def _word(place, seed):
+    """The word that decides over the element of each number: Philox makes four at a time."""
+    first, second, third, fourth = tl.randint4x(seed, place >> 2)
+    lane = place & 3
+    return tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
+
+
+@triton.jit
+def _kept(rows, start, strides, seed, least, f: tl.constexpr, block: tl.constexpr):
+    """Which elements of a tile aren't dropped."""
+    number = tl.load(seed)
+    if field(f, "fours"):
+        # Four neighbours are one group, and a tile begins with one.
+        place = rows[:, None] + (start + 4 * tl.arange(0, block // 4))[None, :]
+        first, second, third, fourth = tl.randint4x(number, place >> 2)
+        word = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(first.shape[0], block)
+    else:
+        word = _word(element_place(rows, start + tl.arange(0, block), strides, f), number)
+    return word.to(tl.int32, bitcast=True) > least
+
+
+@triton.jit
+def dropped_tile(value, rows, start, strides, seed, drop, f: tl.constexpr):
+    """A tile, from column ``start`` on, with some elements 0 and the others made up for it.
 
     Philox (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405) is numbered by the elements' places in C
     order, which ``rows`` and ``strides`` give: the same ones are dropped again whatever the strides of an array are.
+    ``drop`` is from :func:`~einops_fast.backends.triton.rows.dropping`.
     """
-    kept = tl.rand(tl.load(seed), element_place(rows, column, strides, f)) >= drop
+    kept = _kept(rows, start, strides, seed, drop[0], f, value.shape[1])
     if field(f, "double"):
         rest: tl.constexpr = 1.0 - field(f, "drop")
         value = value / rest
     else:
-        value = value / (1.0 - drop)
+        value = value * drop[1]
     return tl.where(kept, value, 0.0)

@@ -12,7 +12,7 @@ from math import prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
 
-__all__ = ["RowTiling", "Rows", "column_tiling", "dense_strides", "row_tiling", "rows_of"]
+__all__ = ["RowTiling", "Rows", "column_tiling", "dense_strides", "dropping", "in_fours", "row_tiling", "rows_of"]
 
 _PROCESSORS = 132
 """How many programs a large GPU runs at least at the same time."""
@@ -61,6 +61,8 @@ class RowTiling:
         whole: a block holds a whole row, so that it is read once and kept.
         parts: how many programs share a row.
         warps: of a program.
+        stages: how many tiles of rows are on their way to a program that works on several of them.
+        programs: how many work on the tiles of rows; 0: one for each tile.
     """
 
     rows: int
@@ -68,6 +70,8 @@ class RowTiling:
     whole: bool
     parts: int = 1
     warps: int = 4
+    stages: int = 1
+    programs: int = 0
 
     def part(self, columns: int) -> int:
         """Columns of a part, in whole blocks."""
@@ -144,3 +148,24 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         found[at] = step
         step *= max(shape[at], 1)
     return tuple(found)
+
+
+def dropping(p: float) -> tuple[int, float]:
+    """How a probability is told to a kernel: the largest word, signed, that drops its element, and the others' factor.
+
+    The probability is rounded to a multiple of 2⁻³², but for 0 not to 0.
+
+    >>> dropping(1.0), dropping(0.5)
+    ((2147483647, inf), (-1, 2.0))
+    """
+    return max(round(p * 2**32), 1) - 2**31 - 1, 1 / (1 - p) if p < 1 else float("inf")
+
+
+def in_fours(rows: Rows, place: Sequence[int]) -> bool:
+    """Whether each four columns from the first on are numbered one after the other, from a multiple of four on.
+
+    Args:
+        rows: of which shape.
+        place: the strides of the numbers, as in :class:`Rows`.
+    """
+    return rows.columns % 4 == 0 and place[-1] == 1 and all(each % 4 == 0 for each in place[:-1])

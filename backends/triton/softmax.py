@@ -18,7 +18,16 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.row_tiles import element_place, load_tile, row_place, store_tile
+from einops_fast.backends.triton.row_tiles import (
+    element_place,
+    exponentials,
+    exponentials_of_rows,
+    last_block,
+    load_tile,
+    lowest,
+    row_place,
+    store_tile,
+)
 
 __all__ = ["SoftmaxFeatures", "SoftmaxStrides", "softmax_gradient_kernel", "softmax_kernel"]
 
@@ -102,16 +111,27 @@ def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.co
 
 
 @triton.jit
-def _result(score, most, total, f: tl.constexpr):
-    """Softmax of a tile from the maxima and sums of its rows."""
-    reference = tl.where(most == float("-inf"), 0.0, most)
+def _reference(most):
+    return tl.where(most == float("-inf"), 0.0, most)
+
+
+@triton.jit
+def _finished(e, score, reference, total, f: tl.constexpr):
+    """Softmax of a tile, from ``e = exp(score - reference)`` or from ``score``, and the sums of its rows."""
     if field(f, "masked"):
         total = tl.where(total == 0, 1.0, total)
     if field(f, "log"):
         found = score - reference[:, None] - tl.log(total)[:, None]
     else:
-        found = tl.exp(score - reference[:, None]) / total[:, None]
+        found = e * (1.0 / total)[:, None]
     return found
+
+
+@triton.jit
+def _result(score, most, total, f: tl.constexpr):
+    """Softmax of a tile from the maxima and sums of its rows."""
+    reference = _reference(most)
+    return _finished(tl.exp(score - reference[:, None]), score, reference, total, f)
 
 
 @triton.jit
@@ -157,23 +177,22 @@ def softmax_kernel(
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
         score = _scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
-        most = tl.max(score, 1)
-        reference = tl.where(most == float("-inf"), 0.0, most)
-        total = tl.sum(tl.exp(score - reference[:, None]), 1)
-        place = row_place(row, sizes, strides.out, f)
-        store_tile(out, _result(score, most, total, f), place, run, strides.out, exists, f)
+        reference = _reference(tl.max(score, 1))
+        e = tl.exp(score - reference[:, None])
+        result = _finished(e, score, reference, tl.sum(e, 1), f)
+        store_tile(out, result, row_place(row, sizes, strides.out, f), run, strides.out, exists, f)
     else:
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
+            of_places = tl.zeros((together, block), acc)
+            most_of_places = of_places + lowest(f)
             for start in range(begin, end, block):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
-                new_most = tl.maximum(most, tl.max(score, 1))
-                reference = tl.where(new_most == float("-inf"), 0.0, new_most)
-                total = total * tl.exp(most - reference) + tl.sum(tl.exp(score - reference[:, None]), 1)
-                most = new_most
+                most_of_places, of_places = exponentials(score, most_of_places, of_places)
+            most, total = exponentials_of_rows(most_of_places, of_places)
         else:
             for at in range(0, parts):
                 found = tl.load(maxima + row * parts + at, mask=there, other=float("-inf"))
@@ -182,8 +201,10 @@ def softmax_kernel(
             tl.store(maxima + row * parts + tl.program_id(1), most, mask=there)
             tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
         else:
-            for start in range(begin, end, block):
-                column = start + run
+            # Backwards, since what was read last is still in the caches.
+            last = last_block(begin, end, block)
+            for back in range(0, end - begin, block):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
                 place = row_place(row, sizes, strides.out, f)
@@ -206,12 +227,12 @@ def _pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
 
 
 @triton.jit
-def _summed(y, d, f: tl.constexpr):
-    """What a tile adds to the sum of its rows."""
+def _summand(y, d, f: tl.constexpr):
+    """What each place adds to the sum of its row."""
     if field(f, "log"):
-        found = tl.sum(d, 1)
+        found = d
     else:
-        found = tl.sum(y * d, 1)
+        found = y * d
     return found
 
 
@@ -258,24 +279,28 @@ def softmax_gradient_kernel(
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
         y, d = _pair(out, d_out, row, run, exists, sizes, strides, f)
-        store_tile(dx, _gradient(y, d, _summed(y, d, f), scale, f), place, run, strides.x, exists, f)
+        store_tile(dx, _gradient(y, d, tl.sum(_summand(y, d, f), 1), scale, f), place, run, strides.x, exists, f)
     else:
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
-            for start in range(begin, end, block):
-                column = start + run
+            sums = tl.zeros((together, block), acc)
+            last = last_block(begin, end, block)
+            for back in range(0, end - begin, block):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
-                total += _summed(y, d, f)
+                sums += _summand(y, d, f)
+            total = tl.sum(sums, 1)
         else:
             for at in range(0, parts):
                 total += tl.load(totals + row * parts + at, mask=there, other=0)
         if step == 1:
             tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
         else:
-            for start in range(begin, end, block):
-                column = start + run
+            last = last_block(begin, end, block)
+            for back in range(0, end - begin, block):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
                 store_tile(dx, _gradient(y, d, total, scale, f), place, column, strides.x, exists, f)
