@@ -17,7 +17,7 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
-from einops_fast.backends.triton.rows import dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import dense_strides, neighbours, row_tiling, rows_of
 
 __all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
 
@@ -128,10 +128,11 @@ class _Plan:
         # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.
         cut = tiling.rows == x[-1] == dx[-1] == 1 and all((a - b) % vector == 0 for a, b in zip(x, dx, strict=True))
         features = CrossEntropyFeatures(
-            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == torch.float64, vector if cut else 0
-        )
+            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == torch.float64, vector if cut else 0,
+            neighbours(rows, dtype.itemsize),
+        )  # fmt: skip
         places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along,))
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
+        constants = {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}
         grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
         kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
         tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns

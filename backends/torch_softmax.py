@@ -9,7 +9,7 @@ import torch
 
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.rows import Rows, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import Rows, dense_strides, neighbours, row_tiling, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
     SoftmaxStrides,
@@ -87,7 +87,7 @@ class _Plan:
         self.steps = [
             KernelCall(
                 kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
-                {**constants, "step": step}, tiling.warps, 1,
+                {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
             )
             for step in ((1, 2) if tiling.parts > 1 else (0,))
         ]  # fmt: skip
@@ -103,13 +103,13 @@ def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool,
-    queries: int | None, shift: int, scale: float, double: bool,
+    queries: int | None, shift: int, scale: float, double: bool, size: int,
 ) -> _Plan:  # fmt: skip
     position = tuple([int(at == queries) for at in range(len(shape))])
     rows = rows_of(shape, dim, (*strides, position))
     features = SoftmaxFeatures(
         len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
-        double, scale if double else 1.0,
+        double, scale if double else 1.0, neighbours(rows, size),
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
@@ -135,7 +135,7 @@ def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift:
     acc = "float64" if torch.float64 in (x.dtype, out.dtype) else "float32"
     plan = _forward_plan(
         shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, acc == "float64",
+        queries, shift, scale, acc == "float64", x.itemsize,
     )  # fmt: skip
     sums = [MEMORY.workspace(x, plan.partial, acc) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, mask, out, *sums)

@@ -70,17 +70,24 @@ def _sigmoid(x):
 
 @triton.jit
 def _normal(x):
-    """The normal distribution and ``exp(-x² / 2)``, at most 3e-5 off, relative to the smaller of it and its complement.
+    """The normal distribution, and ``exp(-x² / 2)``.
 
-    It has the form of Abramowitz and Stegun (1964), 26.2.17, with other coefficients, which are fitted to the relative
-    error: also where the distribution is nearly 0, its digits are right.
+    Down to -5.5, where it is 2e-8, it is 6e-5 off at most, relative to itself. The ratio of the tail to the
+    exponential, Mills' ratio (1926, https://doi.org/10.1093/biomet/18.3-4.395), is smooth: here it is a polynomial of
+    degree 9, fitted to the relative error. That has half as many steps as ``erf``, and no division.
     """
-    z = tl.abs(x)
+    z = tl.minimum(tl.abs(x), 5.5)
     e = tl.exp(-0.5 * x * x)
-    t = 1.0 / (1.0 + 0.376 * z)
-    tail = t * (
-        0.149477516 + t * (0.15791453 + t * (0.0847098105 + t * (0.198746526 - 0.090858251 * t)))
-    ) * e  # fmt: skip
+    ratio = 2.55195103e-05 - 8.43056425e-07 * z
+    ratio = ratio * z - 0.000338974766
+    ratio = ratio * z + 0.00261671621
+    ratio = ratio * z - 0.0131705691
+    ratio = ratio * z + 0.0463403717
+    ratio = ratio * z - 0.120681625
+    ratio = ratio * z + 0.244878858
+    ratio = ratio * z - 0.398056194
+    ratio = ratio * z + 0.499972551
+    tail = ratio * e
     return tl.where(x < 0, tail, 1.0 - tail), e
 
 

@@ -12,7 +12,7 @@ from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = ["column_sums", "column_sums_kernel"]
 
-_ELEMENTS = 8192
+_ELEMENTS = 4096
 """How many a program adds at a time."""
 
 
@@ -30,15 +30,17 @@ def _add(parts, total, count, columns, together: tl.constexpr, block: tl.constex
 @triton.jit(do_not_specialize=["count"])
 def column_sums_kernel(first, second, to_first, to_second, count, columns, together: tl.constexpr, block: tl.constexpr):
     """Add up one or two arrays of ``(count, columns)``; either may be ``None``."""
-    if first is not None:
-        _add(first, to_first, count, columns, together, block)
-    if second is not None:
-        _add(second, to_second, count, columns, together, block)
+    if first is not None:  # noqa: SIM102
+        if tl.program_id(1) == 0:
+            _add(first, to_first, count, columns, together, block)
+    if second is not None:  # noqa: SIM102
+        if tl.program_id(1) == 1:
+            _add(second, to_second, count, columns, together, block)
 
 
 def column_sums(count: int, columns: int) -> KernelCall:
     """The kernel for ``count`` partial sums of so many columns, which takes two arrays of them and two results."""
-    block = 32 if columns <= 8192 else 128
+    block = 8 if columns <= 4096 else 32 if columns <= 16384 else 128
     together = min(power_of_two(count), _ELEMENTS // block)
-    grid = -(-columns // block), 1
-    return KernelCall(column_sums_kernel, grid, (count, columns), {"together": together, "block": block}, 8, 1)
+    grid = -(-columns // block), 2
+    return KernelCall(column_sums_kernel, grid, (count, columns), {"together": together, "block": block}, 4, 1)

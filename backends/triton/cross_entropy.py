@@ -41,6 +41,7 @@ class CrossEntropyFeatures:
         double: compute in float64.
         vector: how many neighbours a thread reads at once where addresses allow it. Every row, in a tile of its own,
             is then cut into an edge up to the first such address, a body, and an edge. 0: rows aren't cut.
+        group: how many neighbours in a row a thread has at least.
     """
 
     axes: int
@@ -49,6 +50,7 @@ class CrossEntropyFeatures:
     wide: bool = False
     double: bool = False
     vector: int = 0
+    group: int = 1
 
 
 class CrossEntropyStrides(NamedTuple):
@@ -141,6 +143,7 @@ def cross_entropy_kernel(
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the loss of ``together`` rows and the logarithms of their sums. ``weights`` is the sum of ``weight``.
 
@@ -153,10 +156,10 @@ def cross_entropy_kernel(
     place = row_place(row, sizes, strides.x, f)
     head, body = _cut(place, columns, f)
     from_head = _body(place, head, f)
-    totals = tl.zeros((together, block), acc)
+    totals = tl.zeros((together, block // field(f, "group")), acc)
     maxima = totals + lowest(f)
-    spreads = totals
-    for start in range(0, body, block):
+    spreads = tl.zeros((together, block), acc)
+    for start in tl.range(0, body, block, num_stages=stages):
         exists = there[:, None] & _within(run, body - start, f)
         maxima, totals, spreads = _summed(
             x, weight, from_head, start + run, head, exists, maxima, totals, spreads, strides, columns, f
@@ -231,6 +234,7 @@ def cross_entropy_gradient_kernel(
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the gradient of a part of some rows: probabilities times a number of the row, less the targets.
 
@@ -262,7 +266,7 @@ def cross_entropy_gradient_kernel(
     factor = factor * back
     head, body = _cut(x_place, columns, f)
     begin = tl.program_id(1) * part
-    for start in range(begin, min(begin + part, body), block):
+    for start in tl.range(begin, min(begin + part, body), block, num_stages=stages):
         exists = there[:, None] & _within(run, body - start, f)
         _store_gradient(
             x, weight, dx, _body(x_place, head, f), _body(dx_place, head, f), start + run, head, exists, log, own,

@@ -27,7 +27,14 @@ from einops_fast.backends.triton.row_tiles import (
     store_tile,
 )
 
-__all__ = ["NormFeatures", "NormStrides", "norm_columns_kernel", "norm_gradient_kernel", "norm_kernel"]
+__all__ = [
+    "NormFeatures",
+    "NormStrides",
+    "norm_columns_kernel",
+    "norm_gradient_kernel",
+    "norm_kernel",
+    "norm_row_sums_kernel",
+]
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,7 @@ def norm_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the norm of ``together`` rows or of a part of them, what was normalised, and the statistics of each row.
 
@@ -194,21 +202,25 @@ def norm_kernel(
     end = min(begin + part, columns)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        # Before anything waits.
-        w = load_parameter(weight, strides.weight, run, columns)
-        b = load_parameter(bias, strides.bias, run, columns)
+        if block <= 4096:
+            # Before anything waits; of long rows there is no room for them.
+            w = load_parameter(weight, strides.weight, run, columns)
+            b = load_parameter(bias, strides.bias, run, columns)
         h = _inputs(x, residual, summed, seed, row, 0, exists, sizes, strides, drop, f)
         if summed is not None:
             store_tile(summed, h, row_place(row, sizes, strides.summed, f), run, strides.summed, exists, f)
         mean, squares = _statistics(h, exists, columns, f)
         rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+        if block > 4096:
+            w = load_parameter(weight, strides.weight, run, columns)
+            b = load_parameter(bias, strides.bias, run, columns)
         _store_result(out, h, mean, rstd, weight, bias, w, b, row, run, exists, sizes, strides, f)
     else:
         count = tl.zeros((1,), acc)
         if step < 2:
             means_of_places = tl.zeros((together, block), acc)
             squares_of_places = tl.zeros((together, block), acc)
-            for start in range(begin, end, block):
+            for start in tl.range(begin, end, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
                 h = _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f)
@@ -236,7 +248,7 @@ def norm_kernel(
                 tl.debug_barrier()
             # Backwards, since what was read last is still in the caches.
             last = last_block(begin, end, block)
-            for back in range(0, end - begin, block):
+            for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 w = load_parameter(weight, strides.weight, column, columns)
@@ -319,6 +331,56 @@ def norm_gradient_kernel(
     d_residual,
     part_weight,
     part_bias,
+    sizes,
+    strides,
+    rows,
+    columns,
+    drop,
+    tiles,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
+
+    A program has several tiles of whole rows, and writes what these add to the gradients of weight and bias.
+    """
+    acc: tl.constexpr = kept_type(f)
+    run = tl.arange(0, block)
+    to_weight = tl.zeros((1, block), acc)
+    to_bias = tl.zeros((1, block), acc)
+    w = load_parameter(weight, strides.weight, run, columns)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
+        row = tile * together + tl.arange(0, together)
+        there = row < rows
+        exists = there[:, None] & (run < columns)[None, :]
+        back = _back(d_out, row, run, exists, sizes, strides, f)
+        normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
+        if part_weight is not None:
+            to_weight += tl.sum(back * normalised, 0, keep_dims=True)
+        if part_bias is not None:
+            to_bias += tl.sum(back, 0, keep_dims=True)
+        d = _weighted(back, weight, w, f)
+        inner = tl.sum(normalised * d, 1) / columns
+        mean = tl.sum(d, 1) / columns
+        _store_gradient(
+            dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, 0, exists, sizes, strides, drop, f
+        )
+    place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
+    if part_weight is not None:
+        tl.store(part_weight + place, to_weight, mask=(run < columns)[None, :])
+    if part_bias is not None:
+        tl.store(part_bias + place, to_bias, mask=(run < columns)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_row_sums_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    d_out,
     part_inner,
     part_mean,
     sizes,
@@ -326,90 +388,29 @@ def norm_gradient_kernel(
     rows,
     columns,
     part,
-    drop,
-    tiles,
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
-    whole: tl.constexpr,
-    parts: tl.constexpr,
-    step: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
-
-    With whole rows, a program has several tiles of them, and writes what these add to the gradients of weight and bias.
-    """
-    acc: tl.constexpr = kept_type(f)
-    run = tl.arange(0, block)
-    if whole:
-        # Of each place of a tile, so that no program waits for its threads in order to add up rows.
-        to_weight = tl.zeros((1, block), acc)
-        to_bias = tl.zeros((1, block), acc)
-        w = load_parameter(weight, strides.weight, run, columns)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
-            row = tile * together + tl.arange(0, together)
-            there = row < rows
-            exists = there[:, None] & (run < columns)[None, :]
-            back = _back(d_out, row, run, exists, sizes, strides, f)
-            normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
-            if part_weight is not None:
-                to_weight += tl.sum(back * normalised, 0, keep_dims=True)
-            if part_bias is not None:
-                to_bias += tl.sum(back, 0, keep_dims=True)
-            d = _weighted(back, weight, w, f)
-            inner = tl.sum(normalised * d, 1) / columns
-            mean = tl.sum(d, 1) / columns
-            _store_gradient(
-                dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, 0, exists, sizes, strides,
-                drop, f,
-            )  # fmt: skip
-        place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
-        if part_weight is not None:
-            tl.store(part_weight + place, to_weight, mask=(run < columns)[None, :])
-        if part_bias is not None:
-            tl.store(part_bias + place, to_bias, mask=(run < columns)[None, :])
-    else:
-        row = tl.program_id(0) * together + tl.arange(0, together)
-        there = row < rows
-        begin = tl.program_id(1) * part
-        end = min(begin + part, columns)
-        inner = tl.zeros((together,), acc)
-        mean = tl.zeros((together,), acc)
-        if step < 2:
-            inner_of_places = tl.zeros((together, block), acc)
-            mean_of_places = tl.zeros((together, block), acc)
-            for start in range(begin, end, block):
-                column = start + run
-                exists = there[:, None] & (column < end)[None, :]
-                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-                back = _back(d_out, row, column, exists, sizes, strides, f)
-                d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
-                inner_of_places += normalised * d
-                mean_of_places += d
-            inner = tl.sum(inner_of_places, 1)
-            mean = tl.sum(mean_of_places, 1)
-        else:
-            for at in range(0, parts):
-                inner += tl.load(part_inner + row * parts + at, mask=there, other=0)
-                mean += tl.load(part_mean + row * parts + at, mask=there, other=0)
-        if step == 1:
-            tl.store(part_inner + row * parts + tl.program_id(1), inner, mask=there)
-            tl.store(part_mean + row * parts + tl.program_id(1), mean, mask=there)
-        else:
-            inner /= columns
-            mean /= columns
-            last = last_block(begin, end, block)
-            for behind in range(0, end - begin, block):
-                column = last - behind + run
-                exists = there[:, None] & (column < end)[None, :]
-                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-                back = _back(d_out, row, column, exists, sizes, strides, f)
-                d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
-                _store_gradient(
-                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, last - behind, exists,
-                    sizes, strides, drop, f,
-                )  # fmt: skip
+    """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    begin = tl.program_id(1) * part
+    end = min(begin + part, columns)
+    inner = tl.zeros((together, block), kept_type(f))
+    mean = tl.zeros((together, block), kept_type(f))
+    for start in tl.range(begin, end, block, num_stages=stages):
+        column = start + tl.arange(0, block)
+        exists = there[:, None] & (column < end)[None, :]
+        back = _back(d_out, row, column, exists, sizes, strides, f)
+        normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+        d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
+        inner += normalised * d
+        mean += d
+    place = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(part_inner + place, tl.sum(inner, 1), mask=there)
+    tl.store(part_mean + place, tl.sum(mean, 1), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
@@ -417,34 +418,64 @@ def norm_columns_kernel(
     h,
     means,
     rstds,
+    weight,
+    seed,
     d_out,
+    d_summed,
+    dx,
+    d_residual,
     part_weight,
     part_bias,
+    part_inner,
+    part_mean,
     sizes,
     strides,
     rows,
     columns,
+    drop,
     tiles,
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    parts: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Write what some tiles of rows add to the gradients of weight and bias, for rows too long for the other kernel."""
+    """Write the gradient of what was normalised in some tiles of rows, and what these add to those of weight and bias.
+
+    For rows too long for the other kernel: their sums have been made, in ``parts``. Any result may be ``None``.
+    """
     acc: tl.constexpr = kept_type(f)
-    column = tl.program_id(0) * block + tl.arange(0, block)
+    start = tl.program_id(0) * block
+    column = start + tl.arange(0, block)
     to_weight = tl.zeros((together, block), acc)
     to_bias = tl.zeros((together, block), acc)
+    w = load_parameter(weight, strides.weight, column, columns)
     # The last rows first, since the other kernel has left them in the cache.
     for tile in tl.range(tl.program_id(1), tiles, tl.num_programs(1), num_stages=stages):
         row = (tiles - 1 - tile) * together + tl.arange(0, together)
         there = row < rows
         exists = there[:, None] & (column < columns)[None, :]
         back = _back(d_out, row, column, exists, sizes, strides, f)
-        to_bias += back
-        if part_weight is not None:
-            normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-            to_weight += back * normalised
+        if part_bias is not None:
+            to_bias += back
+        if part_weight is not None or part_inner is not None:
+            normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+            if part_weight is not None:
+                to_weight += back * normalised
+            if part_inner is not None:
+                inner = tl.zeros((together,), acc)
+                mean = tl.zeros((together,), acc)
+                for at in range(0, parts):
+                    place = row.to(tl.int64) * parts + at
+                    inner += tl.load(part_inner + place, mask=there, other=0)
+                    mean += tl.load(part_mean + place, mask=there, other=0)
+                inner /= columns
+                mean /= columns
+                d = _weighted(back, weight, w, f)
+                _store_gradient(
+                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes,
+                    strides, drop, f,
+                )  # fmt: skip
     place = tl.program_id(1).to(tl.int64) * columns + column
     if part_weight is not None:
         tl.store(part_weight + place, tl.sum(to_weight, 0), mask=column < columns)

@@ -12,12 +12,22 @@ from math import prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
 
-__all__ = ["RowTiling", "Rows", "column_tiling", "dense_strides", "dropping", "in_fours", "row_tiling", "rows_of"]
+__all__ = [
+    "RowTiling",
+    "Rows",
+    "column_tiling",
+    "dense_strides",
+    "dropping",
+    "in_fours",
+    "neighbours",
+    "row_tiling",
+    "rows_of",
+]
 
 _PROCESSORS = 132
 """How many programs a large GPU runs at least at the same time."""
 
-_WHOLE = {1: 32768, 2: 16384, 4: 8192}
+_WHOLE = {1: 32768, 2: 16384, 4: 16384}
 """The longest rows that one program keeps in registers, by how many values it keeps per element."""
 
 _LOOP = 4096
@@ -148,6 +158,11 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         found[at] = step
         step *= max(shape[at], 1)
     return tuple(found)
+
+
+def neighbours(rows: Rows, size: int) -> int:
+    """How many neighbours in a row a thread loads at once of elements of so many bytes; 1 where they lie apart."""
+    return 16 // size if rows.strides[0][-1] == 1 else 1
 
 
 def dropping(p: float) -> tuple[int, float]:

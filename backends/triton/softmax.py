@@ -45,6 +45,7 @@ class SoftmaxFeatures:
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``scale`` is then a constant.
         scale: of the scores, for float64 only.
+        group: how many neighbours in a row a thread has at least.
     """
 
     axes: int
@@ -55,6 +56,7 @@ class SoftmaxFeatures:
     wide: bool = False
     double: bool = False
     scale: float = 1.0
+    group: int = 1
 
     @property
     def masked(self) -> bool:
@@ -148,7 +150,7 @@ def softmax_kernel(
     mask,
     out,
     maxima,
-    totals,
+    sums,
     sizes,
     strides,
     rows,
@@ -162,6 +164,7 @@ def softmax_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the softmax of ``together`` rows, or of a part of them.
 
@@ -185,25 +188,25 @@ def softmax_kernel(
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
-            of_places = tl.zeros((together, block), acc)
-            most_of_places = of_places + lowest(f)
-            for start in range(begin, end, block):
+            totals = tl.zeros((together, block // field(f, "group")), acc)
+            most_of_groups = totals + lowest(f)
+            for start in tl.range(begin, end, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
-                most_of_places, of_places = exponentials(score, most_of_places, of_places)
-            most, total = exponentials_of_rows(most_of_places, of_places)
+                most_of_groups, totals = exponentials(score, most_of_groups, totals)
+            most, total = exponentials_of_rows(most_of_groups, totals)
         else:
             for at in range(0, parts):
                 found = tl.load(maxima + row * parts + at, mask=there, other=float("-inf"))
-                most, total = _merged(most, total, found, tl.load(totals + row * parts + at, mask=there, other=0))
+                most, total = _merged(most, total, found, tl.load(sums + row * parts + at, mask=there, other=0))
         if step == 1:
             tl.store(maxima + row * parts + tl.program_id(1), most, mask=there)
-            tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
+            tl.store(sums + row * parts + tl.program_id(1), total, mask=there)
         else:
             # Backwards, since what was read last is still in the caches.
             last = last_block(begin, end, block)
-            for back in range(0, end - begin, block):
+            for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
@@ -264,6 +267,7 @@ def softmax_gradient_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the gradient of the scores: ``y * (dy - sum(y * dy))``, of the logarithm ``dy - exp(y) * sum(dy)``.
 
@@ -286,7 +290,7 @@ def softmax_gradient_kernel(
         if step < 2:
             sums = tl.zeros((together, block), acc)
             last = last_block(begin, end, block)
-            for back in range(0, end - begin, block):
+            for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
@@ -299,7 +303,7 @@ def softmax_gradient_kernel(
             tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
         else:
             last = last_block(begin, end, block)
-            for back in range(0, end - begin, block):
+            for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
