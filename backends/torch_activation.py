@@ -79,7 +79,8 @@ class _Plan:
             len(rows.sizes), kind, drop > 0, in_fours(rows, place), dtype in (torch.float16, torch.bfloat16),
             rows.wide, double, drop if double else 0.0,
         )  # fmt: skip
-        tiling = column_tiling(rows)
+        # Random words need registers: then half of a tile is as much.
+        tiling = column_tiling(rows, 4 if gradient or drop else dtype.itemsize)
         steps, blocks = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block)
         constants = {"f": features, "together": tiling.rows, "block": tiling.block}
         tail: tuple[Any, ...]

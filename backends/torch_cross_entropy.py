@@ -17,7 +17,7 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
-from einops_fast.backends.triton.rows import dense_strides, neighbours, row_tiling, rows_of
+from einops_fast.backends.triton.rows import dense_strides, loss_tiling, neighbours, rows_of
 
 __all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
 
@@ -122,7 +122,7 @@ class _Plan:
         z_loss: float, dtype: torch.dtype, gradient: bool,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, strides)
-        tiling = row_tiling(rows, 1)
+        tiling = loss_tiling(rows, dtype.itemsize, gradient)
         x, target, loss, dx, d_loss = rows.strides
         vector = 16 // dtype.itemsize
         # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.

@@ -21,18 +21,21 @@ from einops_fast.backends.triton.norm import (
     norm_kernel,
     norm_row_sums_kernel,
 )
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, dropping, in_fours, row_tiling, rows_of
+from einops_fast.backends.triton.rows import (
+    column_tiling,
+    dense_strides,
+    dropping,
+    gradient_tiling,
+    in_fours,
+    row_tiling,
+    rows_of,
+    sums_tiling,
+)
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
 
 Strides = tuple[int, ...]
-
-_PROGRAMS = 264
-"""Most of those that share the rows where each keeps a sum of its own."""
-
-_BOTH_SUMS = 8192
-"""Columns of which a program has room for two sums each."""
 
 
 def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
@@ -101,16 +104,17 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: tuple[int, int], dim: int, centred: bool, eps: float,
-        drop: float, double: bool,
+        drop: float, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
+        double = dtype == torch.float64
         features = NormFeatures(
             len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
             drop if double else 0.0,
         )  # fmt: skip
         of_x, out, row, residual, summed, place = rows.strides
         places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
-        tiling = row_tiling(rows, 1)
+        tiling = row_tiling(rows, dtype.itemsize)
         self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
         tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop)
         constants = {
@@ -130,57 +134,55 @@ class _GradientPlan:
         whole: the one that has whole rows, or ``None``.
         sums: the one that makes the sums of parts of rows, or ``None``; ``partial``: how many these are.
         columns: the one that has tiles of columns, or ``None``.
-        bias_apart: beside the one for whole rows, it is there for the bias alone.
-        counts: how many sums of each column there are in the end of ``weight`` and ``bias``.
+        count: how many sums of each column there are in the end.
+        add: the one that adds these.
     """
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, centred: bool, eps: float,
-        drop: float, double: bool, inputs: bool, parameters: tuple[bool, bool],
+        drop: float, dtype: torch.dtype, inputs: bool, parameters: int,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         h, d_out, row, d_summed, dx, d_residual, place = rows.strides
+        double = dtype == torch.float64
         features = NormFeatures(
             len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
             drop if double else 0.0,
         )  # fmt: skip
         places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along,), (0,))
-        tiling = row_tiling(rows, 4)
-        tiles = -(-rows.count // tiling.rows)
         start = rows.sizes, places, rows.count, rows.columns
         self.whole = self.sums = self.columns = None
-        self.partial, programs = 0, 0
-        if inputs and tiling.whole:
-            programs = min(tiles, tiling.programs or _PROGRAMS)
+        self.partial = 0
+        tiling = gradient_tiling(rows, dtype.itemsize, parameters) if inputs else None
+        if tiling is not None:
+            tiles = -(-rows.count // tiling.rows)
+            self.count = min(tiles, tiling.programs)
             self.whole = KernelCall(
-                norm_gradient_kernel, (programs, 1), (*start, dropping(drop), tiles),
+                norm_gradient_kernel, (self.count, 1), (*start, dropping(drop), tiles),
                 {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
                 tiling.warps, 1,
             )  # fmt: skip
-        elif inputs:
-            self.partial = rows.count * tiling.parts
-            self.sums = KernelCall(
-                norm_row_sums_kernel, (tiles, tiling.parts), (*start, tiling.part(rows.columns)),
-                {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
-                tiling.warps, 1,
-            )  # fmt: skip
-        of_weight, of_bias = parameters
-        self.bias_apart = self.whole is not None and of_weight and of_bias and tiling.block > _BOTH_SUMS
-        self.counts = programs, programs
-        if self.whole is None or self.bias_apart:
-            of_columns = column_tiling(rows)
-            tiles = -(-rows.count // of_columns.rows)
+        else:
+            tiling, of_columns = sums_tiling(rows), column_tiling(rows)
+            if inputs:
+                self.partial = rows.count * tiling.parts
+                self.sums = KernelCall(
+                    norm_row_sums_kernel, (-(-rows.count // tiling.rows), tiling.parts),
+                    (*start, tiling.part(rows.columns)),
+                    {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
+                    tiling.warps, 1,
+                )  # fmt: skip
+            self.count = of_columns.parts
             self.columns = KernelCall(
                 norm_columns_kernel, (-(-rows.columns // of_columns.block), of_columns.parts),
-                (*start, dropping(drop), tiles),
+                (*start, dropping(drop), -(-rows.count // of_columns.rows)),
                 {
-                    "f": features, "together": of_columns.rows, "block": of_columns.block,
-                    "parts": 1 if tiling.whole else tiling.parts, "stages": of_columns.stages,
+                    "f": features, "together": of_columns.rows, "block": of_columns.block, "parts": tiling.parts,
+                    "stages": of_columns.stages,
                 },
                 of_columns.warps, 1,
             )  # fmt: skip
-            self.counts = programs or of_columns.parts, of_columns.parts
-        self.add = [column_sums(count, rows.columns) for count in dict.fromkeys(self.counts)]
+        self.add = column_sums(self.count, rows.columns)
 
 
 _forward_plan = lru_cache(maxsize=4096)(_Plan)
@@ -239,7 +241,7 @@ def _compute(
             nowhere if kept is None else kept.stride(),
         ),
         (0 if weight is None else weight.stride(0), 0 if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype == torch.float64,
+        dim, centred, eps, drop, x.dtype,
     )  # fmt: skip
     parts = [MEMORY.workspace(x, plan.partial, dtype_name(rstds.dtype)) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, residual, weight, bias, seed, out, kept, means if centred else None, rstds, *parts)
@@ -263,17 +265,6 @@ def _gradient_shapes(
     return dx, d_residual, d_weight, d_bias
 
 
-def _add_up(plan: _GradientPlan, to_weight: Any, to_bias: Any, d_weight: Any, d_bias: Any) -> None:
-    """Of sums of columns the sums."""
-    if to_weight is not None and to_bias is not None and len(plan.add) > 1:
-        launch(plan.add[:1], to_weight, None, d_weight, None)
-        launch(plan.add[1:], to_bias, None, d_bias, None)
-    elif to_weight is not None:
-        launch(plan.add[:1], to_weight, to_bias, d_weight, d_bias)
-    elif to_bias is not None:
-        launch(plan.add[:1], to_bias, None, d_bias, None)
-
-
 def _compute_gradients(
     h: Any, means: Any, rstds: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, dim: int,
     centred: bool, eps: float, drop: float, dtypes: list[str],
@@ -293,32 +284,28 @@ def _compute_gradients(
             strides, strides,
         ),
         0 if weight is None else weight.stride(0),
-        dim, centred, eps, drop, rstds.dtype == torch.float64, bool(of_x or of_residual),
-        (bool(of_weight), bool(of_bias)),
+        dim, centred, eps, drop, h.dtype, bool(of_x or of_residual), bool(of_weight) + bool(of_bias),
     )  # fmt: skip
     kind = dtype_name(rstds.dtype)
     to_weight, to_bias = (
-        MEMORY.workspace(h, count * shape[dim], kind) if dtype else None
-        for dtype, count in zip((of_weight, of_bias), plan.counts, strict=True)
+        MEMORY.workspace(h, plan.count * shape[dim], kind) if dtype else None for dtype in (of_weight, of_bias)
     )
     means = means if centred else None
     sums: tuple[Any, Any] = None, None
     if plan.whole is not None:
-        bias = None if plan.bias_apart else to_bias
-        launch([plan.whole], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, bias)
+        launch([plan.whole], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias)
     if plan.sums is not None:
         sums = MEMORY.workspace(h, plan.partial, kind), MEMORY.workspace(h, plan.partial, kind)
         launch([plan.sums], h, means, rstds, weight, d_out, *sums)
-    if plan.bias_apart:
-        launch([plan.columns], h, None, rstds, None, None, d_out, *(None,) * 4, to_bias, None, None)
-    elif plan.columns is not None:
+    if plan.columns is not None:
         launch(
             [plan.columns], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias, *sums
         )
     d_weight, d_bias = (
         h.new_empty(shape[dim], dtype=getattr(torch, dtype)) if dtype else None for dtype in (of_weight, of_bias)
     )
-    _add_up(plan, to_weight, to_bias, d_weight, d_bias)
+    if of_weight or of_bias:
+        launch([plan.add], *((to_weight, to_bias, d_weight, d_bias) if of_weight else (to_bias, None, d_bias, None)))
     dx, d_residual, d_weight, d_bias = (
         h.new_empty(0) if each is None else each for each in (dx, d_residual, d_weight, d_bias)
     )

@@ -77,8 +77,10 @@ class _Plan:
         partial: how many sums of parts the first leaves to the second.
     """
 
-    def __init__(self, kernel: Any, features: SoftmaxFeatures, rows: Rows, live: int, *tail: Any) -> None:
-        tiling = row_tiling(rows, live)
+    def __init__(
+        self, kernel: Any, features: SoftmaxFeatures, rows: Rows, size: int, live: int, *tail: Any
+    ) -> None:  # fmt: skip
+        tiling = row_tiling(rows, size, live)
         grid = -(-rows.count // tiling.rows), tiling.parts
         constants = {
             "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
@@ -113,20 +115,20 @@ def _forward_plan(
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-    return _Plan(softmax_kernel, features, rows, 1, places, shift, scale)
+    return _Plan(softmax_kernel, features, rows, size, 1, places, shift, scale)
 
 
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    double: bool,
+    double: bool, size: int,
 ) -> _Plan:  # fmt: skip
     rows = rows_of(shape, dim, strides)
     features = SoftmaxFeatures(
         len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
     )
     out, d_out, dx = rows.strides
-    return _Plan(softmax_gradient_kernel, features, rows, 2, SoftmaxStrides(dx, out, out, out, d_out), scale)
+    return _Plan(softmax_gradient_kernel, features, rows, size, 2, SoftmaxStrides(dx, out, out, out, d_out), scale)
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
@@ -150,7 +152,7 @@ def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, s
     dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
     acc = "float64" if torch.float64 in (out.dtype, dx.dtype) else "float32"
     strides = out.stride(), d_out.stride(), dx.stride()
-    plan = _gradient_plan(tuple(out.shape), strides, dim, masked, log, scale, acc == "float64")
+    plan = _gradient_plan(tuple(out.shape), strides, dim, masked, log, scale, acc == "float64", out.itemsize)
     launch(plan.steps, out, d_out, dx, MEMORY.workspace(out, plan.partial, acc) if plan.partial else None)
     return dx
 

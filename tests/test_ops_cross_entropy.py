@@ -54,7 +54,7 @@ def oracle(
 
 @pytest.fixture(params=[RowTiling(4, 32, True), RowTiling(2, 16, False)], ids=["whole", "looped"])
 def tiles(request: pytest.FixtureRequest) -> Any:
-    with mock.patch.object(torch_cross_entropy, "row_tiling", return_value=request.param):
+    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=request.param):
         torch_cross_entropy._plan.cache_clear()
         yield
     torch_cross_entropy._plan.cache_clear()

@@ -119,13 +119,11 @@ def _philox(seed, place):
     c2 = c0 * 0
     c3 = c2
     for _ in tl.static_range(7):
-        # In 64 bits it is one instruction.
-        even = c0.to(tl.uint64) * 0xD2511F53
-        odd = c2.to(tl.uint64) * 0xCD9E8D57
-        c0 = (odd >> 32).to(tl.uint32) ^ c1 ^ k0
-        c1 = odd.to(tl.uint32)
-        c2 = (even >> 32).to(tl.uint32) ^ c3 ^ k1
-        c3 = even.to(tl.uint32)
+        before, c2_before = c0, c2
+        c0 = tl.umulhi(c2_before, 0xCD9E8D57) ^ c1 ^ k0
+        c1 = tl.mul(c2_before, 0xCD9E8D57, sanitize_overflow=False)
+        c2 = tl.umulhi(before, 0xD2511F53) ^ c3 ^ k1
+        c3 = tl.mul(before, 0xD2511F53, sanitize_overflow=False)
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
         k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
     return c0, c1, c2, c3
