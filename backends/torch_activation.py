@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -81,6 +82,8 @@ class _Plan:
         )  # fmt: skip
         # Random words need registers: then half of a tile is as much.
         tiling = column_tiling(rows, 4 if gradient or drop else dtype.itemsize)
+        if dtype == torch.float64:
+            tiling = replace(tiling, stages=1)
         steps, blocks = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block)
         constants = {"f": features, "together": tiling.rows, "block": tiling.block}
         tail: tuple[Any, ...]

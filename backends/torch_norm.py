@@ -25,6 +25,7 @@ from einops_fast.backends.triton.rows import (
     column_tiling,
     dense_strides,
     dropping,
+    fitting,
     gradient_tiling,
     in_fours,
     row_tiling,
@@ -140,7 +141,7 @@ class _GradientPlan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, centred: bool, eps: float,
-        drop: float, dtype: torch.dtype, inputs: bool, parameters: int,
+        drop: float, dtype: torch.dtype, inputs: bool, parameters: int, shared: int,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         h, d_out, row, d_summed, dx, d_residual, place = rows.strides
@@ -155,6 +156,7 @@ class _GradientPlan:
         self.partial = 0
         tiling = gradient_tiling(rows, dtype.itemsize, parameters) if inputs else None
         if tiling is not None:
+            tiling = fitting(tiling, 3, dtype.itemsize, shared)
             tiles = -(-rows.count // tiling.rows)
             self.count = min(tiles, tiling.programs)
             self.whole = KernelCall(
@@ -163,7 +165,8 @@ class _GradientPlan:
                 tiling.warps, 1,
             )  # fmt: skip
         else:
-            tiling, of_columns = sums_tiling(rows), column_tiling(rows)
+            tiling = fitting(sums_tiling(rows), 3, dtype.itemsize, shared)
+            of_columns = fitting(column_tiling(rows), 3, dtype.itemsize, shared)
             if inputs:
                 self.partial = rows.count * tiling.parts
                 self.sums = KernelCall(
@@ -285,6 +288,7 @@ def _compute_gradients(
         ),
         0 if weight is None else weight.stride(0),
         dim, centred, eps, drop, h.dtype, bool(of_x or of_residual), bool(of_weight) + bool(of_bias),
+        MEMORY.shared(MEMORY.device(h)),
     )  # fmt: skip
     kind = dtype_name(rstds.dtype)
     to_weight, to_bias = (

@@ -18,6 +18,7 @@ __all__ = [
     "column_tiling",
     "dense_strides",
     "dropping",
+    "fitting",
     "gradient_tiling",
     "in_fours",
     "loss_tiling",
@@ -89,6 +90,19 @@ class RowTiling:
         """Columns of a part, in whole blocks."""
         blocks = -(-columns // self.block)
         return -(-blocks // self.parts) * self.block
+
+
+def fitting(tiling: RowTiling, arrays: int, size: int, shared: int) -> RowTiling:
+    """The tiling, but with one tile of each array at a time if more on their way wouldn't fit.
+
+    Args:
+        tiling: the tiles.
+        arrays: how many are read.
+        size: bytes of an element.
+        shared: bytes of shared memory that a program may have.
+    """
+    needed = (tiling.stages - 1) * arrays * tiling.rows * tiling.block * size
+    return tiling if needed < shared else replace(tiling, stages=1)
 
 
 def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:

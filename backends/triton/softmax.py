@@ -103,7 +103,13 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 @triton.jit
 def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
     """A tile of scores, ``-inf`` where an element takes no part."""
-    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, float("-inf"), f)
+    readable = exists
+    if field(f, "causal"):
+        # What is hidden isn't read, but for what is loaded together with something else.
+        group: tl.constexpr = field(f, "group")
+        seen_up_to = (row_place(row, sizes, strides.position, f) + shift).to(tl.int32)
+        readable = exists & ((column // group * group)[None, :] <= seen_up_to[:, None])
+    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, readable, float("-inf"), f)
     score = _scaled(score, scale, f)
     if field(f, "added"):
         score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
@@ -188,9 +194,13 @@ def softmax_kernel(
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
+            reach = end
+            if field(f, "causal"):
+                seen_up_to = row_place(row, sizes, strides.position, f) + shift
+                reach = min(end, tl.max(tl.where(there, seen_up_to, -1), 0).to(tl.int32) + 1)
             totals = tl.zeros((together, block // field(f, "group")), acc)
             most_of_groups = totals + lowest(f)
-            for start in tl.range(begin, end, block, num_stages=stages):
+            for start in tl.range(begin, reach, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
