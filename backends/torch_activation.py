@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +19,8 @@ from einops_fast.backends.triton.activation import (
     activation_kernel,
 )
 from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, rows_of
+from einops_fast.backends.triton.column_sums import column_sums
+from einops_fast.backends.triton.rows import column_tiling, dense_strides, dropping, in_fours, rows_of
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "bias_activation", "linear"]
@@ -69,23 +71,34 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, Strides, Strides], along: int, kind: str, drop: float,
-        double: bool, gradient: bool,
+        dtype: torch.dtype, gradient: bool,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, len(shape) - 1, (*strides, contiguous_strides(shape)))
         x, out, d_out, place = rows.strides
-        features = ActivationFeatures(len(rows.sizes), kind, drop > 0, rows.wide, double, drop if double else 0.0)
-        tiling = column_tiling(rows)
+        double = dtype == torch.float64
+        features = ActivationFeatures(
+            len(rows.sizes), kind, drop > 0, in_fours(rows, place), dtype in (torch.float16, torch.bfloat16),
+            rows.wide, double, drop if double else 0.0,
+        )  # fmt: skip
+        # Random words need registers: then half of a tile is as much.
+        tiling = column_tiling(rows, 4 if gradient or drop else dtype.itemsize)
+        if dtype == torch.float64:
+            tiling = replace(tiling, stages=1)
         steps, blocks = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block)
         constants = {"f": features, "together": tiling.rows, "block": tiling.block}
         tail: tuple[Any, ...]
         tail = rows.sizes, ActivationStrides(x, out, d_out, place, (along,)), rows.count, rows.columns
         if gradient:
-            part = -(-steps // tiling.parts) * tiling.rows
-            self.sums = -(-rows.count // part)
-            grid = blocks, self.sums
-            self.call = KernelCall(activation_gradient_kernel, grid, (*tail, part, drop), constants, tiling.warps, 1)
+            self.sums = tiling.parts
+            self.call = KernelCall(
+                activation_gradient_kernel, (blocks, tiling.parts), (*tail, steps, dropping(drop)),
+                {**constants, "stages": tiling.stages}, tiling.warps, 1,
+            )  # fmt: skip
+            self.add = column_sums(self.sums, rows.columns)
         else:
-            self.call = KernelCall(activation_kernel, (steps, blocks), (*tail, drop), constants, tiling.warps, 1)
+            self.call = KernelCall(
+                activation_kernel, (steps, blocks), (*tail, dropping(drop)), constants, tiling.warps, 1
+            )
 
 
 _plan = lru_cache(maxsize=4096)(_Plan)
@@ -99,7 +112,7 @@ def _compute(x: Any, bias: Any, seed: Any, activation: str, drop: float) -> Any:
     out = _shape(x)
     plan = _plan(
         tuple(x.shape), (x.stride(), out.stride(), out.stride()), 0 if bias is None else bias.stride(0), activation,
-        drop, x.dtype == torch.float64, False,
+        drop, x.dtype, False,
     )  # fmt: skip
     launch([plan.call], x, bias, seed, out)
     return out
@@ -117,14 +130,16 @@ def _compute_gradients(
     dx = _shape(x)
     plan = _plan(
         tuple(x.shape), (x.stride(), dx.stride(), d_out.stride()), 0 if bias is None else bias.stride(0), activation,
-        drop, x.dtype == torch.float64, True,
+        drop, x.dtype, True,
     )  # fmt: skip
     columns = x.shape[-1]
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    parts = MEMORY.workspace(x, plan.sums * columns, dtype_name(acc)).view(plan.sums, columns) if of_bias else None
+    parts = MEMORY.workspace(x, plan.sums * columns, dtype_name(acc)) if of_bias else None
     launch([plan.call], x, bias, seed, d_out, dx, parts)
-    # In this order always.
-    return dx, x.new_empty(0) if parts is None else parts.sum(0).to(bias.dtype)
+    d_bias = x.new_empty(0) if parts is None else bias.new_empty(bias.shape)
+    if parts is not None:
+        launch([plan.add], parts, None, d_bias, None)
+    return dx, d_bias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

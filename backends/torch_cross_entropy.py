@@ -17,7 +17,8 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import dense_strides, loss_tiling, neighbours, rows_of
+from einops_fast.errors import EinsumError
 
 __all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
 
@@ -28,13 +29,28 @@ _CHUNK = 1 << 26
 
 
 def cross_entropy(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str
-) -> Any:
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
     """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
+    if inplace:
+        _check_inplace(x)
     if not z_loss and not _by_kernel(x, target, weight):
         return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
-    losses, divisor = _losses(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction)
+    losses, divisor = _losses(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction, inplace)
     return _reduced(losses, divisor, reduction).to(result_dtype(x))
+
+
+def _check_inplace(x: Any) -> None:
+    """Whether a gradient may be written over logits, as far as that can be seen before it is."""
+    if x.requires_grad and x.is_leaf:
+        raise EinsumError(
+            "inplace_backward would write the gradient over logits that nothing has computed: they are a leaf, "
+            "and its values belong to whoever made it"
+        )
+    at = next((at for at, size in enumerate(x.shape) if size > 1 and not x.stride(at)), None)
+    if at is not None:
+        raise EinsumError(f"inplace_backward needs memory for each logit, but axis {at} of the input is expanded")
 
 
 def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
@@ -65,13 +81,16 @@ def _divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
 
 
 def _losses(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str
-) -> tuple[Any, Any]:
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+    inplace: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
     """The loss of each row, in float32 at least, and what the mean divides by."""
     indices = not target.is_floating_point()
     if _by_kernel(x, target, weight):
         weights = weight.double().sum() if weight is not None and smoothing else None
-        losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss)[0]
+        # What is traced has memory planned by the compiler.
+        inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+        losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
     else:
         losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
     if reduction != "mean":
@@ -119,17 +138,24 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, ignored: int, smoothing: float,
-        z_loss: float, double: bool, gradient: bool,
+        z_loss: float, dtype: torch.dtype, gradient: bool,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, strides)
-        features = CrossEntropyFeatures(len(rows.sizes), smoothing, z_loss, rows.wide, double)
+        tiling = loss_tiling(rows, dtype.itemsize, gradient)
         x, target, loss, dx, d_loss = rows.strides
+        vector = 16 // dtype.itemsize
+        # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.
+        cut = tiling.rows == x[-1] == dx[-1] == 1 and all((a - b) % vector == 0 for a, b in zip(x, dx, strict=True))
+        features = CrossEntropyFeatures(
+            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == torch.float64, vector if cut else 0,
+            neighbours(rows, dtype.itemsize),
+        )  # fmt: skip
         places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along,))
-        tail = rows.sizes, places, rows.count, rows.columns, ignored
-        tiling = column_tiling(rows) if gradient else row_tiling(rows, 1)
-        grid = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block) if gradient else 1
+        constants = {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}
+        grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
         kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
+        tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns
+        tail = (*tail, tiling.part(rows.columns), ignored) if gradient else (*tail, ignored)
         self.call = KernelCall(kernel, grid, tail, constants, tiling.warps, 1)
 
 
@@ -142,21 +168,23 @@ def _with_classes(strides: Any, dim: int) -> Strides:
 
 
 def _shapes(
-    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float
-) -> tuple[Any, Any]:
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
+    inplace: bool,
+) -> tuple[Any, Any]:  # fmt: skip
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.new_empty(target.shape, dtype=dtype), x.new_empty(target.shape, dtype=dtype)
 
 
 def _compute(
-    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float
-) -> tuple[Any, Any]:
-    losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss)
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
+    inplace: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
     of_target, of_loss = (_with_classes(each.stride(), dim) for each in (target, losses))
     plan = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
         0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, False,
+        dim, ignore_index, smoothing, z_loss, x.dtype, False,
     )  # fmt: skip
     launch([plan.call], x, target, weight, weights, losses, logs)
     return losses, logs
@@ -171,18 +199,26 @@ def _compute_gradient(
     smoothing: float, z_loss: float,
 ) -> Any:  # fmt: skip
     dx = _gradient_shape(x)
+    _write_gradient(dx, x, target, weight, weights, logs, d_losses, dim, ignore_index, smoothing, z_loss)
+    return dx
+
+
+def _write_gradient(
+    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
+    smoothing: float, z_loss: float,
+) -> None:  # fmt: skip
+    """The gradient of ``x``, into ``dx``, which may be ``x``."""
     of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
     plan = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
         0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype == torch.float64, True,
+        dim, ignore_index, smoothing, z_loss, x.dtype, True,
     )  # fmt: skip
     launch([plan.call], x, target, weight, weights, logs, d_losses, dx)
-    return dx
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, target, weight, weights, *ctx.numbers = inputs
+    x, target, weight, weights, *ctx.numbers, ctx.inplace = inputs
     ctx.save_for_backward(x, target, weight, weights, output[1])
     ctx.set_materialize_grads(False)
 
@@ -191,14 +227,21 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
     x, target, weight, weights, logs = ctx.saved_tensors
     dx = None
     if d_losses is not None and ctx.needs_input_grad[0]:
+        if torch.is_grad_enabled() and ctx.inplace:
+            raise EinsumError("a gradient that is written over the logits can't be differentiated: no inplace_backward")
         if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
             x = x if x.requires_grad else x.detach().requires_grad_()
             dim, *numbers = ctx.numbers
             losses = _losses_by_torch(x, target, dim, weight, *numbers)
             (dx,) = torch.autograd.grad(losses, x, d_losses, create_graph=True)
+        elif ctx.inplace:
+            # Whoever kept the logits, this node included, finds at its own backward that they have changed.
+            dx = x.detach()
+            _write_gradient(dx, x, target, weight, weights, logs, d_losses, *ctx.numbers)
+            torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
-    return (dx, *(None,) * 7)
+    return (dx, *(None,) * 8)
 
 
 cross_entropy_gradient = Operator(
@@ -210,7 +253,7 @@ cross_entropy_gradient = Operator(
 
 cross_entropy_by_kernel = Operator(
     "cross_entropy(Tensor x, Tensor target, Tensor? weight, Tensor? weights, int dim, int ignore_index, "
-    "float smoothing, float z_loss) -> (Tensor, Tensor)",
+    "float smoothing, float z_loss, bool inplace) -> (Tensor, Tensor)",
     _compute,
     _shapes,
     _setup,

@@ -39,6 +39,10 @@ class TorchMemory(Memory):
     def dtype(self, array: Any) -> str:
         return str(array.dtype).removeprefix("torch.")
 
+    def shared(self, device: int) -> int:
+        """Bytes of shared memory that a program may have; as on Hopper where there is no GPU."""
+        return _shared(device)
+
     def device_name(self, device: int) -> str:
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
 
@@ -67,6 +71,14 @@ def _cache_flush(device: int) -> torch.Tensor:
     """Memory to overwrite so that the device's cache holds nothing else; long enough to hide the next launch."""
     size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
     return torch.empty(4 * size, dtype=torch.int8, device=torch.device("cuda", device))
+
+
+@lru_cache
+def _shared(device: int) -> int:
+    if not torch.cuda.is_available():
+        return 232448
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 @lru_cache(maxsize=1)

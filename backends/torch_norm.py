@@ -12,22 +12,31 @@ import torch.nn.functional as F
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.norm import (
     NormFeatures,
     NormStrides,
     norm_columns_kernel,
     norm_gradient_kernel,
     norm_kernel,
+    norm_row_sums_kernel,
 )
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import (
+    column_tiling,
+    dense_strides,
+    dropping,
+    fitting,
+    gradient_tiling,
+    in_fours,
+    row_tiling,
+    rows_of,
+    sums_tiling,
+)
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
 
 Strides = tuple[int, ...]
-
-_PROGRAMS = 264
-"""Most of those that share the rows where each keeps a sum of its own."""
 
 
 def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
@@ -96,25 +105,25 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: tuple[int, int], dim: int, centred: bool, eps: float,
-        drop: float, double: bool,
+        drop: float, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
-        features = NormFeatures(len(rows.sizes), eps, centred, drop > 0, rows.wide, double, drop if double else 0.0)
+        double = dtype == torch.float64
+        features = NormFeatures(
+            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
+            drop if double else 0.0,
+        )  # fmt: skip
         of_x, out, row, residual, summed, place = rows.strides
         places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
-        tiling = row_tiling(rows, 1)
+        tiling = row_tiling(rows, dtype.itemsize)
         self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
-        tail = (
-            rows.sizes, places, rows.count,
-            rows.columns,
-            tiling.part(rows.columns), drop,
-        )  # fmt: skip
+        tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop)
         constants = {
             "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
         }  # fmt: skip
         grid = -(-rows.count // tiling.rows), tiling.parts
         self.steps = [
-            KernelCall(norm_kernel, grid, tail, {**constants, "step": step}, tiling.warps, 1)
+            KernelCall(norm_kernel, grid, tail, {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1)
             for step in ((1, 2) if tiling.parts > 1 else (0,))
         ]
 
@@ -123,50 +132,60 @@ class _GradientPlan:
     """The backward kernels for one kind of call.
 
     Attributes:
-        steps: those for the gradients of what was normalised.
-        columns: the one for weight and bias, unless the first does that, too.
-        sums: how many sums of weight and bias there are to be added.
-        partial: how many sums of parts of rows the first leaves to the second.
+        whole: the one that has whole rows, or ``None``.
+        sums: the one that makes the sums of parts of rows, or ``None``; ``partial``: how many these are.
+        columns: the one that has tiles of columns, or ``None``.
+        count: how many sums of each column there are in the end.
+        add: the one that adds these.
     """
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, centred: bool, eps: float,
-        drop: float, double: bool, inputs: bool, parameters: bool,
+        drop: float, dtype: torch.dtype, inputs: bool, parameters: int, shared: int,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         h, d_out, row, d_summed, dx, d_residual, place = rows.strides
-        features = NormFeatures(len(rows.sizes), eps, centred, drop > 0, rows.wide, double, drop if double else 0.0)
+        double = dtype == torch.float64
+        features = NormFeatures(
+            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
+            drop if double else 0.0,
+        )  # fmt: skip
         places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along,), (0,))
-        tiling = row_tiling(rows, 4)
-        tiles = -(-rows.count // tiling.rows)
-        self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
-        self.columns = None
-        self.steps: list[KernelCall] = []
-        together = inputs and tiling.whole
-        programs = min(tiles, _PROGRAMS) if together else tiles
-        if inputs:
-            tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), drop, tiles
-            constants = {
-                "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole,
-                "parts": tiling.parts,
-            }  # fmt: skip
-            self.steps = [
-                KernelCall(
-                    norm_gradient_kernel, (programs, tiling.parts), tail, {**constants, "step": step}, tiling.warps, 1
-                )
-                for step in ((1, 2) if tiling.parts > 1 else (0,))
-            ]
-        self.sums = programs
-        if parameters and not together:
-            tiling = column_tiling(rows)
-            steps = -(-rows.count // tiling.rows)
-            part = -(-steps // tiling.parts) * tiling.rows
-            self.sums = -(-rows.count // part)
-            self.columns = KernelCall(
-                norm_columns_kernel, (-(-rows.columns // tiling.block), self.sums),
-                (rows.sizes, places, rows.count, rows.columns, part),
-                {"f": features, "together": tiling.rows, "block": tiling.block}, tiling.warps, 1,
+        start = rows.sizes, places, rows.count, rows.columns
+        self.whole = self.sums = self.columns = None
+        self.partial = 0
+        tiling = gradient_tiling(rows, dtype.itemsize, parameters) if inputs else None
+        if tiling is not None:
+            tiling = fitting(tiling, 3, dtype.itemsize, shared)
+            tiles = -(-rows.count // tiling.rows)
+            self.count = min(tiles, tiling.programs)
+            self.whole = KernelCall(
+                norm_gradient_kernel, (self.count, 1), (*start, dropping(drop), tiles),
+                {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
+                tiling.warps, 1,
             )  # fmt: skip
+        else:
+            tiling = fitting(sums_tiling(rows), 3, dtype.itemsize, shared)
+            of_columns = fitting(column_tiling(rows), 3, dtype.itemsize, shared)
+            if inputs:
+                self.partial = rows.count * tiling.parts
+                self.sums = KernelCall(
+                    norm_row_sums_kernel, (-(-rows.count // tiling.rows), tiling.parts),
+                    (*start, tiling.part(rows.columns)),
+                    {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
+                    tiling.warps, 1,
+                )  # fmt: skip
+            self.count = of_columns.parts
+            self.columns = KernelCall(
+                norm_columns_kernel, (-(-rows.columns // of_columns.block), of_columns.parts),
+                (*start, dropping(drop), -(-rows.count // of_columns.rows)),
+                {
+                    "f": features, "together": of_columns.rows, "block": of_columns.block, "parts": tiling.parts,
+                    "stages": of_columns.stages,
+                },
+                of_columns.warps, 1,
+            )  # fmt: skip
+        self.add = column_sums(self.count, rows.columns)
 
 
 _forward_plan = lru_cache(maxsize=4096)(_Plan)
@@ -225,7 +244,7 @@ def _compute(
             nowhere if kept is None else kept.stride(),
         ),
         (0 if weight is None else weight.stride(0), 0 if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype == torch.float64,
+        dim, centred, eps, drop, x.dtype,
     )  # fmt: skip
     parts = [MEMORY.workspace(x, plan.partial, dtype_name(rstds.dtype)) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, residual, weight, bias, seed, out, kept, means if centred else None, rstds, *parts)
@@ -268,26 +287,32 @@ def _compute_gradients(
             strides, strides,
         ),
         0 if weight is None else weight.stride(0),
-        dim, centred, eps, drop, rstds.dtype == torch.float64, bool(of_x or of_residual), bool(of_weight or of_bias),
+        dim, centred, eps, drop, h.dtype, bool(of_x or of_residual), bool(of_weight) + bool(of_bias),
+        MEMORY.shared(MEMORY.device(h)),
     )  # fmt: skip
     kind = dtype_name(rstds.dtype)
     to_weight, to_bias = (
-        MEMORY.workspace(h, plan.sums * shape[dim], kind).view(plan.sums, shape[dim]) if dtype else None
-        for dtype in (of_weight, of_bias)
+        MEMORY.workspace(h, plan.count * shape[dim], kind) if dtype else None for dtype in (of_weight, of_bias)
     )
     means = means if centred else None
-    if plan.steps:
-        parts = [MEMORY.workspace(h, plan.partial, kind) if plan.partial else None for _ in range(2)]
-        at_once = (to_weight, to_bias) if plan.columns is None else (None, None)
-        launch(plan.steps, h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, *at_once, *parts)
+    sums: tuple[Any, Any] = None, None
+    if plan.whole is not None:
+        launch([plan.whole], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias)
+    if plan.sums is not None:
+        sums = MEMORY.workspace(h, plan.partial, kind), MEMORY.workspace(h, plan.partial, kind)
+        launch([plan.sums], h, means, rstds, weight, d_out, *sums)
     if plan.columns is not None:
-        launch([plan.columns], h, means, rstds, d_out, to_weight, to_bias)
-    # In this order always.
+        launch(
+            [plan.columns], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias, *sums
+        )
     d_weight, d_bias = (
-        h.new_empty(0) if each is None else each.sum(0).to(getattr(torch, dtype))
-        for each, dtype in ((to_weight, of_weight), (to_bias, of_bias))
+        h.new_empty(shape[dim], dtype=getattr(torch, dtype)) if dtype else None for dtype in (of_weight, of_bias)
     )
-    dx, d_residual = (h.new_empty(0) if each is None else each for each in (dx, d_residual))
+    if of_weight or of_bias:
+        launch([plan.add], *((to_weight, to_bias, d_weight, d_bias) if of_weight else (to_bias, None, d_bias, None)))
+    dx, d_residual, d_weight, d_bias = (
+        h.new_empty(0) if each is None else each for each in (dx, d_residual, d_weight, d_bias)
+    )
     return dx, d_residual, d_weight, d_bias
 
 

@@ -9,7 +9,7 @@ import torch
 
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.rows import Rows, dense_strides, row_tiling, rows_of
+from einops_fast.backends.triton.rows import Rows, dense_strides, fitting, neighbours, row_tiling, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
     SoftmaxStrides,
@@ -77,8 +77,10 @@ class _Plan:
         partial: how many sums of parts the first leaves to the second.
     """
 
-    def __init__(self, kernel: Any, features: SoftmaxFeatures, rows: Rows, live: int, *tail: Any) -> None:
-        tiling = row_tiling(rows, live)
+    def __init__(
+        self, kernel: Any, features: SoftmaxFeatures, rows: Rows, device: int, size: int, live: int, *tail: Any
+    ) -> None:  # fmt: skip
+        tiling = fitting(row_tiling(rows, size, live), 2, size, MEMORY.shared(device))
         grid = -(-rows.count // tiling.rows), tiling.parts
         constants = {
             "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
@@ -87,7 +89,7 @@ class _Plan:
         self.steps = [
             KernelCall(
                 kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
-                {**constants, "step": step}, tiling.warps, 1,
+                {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
             )
             for step in ((1, 2) if tiling.parts > 1 else (0,))
         ]  # fmt: skip
@@ -103,30 +105,32 @@ def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool,
-    queries: int | None, shift: int, scale: float, double: bool,
+    queries: int | None, shift: int, scale: float, double: bool, size: int, device: int,
 ) -> _Plan:  # fmt: skip
     position = tuple([int(at == queries) for at in range(len(shape))])
     rows = rows_of(shape, dim, (*strides, position))
     features = SoftmaxFeatures(
         len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
-        double, scale if double else 1.0,
+        double, scale if double else 1.0, neighbours(rows, size),
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-    return _Plan(softmax_kernel, features, rows, 1, places, shift, scale)
+    return _Plan(softmax_kernel, features, rows, device, size, 1, places, shift, scale)
 
 
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    double: bool,
+    double: bool, size: int, device: int,
 ) -> _Plan:  # fmt: skip
     rows = rows_of(shape, dim, strides)
     features = SoftmaxFeatures(
         len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
     )
     out, d_out, dx = rows.strides
-    return _Plan(softmax_gradient_kernel, features, rows, 2, SoftmaxStrides(dx, out, out, out, d_out), scale)
+    return _Plan(
+        softmax_gradient_kernel, features, rows, device, size, 2, SoftmaxStrides(dx, out, out, out, d_out), scale
+    )
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
@@ -135,7 +139,7 @@ def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift:
     acc = "float64" if torch.float64 in (x.dtype, out.dtype) else "float32"
     plan = _forward_plan(
         shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, acc == "float64",
+        queries, shift, scale, acc == "float64", x.itemsize, MEMORY.device(x),
     )  # fmt: skip
     sums = [MEMORY.workspace(x, plan.partial, acc) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, mask, out, *sums)
@@ -150,7 +154,9 @@ def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, s
     dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
     acc = "float64" if torch.float64 in (out.dtype, dx.dtype) else "float32"
     strides = out.stride(), d_out.stride(), dx.stride()
-    plan = _gradient_plan(tuple(out.shape), strides, dim, masked, log, scale, acc == "float64")
+    plan = _gradient_plan(
+        tuple(out.shape), strides, dim, masked, log, scale, acc == "float64", out.itemsize, MEMORY.device(out)
+    )
     launch(plan.steps, out, d_out, dx, MEMORY.workspace(out, plan.partial, acc) if plan.partial else None)
     return dx
 

@@ -54,7 +54,7 @@ def oracle(
 
 @pytest.fixture(params=[RowTiling(4, 32, True), RowTiling(2, 16, False)], ids=["whole", "looped"])
 def tiles(request: pytest.FixtureRequest) -> Any:
-    with mock.patch.object(torch_cross_entropy, "row_tiling", return_value=request.param):
+    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=request.param):
         torch_cross_entropy._plan.cache_clear()
         yield
     torch_cross_entropy._plan.cache_clear()
@@ -143,6 +143,37 @@ def test_derivatives() -> None:
         first = torch.autograd.grad(loss, x, retain_graph=True)[0]
         assert torch.equal(2 * first, torch.autograd.grad(2 * loss, x)[0])
     assert_near(found, first)
+
+
+@pytest.mark.parametrize("option", ["plain", "everything"])
+def test_gradient_over_the_logits(option: str) -> None:
+    base, target = leaf(randn(3, 4, 21)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "reduction": "sum"}
+    (expected,) = torch.autograd.grad(oracle(base, **options), base)
+    with kernels():
+        logits = base * 1
+        loss = ops.cross_entropy(logits, inplace_backward=True, **options)
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        assert gradient.data_ptr() == logits.data_ptr()
+        assert_near(gradient, expected)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, logits)
+
+
+def test_gradient_over_logits_that_are_needed() -> None:
+    base, target = leaf(randn(4, 9)), targets(4, classes=9)
+    function = partial(ops.cross_entropy, target=target, inplace_backward=True)
+    with kernels():
+        bounded = base.tanh()  # which keeps its result
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            function(bounded).backward()
+        with pytest.raises(EinsumError, match="can't be differentiated"):
+            torch.autograd.grad(function(base * 1), base, create_graph=True)
+        assert torch.equal(function(base.detach()), ops.cross_entropy(base.detach(), target))
+    with pytest.raises(EinsumError, match="leaf"):
+        function(base)
+    with pytest.raises(EinsumError, match=r"axis 0 .* expanded"):
+        function(base[:1].tanh().expand(4, 9))
 
 
 def test_compiles_and_autocasts() -> None:

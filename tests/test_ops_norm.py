@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -45,7 +46,14 @@ def norm(x: Any, weight: Any = None, bias: Any = None, dim: int = -1, rms: bool 
 @pytest.fixture(params=TILES)
 def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
-    with mock.patch.object(torch_norm, "row_tiling", return_value=TILES[request.param]):
+    tiling = TILES[request.param]
+    of_gradient = replace(tiling, programs=2) if tiling.whole else None
+    with (
+        mock.patch.object(torch_norm, "row_tiling", return_value=tiling),
+        mock.patch.object(torch_norm, "gradient_tiling", return_value=of_gradient),
+        mock.patch.object(torch_norm, "sums_tiling", return_value=tiling),
+        mock.patch.object(torch_norm, "column_tiling", return_value=RowTiling(2, 16, False, 2)),
+    ):
         _forget()
         yield
     _forget()

@@ -16,7 +16,15 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.row_tiles import load_tile, row_place, store_tile
+from einops_fast.backends.triton.row_tiles import (
+    exponentials,
+    exponentials_of_rows,
+    load_parameter,
+    load_tile,
+    lowest,
+    row_place,
+    store_tile,
+)
 
 __all__ = ["CrossEntropyFeatures", "CrossEntropyStrides", "cross_entropy_gradient_kernel", "cross_entropy_kernel"]
 
@@ -31,6 +39,9 @@ class CrossEntropyFeatures:
         z_loss: factor of the square of the logarithm of the sum.
         wide: offsets inside a row need 64 bits.
         double: compute in float64.
+        vector: how many neighbours a thread reads at once where addresses allow it. Every row, in a tile of its own,
+            is then cut into an edge up to the first such address, a body, and an edge. 0: rows aren't cut.
+        group: how many neighbours in a row a thread has at least.
     """
 
     axes: int
@@ -38,6 +49,8 @@ class CrossEntropyFeatures:
     z_loss: float = 0.0
     wide: bool = False
     double: bool = False
+    vector: int = 0
+    group: int = 1
 
 
 class CrossEntropyStrides(NamedTuple):
@@ -55,10 +68,63 @@ class CrossEntropyStrides(NamedTuple):
 
 
 @triton.jit
+def _cut(place, columns, f: tl.constexpr):
+    """How many columns are before the first address that isn't odd, and from there on in whole vectors."""
+    vector: tl.constexpr = field(f, "vector")
+    if vector > 0:
+        # Of a tile's only row.
+        begin = tl.sum(place, 0)
+        head = min((vector - begin % vector) % vector, columns).to(tl.int32)
+        body = (columns - head) // vector * vector
+    else:
+        head = columns * 0
+        body = columns
+    return head, body
+
+
+@triton.jit
+def _body(place, head, f: tl.constexpr):
+    """Where the bodies of rows begin."""
+    if field(f, "vector") > 0:
+        place = tl.multiple_of(place + head, field(f, "vector"))
+    return place
+
+
+@triton.jit
+def _within(run, left, f: tl.constexpr):
+    """Which of the next columns of a body there are, if ``left`` are left; the same for those that are read at once."""
+    if field(f, "vector") > 0:
+        run = run // field(f, "vector") * field(f, "vector")
+    return (run < left)[None, :]
+
+
+@triton.jit
+def _edges(head, body, columns, f: tl.constexpr):
+    """Columns on both sides of the body, and which of them there are."""
+    vector: tl.constexpr = field(f, "vector")
+    run = tl.arange(0, 2 * vector)
+    column = tl.where(run < vector, run, head + body + run - vector)
+    return column, (tl.where(run < vector, run < head, column < columns))[None, :]
+
+
+@triton.jit
 def _targets(target, row, there, sizes, strides, ignored, f: tl.constexpr):
     """The class of each row, and which rows count."""
     found = tl.load(target + row_place(row, sizes, strides.target, f), mask=there, other=0).to(tl.int64)
     return found, there & (found != ignored)
+
+
+@triton.jit
+def _summed(x, weight, place, column, first, exists, most, total, spread, strides, columns, f: tl.constexpr):
+    """One more tile for the maxima and sums of its places. ``column`` counts from ``first`` on."""
+    score = load_tile(x, place, column, strides.x, exists, float("-inf"), f)
+    most, total = exponentials(score, most, total)
+    if field(f, "smoothing") > 0:
+        seen = tl.where(exists, score, 0.0)
+        if weight is not None:
+            seen *= load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f))
+        spread += seen
+    return most, total, spread
 
 
 @triton.jit(do_not_specialize=["rows", "ignored"])
@@ -77,6 +143,7 @@ def cross_entropy_kernel(
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the loss of ``together`` rows and the logarithms of their sums. ``weights`` is the sum of ``weight``.
 
@@ -85,25 +152,32 @@ def cross_entropy_kernel(
     acc: tl.constexpr = kept_type(f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
-    most = tl.full((together,), float("-inf"), acc)
-    total = tl.zeros((together,), acc)
-    spread = tl.zeros((together,), acc)
+    run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
-    for start in range(0, columns, block):
-        column = start + tl.arange(0, block)
-        exists = there[:, None] & (column < columns)[None, :]
-        score = load_tile(x, place, column, strides.x, exists, float("-inf"), f)
-        new_most = tl.maximum(most, tl.max(score, 1))
-        reference = tl.where(new_most == float("-inf"), 0.0, new_most)
-        total = total * tl.exp(most - reference) + tl.sum(tl.exp(score - reference[:, None]), 1)
-        most = new_most
-        if field(f, "smoothing") > 0:
-            seen = tl.where(exists, score, 0.0)
-            if weight is not None:
-                w = tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(acc)
-                seen = seen * w[None, :]
-            spread += tl.sum(seen, 1)
-    log = tl.where(most == float("-inf"), 0.0, most) + tl.log(total)
+    head, body = _cut(place, columns, f)
+    from_head = _body(place, head, f)
+    totals = tl.zeros((together, block // field(f, "group")), acc)
+    maxima = totals + lowest(f)
+    spreads = tl.zeros((together, block), acc)
+    for start in tl.range(0, body, block, num_stages=stages):
+        exists = there[:, None] & _within(run, body - start, f)
+        maxima, totals, spreads = _summed(
+            x, weight, from_head, start + run, head, exists, maxima, totals, spreads, strides, columns, f
+        )
+    most, total = exponentials_of_rows(maxima, totals)
+    spread = tl.sum(spreads, 1)
+    if field(f, "vector") > 0:
+        column, exists = _edges(head, body, columns, f)
+        at_edges = tl.zeros((together, 2 * field(f, "vector")), acc)
+        maxima, totals, spreads = _summed(
+            x, weight, place, column, 0, exists, at_edges + lowest(f), at_edges, at_edges, strides, columns, f
+        )
+        at_edge, more = exponentials_of_rows(maxima, totals)
+        both = tl.maximum(most, at_edge)
+        total = total * tl.exp(most - both) + more * tl.exp(at_edge - both)
+        most = both
+        spread += tl.sum(spreads, 1)
+    log = most + tl.log(total)
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)
     chosen = tl.load(x + place + number * strides.x[field(f, "axes")], mask=valid, other=0).to(acc)
@@ -124,6 +198,24 @@ def cross_entropy_kernel(
     tl.store(logs + place, log, mask=there)
 
 
+@triton.jit
+def _store_gradient(
+    x, weight, dx, x_place, dx_place, column, first, exists, log, own, factor, each, number, valid, counts, back,
+    strides, columns, f: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the gradient; ``column`` counts from ``first`` on."""
+    score = load_tile(x, x_place, column, strides.x, exists, float("-inf"), f)
+    less = tl.where((first + column)[None, :] == number[:, None], own[:, None], 0.0)
+    if field(f, "smoothing") > 0:
+        if weight is not None:
+            less += load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f)) * each
+        else:
+            less += each
+    gradient = tl.exp(score - log[:, None]) * factor[:, None] - less * back[:, None]
+    gradient = tl.where(counts[:, None], tl.where(valid[:, None], gradient, float("nan")), 0.0)
+    store_tile(dx, gradient, dx_place, column, strides.dx, exists, f)
+
+
 @triton.jit(do_not_specialize=["rows", "ignored"])
 def cross_entropy_gradient_kernel(
     x,
@@ -137,39 +229,53 @@ def cross_entropy_gradient_kernel(
     strides,
     rows,
     columns,
+    part,
     ignored,
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    stages: tl.constexpr,
 ):
-    """Write a tile of the gradient of the logits: probabilities times a number of the row, less the targets."""
+    """Write the gradient of a part of some rows: probabilities times a number of the row, less the targets.
+
+    ``dx`` may be ``x``.
+    """
     acc: tl.constexpr = kept_type(f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    exists = there[:, None] & (column < columns)[None, :]
+    run = tl.arange(0, block)
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)
     log = tl.load(logs + row_place(row, sizes, strides.loss, f), mask=there, other=0)
     back = tl.load(d_losses + row_place(row, sizes, strides.d_loss, f), mask=there, other=0).to(acc)
-    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, float("-inf"), f)
+    x_place = row_place(row, sizes, strides.x, f)
+    dx_place = row_place(row, sizes, strides.dx, f)
     share: tl.constexpr = field(f, "smoothing")
     own = tl.full((together,), 1.0 - share, acc)
+    each = tl.full((), share, acc) / columns
     if weight is not None:
         own *= tl.load(weight + number * strides.weight[0], mask=valid, other=0).to(acc)
     factor = own
-    less = tl.where(column[None, :] == number[:, None], own[:, None], 0.0)
     if share > 0:
-        each = tl.full((), share, acc) / columns
         if weight is not None:
             factor = factor + tl.load(weights).to(acc) * each
-            w = tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(acc)
-            less += (w * each)[None, :]
         else:
             factor = factor + share
-            less += each
     if field(f, "z_loss") > 0:
         factor = factor + 2.0 * field(f, "z_loss") * log
-    gradient = (tl.exp(score - log[:, None]) * factor[:, None] - less) * back[:, None]
-    gradient = tl.where(counts[:, None], tl.where(valid[:, None], gradient, float("nan")), 0.0)
-    store_tile(dx, gradient, row_place(row, sizes, strides.dx, f), column, strides.dx, exists, f)
+    factor = factor * back
+    head, body = _cut(x_place, columns, f)
+    begin = tl.program_id(1) * part
+    for start in tl.range(begin, min(begin + part, body), block, num_stages=stages):
+        exists = there[:, None] & _within(run, body - start, f)
+        _store_gradient(
+            x, weight, dx, _body(x_place, head, f), _body(dx_place, head, f), start + run, head, exists, log, own,
+            factor, each, number, valid, counts, back, strides, columns, f,
+        )  # fmt: skip
+    if field(f, "vector") > 0:
+        column, exists = _edges(head, body, columns, f)
+        exists = exists & (begin == 0)
+        _store_gradient(
+            x, weight, dx, x_place, dx_place, column, 0, exists, log, own, factor, each, number, valid, counts, back,
+            strides, columns, f,
+        )  # fmt: skip

@@ -18,9 +18,23 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.row_tiles import dropped_tile, load_tile, row_place, store_tile
+from einops_fast.backends.triton.row_tiles import (
+    dropped_tile,
+    last_block,
+    load_parameter,
+    load_tile,
+    row_place,
+    store_tile,
+)
 
-__all__ = ["NormFeatures", "NormStrides", "norm_columns_kernel", "norm_gradient_kernel", "norm_kernel"]
+__all__ = [
+    "NormFeatures",
+    "NormStrides",
+    "norm_columns_kernel",
+    "norm_gradient_kernel",
+    "norm_kernel",
+    "norm_row_sums_kernel",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class NormFeatures:
         eps: added to the variance.
         centred: the mean is taken off.
         dropout: elements of ``x`` are dropped.
+        fours: four columns each are drawn together.
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
@@ -41,6 +56,7 @@ class NormFeatures:
     eps: float
     centred: bool = True
     dropout: bool = False
+    fours: bool = False
     wide: bool = False
     double: bool = False
     drop: float = 0.0
@@ -66,11 +82,12 @@ class NormStrides(NamedTuple):
 
 
 @triton.jit
-def _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f: tl.constexpr):
-    """A tile of what is normalised, rounded as it is kept."""
+def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f: tl.constexpr):
+    """A tile, from column ``start`` on, of what is normalised, rounded as it is kept."""
+    column = start + tl.arange(0, exists.shape[1])
     h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
     if field(f, "dropout"):
-        h = dropped_tile(h, row_place(row, sizes, strides.place, f), column, strides.place, seed, drop, f)
+        h = dropped_tile(h, row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f)
     if residual is not None:
         place = row_place(row, sizes, strides.residual, f)
         h += load_tile(residual, place, column, strides.residual, exists, 0.0, f)
@@ -80,12 +97,13 @@ def _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop
 
 
 @triton.jit
-def _store_result(out, h, mean, rstd, weight, bias, row, column, exists, sizes, strides, columns, f: tl.constexpr):
+def _store_result(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f: tl.constexpr):
+    """Write a tile of the result; ``w`` and ``b`` are what there is of weight and bias for it."""
     y = (h - mean[:, None]) * rstd[:, None]
     if weight is not None:
-        y *= tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+        y *= w.to(kept_type(f))
     if bias is not None:
-        y += tl.load(bias + column * strides.bias[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+        y += b.to(kept_type(f))
     store_tile(out, y, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
 
 
@@ -115,6 +133,33 @@ def _statistics(h, exists, count, f: tl.constexpr):
     return mean, squares
 
 
+@triton.jit
+def _one_more(h, exists, count, mean, squares, f: tl.constexpr):
+    """Means and sums of squares of each place of a tile (Welford, 1962), of which this is number ``count``."""
+    if field(f, "centred"):
+        apart = tl.where(exists, h - mean, 0.0)
+        mean += apart / count
+        squares += apart * (h - mean)
+    else:
+        squares += h * h
+    return mean, squares
+
+
+@triton.jit
+def _of_rows(mean, squares, begin, end, f: tl.constexpr):
+    """Mean and sum of squares of rows from those of the places of their tiles."""
+    if field(f, "centred"):
+        block: tl.constexpr = squares.shape[1]
+        counts = (tl.maximum(end - begin - tl.arange(0, block) + (block - 1), 0) // block).to(kept_type(f))[None, :]
+        of_rows = tl.sum(mean * counts, 1) / (end - begin)
+        apart = mean - of_rows[:, None]
+        total = tl.sum(squares + apart * apart * counts, 1)
+    else:
+        of_rows = tl.zeros((squares.shape[0],), kept_type(f))
+        total = tl.sum(squares, 1)
+    return of_rows, total
+
+
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     x,
@@ -140,6 +185,7 @@ def norm_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the norm of ``together`` rows or of a part of them, what was normalised, and the statistics of each row.
 
@@ -156,22 +202,36 @@ def norm_kernel(
     end = min(begin + part, columns)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        h = _inputs(x, residual, summed, seed, row, run, exists, sizes, strides, drop, f)
-        mean, squares = _statistics(h, exists, columns, f)
-        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
-        _store_result(out, h, mean, rstd, weight, bias, row, run, exists, sizes, strides, columns, f)
+        if block <= 4096:
+            # Before anything waits; of long rows there is no room for them.
+            w = load_parameter(weight, strides.weight, run, columns)
+            b = load_parameter(bias, strides.bias, run, columns)
+        h = _inputs(x, residual, summed, seed, row, 0, exists, sizes, strides, drop, f)
         if summed is not None:
             store_tile(summed, h, row_place(row, sizes, strides.summed, f), run, strides.summed, exists, f)
+        mean, squares = _statistics(h, exists, columns, f)
+        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+        if block > 4096:
+            w = load_parameter(weight, strides.weight, run, columns)
+            b = load_parameter(bias, strides.bias, run, columns)
+        _store_result(out, h, mean, rstd, weight, bias, w, b, row, run, exists, sizes, strides, f)
     else:
         count = tl.zeros((1,), acc)
         if step < 2:
-            for start in range(begin, end, block):
+            means_of_places = tl.zeros((together, block), acc)
+            squares_of_places = tl.zeros((together, block), acc)
+            for start in tl.range(begin, end, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
-                h = _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f)
-                here = min(end - start, block)
-                new_mean, new_squares = _statistics(h, exists, here, f)
-                count, mean, squares = _merged(count, mean, squares, here, new_mean, new_squares, f)
+                h = _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f)
+                if summed is not None:
+                    place = row_place(row, sizes, strides.summed, f)
+                    store_tile(summed, h, place, column, strides.summed, exists, f)
+                count += 1.0
+                means_of_places, squares_of_places = _one_more(
+                    h, exists, count[:, None], means_of_places, squares_of_places, f
+                )
+            mean, squares = _of_rows(means_of_places, squares_of_places, begin, end, f)
         else:
             for at in range(0, parts):
                 here = min(part, columns - at * part)
@@ -183,14 +243,22 @@ def norm_kernel(
             tl.store(part_means + row * parts + tl.program_id(1), mean, mask=there)
             tl.store(part_squares + row * parts + tl.program_id(1), squares, mask=there)
         else:
-            for start in range(begin, end, block):
-                column = start + run
+            if summed is not None:
+                # Other threads may read what these have written.
+                tl.debug_barrier()
+            # Backwards, since what was read last is still in the caches.
+            last = last_block(begin, end, block)
+            for back in tl.range(0, end - begin, block, num_stages=stages):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
-                h = _inputs(x, residual, summed, seed, row, column, exists, sizes, strides, drop, f)
-                _store_result(out, h, mean, rstd, weight, bias, row, column, exists, sizes, strides, columns, f)
+                w = load_parameter(weight, strides.weight, column, columns)
+                b = load_parameter(bias, strides.bias, column, columns)
                 if summed is not None:
                     place = row_place(row, sizes, strides.summed, f)
-                    store_tile(summed, h, place, column, strides.summed, exists, f)
+                    h = load_tile(summed, place, column, strides.summed, exists, 0.0, f)
+                else:
+                    h = _inputs(x, residual, summed, seed, row, last - back, exists, sizes, strides, drop, f)
+                _store_result(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f)
     if step != 1:
         # Of parts, the first.
         once = there & (tl.program_id(1) == 0)
@@ -202,29 +270,30 @@ def norm_kernel(
 
 @triton.jit
 def _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):
-    """A tile of ``(h - mean) * rstd``, and ``rstd``."""
+    """A tile of ``(h - mean) * rstd``, anything where there is no element, and ``rstd``."""
     place = row_place(row, sizes, strides.row, f)
     rstd = tl.load(rstds + place, mask=there, other=0)
     found = load_tile(h, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
     if field(f, "centred"):
         mean = tl.load(means + place, mask=there, other=0)
-        found = tl.where(exists, found - mean[:, None], 0.0)
+        found -= mean[:, None]
     return found * rstd[:, None], rstd
 
 
 @triton.jit
-def _weighted(d, weight, column, strides, columns, f: tl.constexpr):
+def _weighted(d, weight, w, f: tl.constexpr):
     if weight is not None:
-        d *= tl.load(weight + column * strides.weight[0], mask=column < columns, other=0).to(kept_type(f))[None, :]
+        d *= w.to(kept_type(f))
     return d
 
 
 @triton.jit
 def _store_gradient(
-    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, column, exists, sizes, strides, drop,
+    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes, strides, drop,
     f: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
+    column = start + tl.arange(0, exists.shape[1])
     gradient = d - normalised * inner[:, None]
     if field(f, "centred"):
         gradient -= mean[:, None]
@@ -238,7 +307,7 @@ def _store_gradient(
     if dx is not None:
         if field(f, "dropout"):
             place = row_place(row, sizes, strides.place, f)
-            gradient = dropped_tile(gradient, place, column, strides.place, seed, drop, f)
+            gradient = dropped_tile(gradient, place, start, strides.place, seed, drop, f)
         # `out` has the strides of the gradient of the result, `summed` those of the one written here.
         store_tile(dx, gradient, row_place(row, sizes, strides.summed, f), column, strides.summed, exists, f)
 
@@ -262,6 +331,56 @@ def norm_gradient_kernel(
     d_residual,
     part_weight,
     part_bias,
+    sizes,
+    strides,
+    rows,
+    columns,
+    drop,
+    tiles,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
+
+    A program has several tiles of whole rows, and writes what these add to the gradients of weight and bias.
+    """
+    acc: tl.constexpr = kept_type(f)
+    run = tl.arange(0, block)
+    to_weight = tl.zeros((1, block), acc)
+    to_bias = tl.zeros((1, block), acc)
+    w = load_parameter(weight, strides.weight, run, columns)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
+        row = tile * together + tl.arange(0, together)
+        there = row < rows
+        exists = there[:, None] & (run < columns)[None, :]
+        back = _back(d_out, row, run, exists, sizes, strides, f)
+        normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
+        if part_weight is not None:
+            to_weight += tl.sum(back * normalised, 0, keep_dims=True)
+        if part_bias is not None:
+            to_bias += tl.sum(back, 0, keep_dims=True)
+        d = _weighted(back, weight, w, f)
+        inner = tl.sum(normalised * d, 1) / columns
+        mean = tl.sum(d, 1) / columns
+        _store_gradient(
+            dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, 0, exists, sizes, strides, drop, f
+        )
+    place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
+    if part_weight is not None:
+        tl.store(part_weight + place, to_weight, mask=(run < columns)[None, :])
+    if part_bias is not None:
+        tl.store(part_bias + place, to_bias, mask=(run < columns)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_row_sums_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    d_out,
     part_inner,
     part_mean,
     sizes,
@@ -269,118 +388,96 @@ def norm_gradient_kernel(
     rows,
     columns,
     part,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    begin = tl.program_id(1) * part
+    end = min(begin + part, columns)
+    inner = tl.zeros((together, block), kept_type(f))
+    mean = tl.zeros((together, block), kept_type(f))
+    for start in tl.range(begin, end, block, num_stages=stages):
+        column = start + tl.arange(0, block)
+        exists = there[:, None] & (column < end)[None, :]
+        back = _back(d_out, row, column, exists, sizes, strides, f)
+        normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+        d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
+        inner += normalised * d
+        mean += d
+    place = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(part_inner + place, tl.sum(inner, 1), mask=there)
+    tl.store(part_mean + place, tl.sum(mean, 1), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def norm_columns_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    seed,
+    d_out,
+    d_summed,
+    dx,
+    d_residual,
+    part_weight,
+    part_bias,
+    part_inner,
+    part_mean,
+    sizes,
+    strides,
+    rows,
+    columns,
     drop,
     tiles,
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
-    whole: tl.constexpr,
     parts: tl.constexpr,
-    step: tl.constexpr,
+    stages: tl.constexpr,
 ):
-    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
+    """Write the gradient of what was normalised in some tiles of rows, and what these add to those of weight and bias.
 
-    With whole rows, a program has several tiles of them, and writes what these add to the gradients of weight and bias.
+    For rows too long for the other kernel: their sums have been made, in ``parts``. Any result may be ``None``.
     """
     acc: tl.constexpr = kept_type(f)
-    run = tl.arange(0, block)
-    if whole:
-        to_weight = tl.zeros((block,), acc)
-        to_bias = tl.zeros((block,), acc)
-        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-            row = tile * together + tl.arange(0, together)
-            there = row < rows
-            exists = there[:, None] & (run < columns)[None, :]
-            normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
-            back = _back(d_out, row, run, exists, sizes, strides, f)
-            d = _weighted(back, weight, run, strides, columns, f)
-            inner = tl.sum(normalised * d, 1) / columns
-            mean = tl.sum(d, 1) / columns
-            _store_gradient(
-                dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, run, exists, sizes, strides,
-                drop, f,
-            )  # fmt: skip
-            if part_weight is not None:
-                to_weight += tl.sum(back * normalised, 0)
-            if part_bias is not None:
-                to_bias += tl.sum(back, 0)
-        place = tl.program_id(0).to(tl.int64) * columns + run
-        if part_weight is not None:
-            tl.store(part_weight + place, to_weight, mask=run < columns)
-        if part_bias is not None:
-            tl.store(part_bias + place, to_bias, mask=run < columns)
-    else:
-        row = tl.program_id(0) * together + tl.arange(0, together)
-        there = row < rows
-        begin = tl.program_id(1) * part
-        end = min(begin + part, columns)
-        inner = tl.zeros((together,), acc)
-        mean = tl.zeros((together,), acc)
-        if step < 2:
-            for start in range(begin, end, block):
-                column = start + run
-                exists = there[:, None] & (column < end)[None, :]
-                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-                back = _back(d_out, row, column, exists, sizes, strides, f)
-                d = _weighted(back, weight, column, strides, columns, f)
-                inner += tl.sum(normalised * d, 1)
-                mean += tl.sum(d, 1)
-        else:
-            for at in range(0, parts):
-                inner += tl.load(part_inner + row * parts + at, mask=there, other=0)
-                mean += tl.load(part_mean + row * parts + at, mask=there, other=0)
-        if step == 1:
-            tl.store(part_inner + row * parts + tl.program_id(1), inner, mask=there)
-            tl.store(part_mean + row * parts + tl.program_id(1), mean, mask=there)
-        else:
-            inner /= columns
-            mean /= columns
-            for start in range(begin, end, block):
-                column = start + run
-                exists = there[:, None] & (column < end)[None, :]
-                normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-                back = _back(d_out, row, column, exists, sizes, strides, f)
-                d = _weighted(back, weight, column, strides, columns, f)
-                _store_gradient(
-                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, column, exists, sizes,
-                    strides, drop, f,
-                )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows", "part"])
-def norm_columns_kernel(
-    h,
-    means,
-    rstds,
-    d_out,
-    part_weight,
-    part_bias,
-    sizes,
-    strides,
-    rows,
-    columns,
-    part,
-    f: tl.constexpr,
-    together: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Write what ``part`` rows add to the gradients of weight and bias, for rows too long for the other kernel."""
-    acc: tl.constexpr = kept_type(f)
-    column = tl.program_id(0) * block + tl.arange(0, block)
-    to_weight = tl.zeros((block,), acc)
-    to_bias = tl.zeros((block,), acc)
-    begin = tl.program_id(1) * part
-    for start in range(begin, min(begin + part, rows), together):
-        row = start + tl.arange(0, together)
+    start = tl.program_id(0) * block
+    column = start + tl.arange(0, block)
+    to_weight = tl.zeros((together, block), acc)
+    to_bias = tl.zeros((together, block), acc)
+    w = load_parameter(weight, strides.weight, column, columns)
+    # The last rows first, since the other kernel has left them in the cache.
+    for tile in tl.range(tl.program_id(1), tiles, tl.num_programs(1), num_stages=stages):
+        row = (tiles - 1 - tile) * together + tl.arange(0, together)
         there = row < rows
         exists = there[:, None] & (column < columns)[None, :]
         back = _back(d_out, row, column, exists, sizes, strides, f)
-        to_bias += tl.sum(back, 0)
-        if part_weight is not None:
-            normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-            to_weight += tl.sum(back * normalised, 0)
+        if part_bias is not None:
+            to_bias += back
+        if part_weight is not None or part_inner is not None:
+            normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+            if part_weight is not None:
+                to_weight += back * normalised
+            if part_inner is not None:
+                inner = tl.zeros((together,), acc)
+                mean = tl.zeros((together,), acc)
+                for at in range(0, parts):
+                    place = row.to(tl.int64) * parts + at
+                    inner += tl.load(part_inner + place, mask=there, other=0)
+                    mean += tl.load(part_mean + place, mask=there, other=0)
+                inner /= columns
+                mean /= columns
+                d = _weighted(back, weight, w, f)
+                _store_gradient(
+                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes,
+                    strides, drop, f,
+                )  # fmt: skip
     place = tl.program_id(1).to(tl.int64) * columns + column
     if part_weight is not None:
-        tl.store(part_weight + place, to_weight, mask=column < columns)
+        tl.store(part_weight + place, tl.sum(to_weight, 0), mask=column < columns)
     if part_bias is not None:
-        tl.store(part_bias + place, to_bias, mask=column < columns)
+        tl.store(part_bias + place, tl.sum(to_bias, 0), mask=column < columns)

@@ -13,7 +13,18 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import counted, kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["dropped_tile", "element_place", "load_tile", "row_place", "store_tile"]
+__all__ = [
+    "dropped_tile",
+    "element_place",
+    "exponentials",
+    "exponentials_of_rows",
+    "last_block",
+    "load_parameter",
+    "load_tile",
+    "lowest",
+    "row_place",
+    "store_tile",
+]
 
 
 @triton.jit
@@ -38,6 +49,18 @@ def load_tile(array, rows, column, strides, exists, other, f: tl.constexpr):
 
 
 @triton.jit
+def load_parameter(array, strides, column, columns):
+    """One row of what all rows share, in its own type, with a first axis as tiles have it; anything if there is none.
+
+    A tile of one row is laid out over threads in the same way, and needn't be exchanged between these.
+    """
+    found = column[None, :]
+    if array is not None:
+        found = tl.load(array + found * strides[0], mask=found < columns, other=0)
+    return found
+
+
+@triton.jit
 def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
     """Write a tile in the array's own type."""
     place = element_place(rows, column, strides, f)
@@ -45,16 +68,101 @@ def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
 
 
 @triton.jit
-def dropped_tile(value, rows, column, strides, seed, drop, f: tl.constexpr):
-    """A tile with some elements 0 and the others made up for it.
+def last_block(begin, end, block: tl.constexpr):
+    """Where the last of the blocks of a part begins."""
+    return begin + (end - begin - 1) // block * block
 
-    Philox (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405) is numbered by the elements' places in C
-    order, which ``rows`` and ``strides`` give: the same ones are dropped again whatever the strides of an array are.
+
+@triton.jit
+def lowest(f: tl.constexpr):
+    """The least number that isn't infinite, as a scalar; minus it, any other one has a difference."""
+    if field(f, "double"):
+        found = tl.full((), -1.7976931348623157e308, tl.float64)
+    else:
+        found = tl.full((), -3.4028234663852886e38, tl.float32)
+    return found
+
+
+@triton.jit
+def exponentials(score, most, total):
+    """One more tile for maxima and sums of exponentials of each group of neighbours in a row, which a thread has alone.
+
+    This is the formula of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The maxima begin with
+    :func:`lowest`: infinities would have no difference.
     """
-    kept = tl.rand(tl.load(seed), element_place(rows, column, strides, f)) >= drop
+    group: tl.constexpr = score.shape[1] // most.shape[1]
+    groups = score.reshape(most.shape[0], most.shape[1], group)
+    both = tl.maximum(most, tl.max(groups, 2))
+    total = total * tl.exp(most - both) + tl.sum(tl.exp(groups - both[:, :, None]), 2)
+    return both, total
+
+
+@triton.jit
+def exponentials_of_rows(most, total):
+    """Those of whole rows."""
+    of_rows = tl.max(most, 1)
+    return of_rows, tl.sum(total * tl.exp(most - of_rows[:, None]), 1)
+
+
+@triton.jit
+def _philox(seed, place):
+    """Four words for each group of four elements, of which ``place`` is one: Philox 4x32 of seven rounds.
+
+    That is the fewest with which it passes all tests of TestU01 (Salmon et al., 2011,
+    https://doi.org/10.1145/2063384.2063405).
+    """
+    group = place >> 2
+    k0 = seed.to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    c0 = group.to(tl.uint32)
+    c1 = (group >> 32).to(tl.uint32)
+    c2 = c0 * 0
+    c3 = c2
+    for _ in tl.static_range(7):
+        before, c2_before = c0, c2
+        c0 = tl.umulhi(c2_before, 0xCD9E8D57) ^ c1 ^ k0
+        c1 = tl.mul(c2_before, 0xCD9E8D57, sanitize_overflow=False)
+        c2 = tl.umulhi(before, 0xD2511F53) ^ c3 ^ k1
+        c3 = tl.mul(before, 0xD2511F53, sanitize_overflow=False)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _word(place, seed):
+    """The word that decides over the element of each number: Philox makes four at a time."""
+    first, second, third, fourth = _philox(seed, place)
+    lane = place & 3
+    return tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
+
+
+@triton.jit
+def _kept(rows, start, strides, seed, least, f: tl.constexpr, block: tl.constexpr):
+    """Which elements of a tile aren't dropped."""
+    number = tl.load(seed)
+    if field(f, "fours"):
+        # Four neighbours are one group, and a tile begins with one.
+        place = rows[:, None] + (start + 4 * tl.arange(0, block // 4))[None, :]
+        first, second, third, fourth = _philox(number, place)
+        word = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(first.shape[0], block)
+    else:
+        word = _word(element_place(rows, start + tl.arange(0, block), strides, f), number)
+    return word.to(tl.int32, bitcast=True) > least
+
+
+@triton.jit
+def dropped_tile(value, rows, start, strides, seed, drop, f: tl.constexpr):
+    """A tile, from column ``start`` on, with some elements 0 and the others made up for it.
+
+    The random words are numbered by the elements' places in C order, which ``rows`` and ``strides`` give: the same ones
+    are dropped again whatever the strides of an array are.
+    ``drop`` is from :func:`~einops_fast.backends.triton.rows.dropping`.
+    """
+    kept = _kept(rows, start, strides, seed, drop[0], f, value.shape[1])
     if field(f, "double"):
         rest: tl.constexpr = 1.0 - field(f, "drop")
         value = value / rest
     else:
-        value = value / (1.0 - drop)
+        value = value * drop[1]
     return tl.where(kept, value, 0.0)

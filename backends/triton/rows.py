@@ -7,20 +7,33 @@ neighbouring rows are neighbours in memory where the rows themselves aren't cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
 
-__all__ = ["RowTiling", "Rows", "column_tiling", "dense_strides", "row_tiling", "rows_of"]
+__all__ = [
+    "RowTiling",
+    "Rows",
+    "column_tiling",
+    "dense_strides",
+    "dropping",
+    "fitting",
+    "gradient_tiling",
+    "in_fours",
+    "loss_tiling",
+    "neighbours",
+    "row_tiling",
+    "rows_of",
+    "sums_tiling",
+]
 
 _PROCESSORS = 132
-"""How many programs a large GPU runs at least at the same time."""
+"""Multiprocessors of a large GPU."""
 
-_WHOLE = {1: 32768, 2: 16384, 4: 8192}
-"""The longest rows that one program keeps in registers, by how many values it keeps per element."""
+_WHOLE = 32768
+"""The longest rows that one program keeps in registers."""
 
-_LOOP = 4096
 _MOST_PARTS = 256
 
 
@@ -61,6 +74,8 @@ class RowTiling:
         whole: a block holds a whole row, so that it is read once and kept.
         parts: how many programs share a row.
         warps: of a program.
+        stages: how many tiles of rows are on their way to a program that works on several of them.
+        programs: how many work on the tiles of rows; 0: one for each tile.
     """
 
     rows: int
@@ -68,11 +83,26 @@ class RowTiling:
     whole: bool
     parts: int = 1
     warps: int = 4
+    stages: int = 1
+    programs: int = 0
 
     def part(self, columns: int) -> int:
         """Columns of a part, in whole blocks."""
         blocks = -(-columns // self.block)
         return -(-blocks // self.parts) * self.block
+
+
+def fitting(tiling: RowTiling, arrays: int, size: int, shared: int) -> RowTiling:
+    """The tiling, but with one tile of each array at a time if more on their way wouldn't fit.
+
+    Args:
+        tiling: the tiles.
+        arrays: how many are read.
+        size: bytes of an element.
+        shared: bytes of shared memory that a program may have.
+    """
+    needed = (tiling.stages - 1) * arrays * tiling.rows * tiling.block * size
+    return tiling if needed < shared else replace(tiling, stages=1)
 
 
 def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:
@@ -95,40 +125,107 @@ def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -
     return Rows(sizes, places, columns, wide)
 
 
-def row_tiling(rows: Rows, live: int = 1) -> RowTiling:
-    """The tiles for rows that are read, reduced and written; ``live`` values per element are kept (1, 2 or 4)."""
+def row_tiling(rows: Rows, size: int, live: int = 1) -> RowTiling:
+    """The tiles for rows that are read, reduced and written.
+
+    All numbers here and below are of the fastest tiles that were measured on an H200 for rows of 1024 to 65,536
+    elements of two and four bytes.
+
+    Args:
+        rows: how they lie.
+        size: bytes of an element.
+        live: how many values per element are kept, 1 or 2.
+    """
     columns, count = power_of_two(rows.columns), power_of_two(rows.count)
     if not rows.contiguous:
-        together = min(32, power_of_two(rows.sizes[-1]))
-        whole = columns * together * live <= 16384
-        block = columns if whole else max(4096 // (together * live), 16)
-        programs = -(-rows.count // together)
-    else:
-        whole = columns <= _WHOLE[live]
-        together = max(1, min(count, 2048 // columns)) if whole else 1
-        block = columns if whole else _LOOP
-        programs = -(-rows.count // together)
-    elements = together * block * live
-    warps = min(16 if live > 1 else 32, max(4 if elements > 1024 else 1, power_of_two(elements // 1024)))
-    if whole:
-        return RowTiling(together, block, True, 1, warps)
-    parts = 1
-    if programs < _PROCESSORS:
-        parts = min(_MOST_PARTS, -(-2 * _PROCESSORS // programs), -(-rows.columns // (4 * block)))
-    return RowTiling(together, block, False, max(parts, 1), max(min(warps, 8), 4))
+        return _across(rows, live)
+    if columns <= _WHOLE * 4 // max(size, 4):
+        together = max(1, min(count, 4096 // (columns * size)))
+        elements = together * columns
+        warps = power_of_two(elements * live // 1024 if live > 1 else elements * size // 2048)
+        most = 16 if live > 1 and columns < _WHOLE else 32
+        return RowTiling(together, columns, True, 1, min(max(warps, 4 if elements > 1024 else 1), most))
+    block, warps = (8192, 8) if live > 1 and size > 2 else (16384, 16) if live > 1 else (16384, 32)
+    stages = 3 if live > 1 else 1
+    return _in_parts(rows, RowTiling(1, block, False, 1, warps, stages))
 
 
-def column_tiling(rows: Rows) -> RowTiling:
-    """The tiles for sums down the columns, or for work on each element alone; ``parts`` of the rows each have a sum."""
+def sums_tiling(rows: Rows) -> RowTiling:
+    """The tiles for sums of rows too long to be kept."""
+    if not rows.contiguous:
+        return _across(rows, 4)
+    return _in_parts(rows, RowTiling(1, 8192, False, 1, 8, 3))
+
+
+def gradient_tiling(rows: Rows, size: int, sums: int) -> RowTiling | None:
+    """The tiles for whole rows that are also added up, by programs that have several; ``None`` if they are too long.
+
+    Args:
+        rows: how they lie.
+        size: bytes of an element.
+        sums: how many sums of each column are made, up to 2.
+    """
+    columns = power_of_two(rows.columns)
+    if not rows.contiguous:
+        tiling = _across(rows, 4)
+        return replace(tiling, programs=2 * _PROCESSORS) if tiling.whole else None
+    if columns > (8192 if sums > 1 else 16384) * 4 // max(size, 4):
+        return None
+    if columns > 8192:
+        return RowTiling(1, columns, True, 1, 16 if size == 2 else 32, 1, _PROCESSORS)
+    # So few warps that all of them are needed along a row, and rows are added up without exchange between them.
+    warps = 8 if columns > 2048 else min(max(columns // 256, 1), 4)
+    together = max(1, min(warps * 1024 // columns, power_of_two(rows.count)))
+    each = 1 if columns > 4096 else 2 if warps == 8 else 12 // warps
+    return RowTiling(together, columns, True, 1, warps, 3, each * _PROCESSORS)
+
+
+def loss_tiling(rows: Rows, size: int, gradient: bool) -> RowTiling:
+    """The tiles for rows that are only read, by one program each, or for a gradient of which no sums are needed."""
+    if rows.columns <= 2048 or not rows.contiguous:
+        return replace(row_tiling(rows, size), parts=1)
+    if not gradient:
+        return RowTiling(1, 2048, False, 1, 4)
+    return _in_parts(rows, RowTiling(1, 4096, False, 1, 8))
+
+
+def column_tiling(rows: Rows, size: int = 4) -> RowTiling:
+    """The tiles for sums down the columns, or for work on each element alone; ``parts`` programs share the rows."""
     if rows.contiguous:
-        block = min(power_of_two(rows.columns), 256)
-        together = min(power_of_two(rows.count), max(2048 // block, 1))
+        block = min(power_of_two(rows.columns), 1024)
+        together = min(power_of_two(rows.count), 8192 // (size * block))
     else:
         together = min(64, power_of_two(rows.sizes[-1]))
         block = min(power_of_two(rows.columns), 32)
     tiles, steps = -(-rows.columns // block), -(-rows.count // together)
-    parts = max(1, min(steps, _MOST_PARTS, -(-4 * _PROCESSORS // tiles)))
-    return RowTiling(together, block, False, parts, 4)
+    parts = max(1, min(steps, _MOST_PARTS, 4 * _PROCESSORS // tiles))
+    return RowTiling(together, block, False, parts, 4, 3)
+
+
+def _across(rows: Rows, live: int) -> RowTiling:
+    """The tiles for rows of which neighbours in memory are in different ones: wide along these."""
+    columns = power_of_two(rows.columns)
+    together = min(32, power_of_two(rows.sizes[-1]))
+    whole = columns * together * live <= 16384
+    block = columns if whole else max(4096 // (together * live), 16)
+    elements = together * block * live
+    warps = min(16 if live > 1 else 32, max(4 if elements > 1024 else 1, power_of_two(elements // 1024)))
+    if whole:
+        return RowTiling(together, block, True, 1, warps)
+    return _in_parts(rows, RowTiling(together, block, False, 1, max(min(warps, 8), 4)))
+
+
+def _in_parts(rows: Rows, tiling: RowTiling) -> RowTiling:
+    """With so many programs for a row that all processors have work."""
+    programs = -(-rows.count // tiling.rows)
+    if programs >= _PROCESSORS:
+        return tiling
+    # Parts are shorter than what one program has at a time.
+    block = min(tiling.block, 4096)
+    blocks = -(-rows.columns // block)
+    parts = max(1, min(_MOST_PARTS, -(-2 * _PROCESSORS // programs), -(-blocks // 4)))
+    parts = -(-blocks // -(-blocks // parts))  # none of them without a block
+    return replace(tiling, block=block, parts=parts, warps=min(tiling.warps, 8))
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
@@ -144,3 +241,29 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         found[at] = step
         step *= max(shape[at], 1)
     return tuple(found)
+
+
+def neighbours(rows: Rows, size: int) -> int:
+    """How many neighbours in a row a thread loads at once of elements of so many bytes; 1 where they lie apart."""
+    return 16 // size if rows.strides[0][-1] == 1 else 1
+
+
+def dropping(p: float) -> tuple[int, float]:
+    """How a probability is told to a kernel: the largest word, signed, that drops its element, and the others' factor.
+
+    The probability is rounded to a multiple of 2⁻³², but for 0 not to 0.
+
+    >>> dropping(1.0), dropping(0.5)
+    ((2147483647, inf), (-1, 2.0))
+    """
+    return max(round(p * 2**32), 1) - 2**31 - 1, 1 / (1 - p) if p < 1 else float("inf")
+
+
+def in_fours(rows: Rows, place: Sequence[int]) -> bool:
+    """Whether each four columns from the first on are numbered one after the other, from a multiple of four on.
+
+    Args:
+        rows: of which shape.
+        place: the strides of the numbers, as in :class:`Rows`.
+    """
+    return rows.columns % 4 == 0 and place[-1] == 1 and all(each % 4 == 0 for each in place[:-1])

@@ -18,7 +18,16 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.row_tiles import element_place, load_tile, row_place, store_tile
+from einops_fast.backends.triton.row_tiles import (
+    element_place,
+    exponentials,
+    exponentials_of_rows,
+    last_block,
+    load_tile,
+    lowest,
+    row_place,
+    store_tile,
+)
 
 __all__ = ["SoftmaxFeatures", "SoftmaxStrides", "softmax_gradient_kernel", "softmax_kernel"]
 
@@ -36,6 +45,7 @@ class SoftmaxFeatures:
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``scale`` is then a constant.
         scale: of the scores, for float64 only.
+        group: how many neighbours in a row a thread has at least.
     """
 
     axes: int
@@ -46,6 +56,7 @@ class SoftmaxFeatures:
     wide: bool = False
     double: bool = False
     scale: float = 1.0
+    group: int = 1
 
     @property
     def masked(self) -> bool:
@@ -92,7 +103,13 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 @triton.jit
 def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
     """A tile of scores, ``-inf`` where an element takes no part."""
-    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, float("-inf"), f)
+    readable = exists
+    if field(f, "causal"):
+        # What is hidden isn't read, but for what is loaded together with something else.
+        group: tl.constexpr = field(f, "group")
+        seen_up_to = (row_place(row, sizes, strides.position, f) + shift).to(tl.int32)
+        readable = exists & ((column // group * group)[None, :] <= seen_up_to[:, None])
+    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, readable, float("-inf"), f)
     score = _scaled(score, scale, f)
     if field(f, "added"):
         score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
@@ -102,16 +119,27 @@ def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.co
 
 
 @triton.jit
-def _result(score, most, total, f: tl.constexpr):
-    """Softmax of a tile from the maxima and sums of its rows."""
-    reference = tl.where(most == float("-inf"), 0.0, most)
+def _reference(most):
+    return tl.where(most == float("-inf"), 0.0, most)
+
+
+@triton.jit
+def _finished(e, score, reference, total, f: tl.constexpr):
+    """Softmax of a tile, from ``e = exp(score - reference)`` or from ``score``, and the sums of its rows."""
     if field(f, "masked"):
         total = tl.where(total == 0, 1.0, total)
     if field(f, "log"):
         found = score - reference[:, None] - tl.log(total)[:, None]
     else:
-        found = tl.exp(score - reference[:, None]) / total[:, None]
+        found = e * (1.0 / total)[:, None]
     return found
+
+
+@triton.jit
+def _result(score, most, total, f: tl.constexpr):
+    """Softmax of a tile from the maxima and sums of its rows."""
+    reference = _reference(most)
+    return _finished(tl.exp(score - reference[:, None]), score, reference, total, f)
 
 
 @triton.jit
@@ -128,7 +156,7 @@ def softmax_kernel(
     mask,
     out,
     maxima,
-    totals,
+    sums,
     sizes,
     strides,
     rows,
@@ -142,6 +170,7 @@ def softmax_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the softmax of ``together`` rows, or of a part of them.
 
@@ -157,33 +186,38 @@ def softmax_kernel(
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
         score = _scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
-        most = tl.max(score, 1)
-        reference = tl.where(most == float("-inf"), 0.0, most)
-        total = tl.sum(tl.exp(score - reference[:, None]), 1)
-        place = row_place(row, sizes, strides.out, f)
-        store_tile(out, _result(score, most, total, f), place, run, strides.out, exists, f)
+        reference = _reference(tl.max(score, 1))
+        e = tl.exp(score - reference[:, None])
+        result = _finished(e, score, reference, tl.sum(e, 1), f)
+        store_tile(out, result, row_place(row, sizes, strides.out, f), run, strides.out, exists, f)
     else:
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
-            for start in range(begin, end, block):
+            reach = end
+            if field(f, "causal"):
+                seen_up_to = row_place(row, sizes, strides.position, f) + shift
+                reach = min(end, tl.max(tl.where(there, seen_up_to, -1), 0).to(tl.int32) + 1)
+            totals = tl.zeros((together, block // field(f, "group")), acc)
+            most_of_groups = totals + lowest(f)
+            for start in tl.range(begin, reach, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
-                new_most = tl.maximum(most, tl.max(score, 1))
-                reference = tl.where(new_most == float("-inf"), 0.0, new_most)
-                total = total * tl.exp(most - reference) + tl.sum(tl.exp(score - reference[:, None]), 1)
-                most = new_most
+                most_of_groups, totals = exponentials(score, most_of_groups, totals)
+            most, total = exponentials_of_rows(most_of_groups, totals)
         else:
             for at in range(0, parts):
                 found = tl.load(maxima + row * parts + at, mask=there, other=float("-inf"))
-                most, total = _merged(most, total, found, tl.load(totals + row * parts + at, mask=there, other=0))
+                most, total = _merged(most, total, found, tl.load(sums + row * parts + at, mask=there, other=0))
         if step == 1:
             tl.store(maxima + row * parts + tl.program_id(1), most, mask=there)
-            tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
+            tl.store(sums + row * parts + tl.program_id(1), total, mask=there)
         else:
-            for start in range(begin, end, block):
-                column = start + run
+            # Backwards, since what was read last is still in the caches.
+            last = last_block(begin, end, block)
+            for back in tl.range(0, end - begin, block, num_stages=stages):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
                 place = row_place(row, sizes, strides.out, f)
@@ -206,12 +240,12 @@ def _pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
 
 
 @triton.jit
-def _summed(y, d, f: tl.constexpr):
-    """What a tile adds to the sum of its rows."""
+def _summand(y, d, f: tl.constexpr):
+    """What each place adds to the sum of its row."""
     if field(f, "log"):
-        found = tl.sum(d, 1)
+        found = d
     else:
-        found = tl.sum(y * d, 1)
+        found = y * d
     return found
 
 
@@ -243,6 +277,7 @@ def softmax_gradient_kernel(
     whole: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """Write the gradient of the scores: ``y * (dy - sum(y * dy))``, of the logarithm ``dy - exp(y) * sum(dy)``.
 
@@ -258,24 +293,28 @@ def softmax_gradient_kernel(
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
         y, d = _pair(out, d_out, row, run, exists, sizes, strides, f)
-        store_tile(dx, _gradient(y, d, _summed(y, d, f), scale, f), place, run, strides.x, exists, f)
+        store_tile(dx, _gradient(y, d, tl.sum(_summand(y, d, f), 1), scale, f), place, run, strides.x, exists, f)
     else:
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
         if step < 2:
-            for start in range(begin, end, block):
-                column = start + run
+            sums = tl.zeros((together, block), acc)
+            last = last_block(begin, end, block)
+            for back in tl.range(0, end - begin, block, num_stages=stages):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
-                total += _summed(y, d, f)
+                sums += _summand(y, d, f)
+            total = tl.sum(sums, 1)
         else:
             for at in range(0, parts):
                 total += tl.load(totals + row * parts + at, mask=there, other=0)
         if step == 1:
             tl.store(totals + row * parts + tl.program_id(1), total, mask=there)
         else:
-            for start in range(begin, end, block):
-                column = start + run
+            last = last_block(begin, end, block)
+            for back in tl.range(0, end - begin, block, num_stages=stages):
+                column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
                 y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
                 store_tile(dx, _gradient(y, d, total, scale, f), place, column, strides.x, exists, f)

@@ -22,6 +22,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     dim: int | str | None = None,
     pattern: str | None = None,
+    inplace_backward: bool = False,
 ) -> Any:
     """``-log(softmax(input)[target])``, as torch's function has it, with the classes along any axis.
 
@@ -43,6 +44,11 @@ def cross_entropy(
         dim: the axis of the classes, as a number or as a name in ``pattern``; the last one if ``None`` (torch's
             function has them along axis 1).
         pattern: names of all axes: ``'batch class row column'``.
+        inplace_backward: of torch's tensors on a GPU, backward writes the gradient over the logits, so that there is
+            memory of their size once, not twice. They mustn't be needed any more by then: afterwards they hold the
+            gradient. Whatever autograd has kept of them, for a second backward too, raises torch's ``RuntimeError``
+            about a tensor "modified by an inplace operation"; code that only reads them can't be warned.
+            ``torch.compile`` plans memory on its own, there and on a CPU it has no effect.
 
     Returns:
         The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``. Where a
@@ -51,7 +57,8 @@ def cross_entropy(
 
     Raises:
         SubscriptsError, ShapeError: an axis or a size is wrong.
-        EinsumError: an option is wrong.
+        EinsumError: an option is wrong; with ``inplace_backward``, the logits are a leaf or expanded, or, in backward,
+            a gradient of the gradient is asked for.
 
     Example:
         >>> import numpy as np
@@ -70,7 +77,7 @@ def cross_entropy(
             f"{rows}"
         )
     _check_weight(weight, shape[axis])
-    return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction)
+    return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction, inplace_backward)
 
 
 def linear_cross_entropy(

@@ -106,7 +106,7 @@ def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: fl
 
 def _cross_entropy(
     xp: Any, x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    reduction: str,
+    reduction: str, inplace: bool,
 ) -> Any:  # fmt: skip
     if "float" in _name(target):
         raise OperandError("probabilities as targets are there for tensors of torch only")
