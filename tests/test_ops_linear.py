@@ -65,13 +65,13 @@ def check(ways: Sequence[Candidate], tensors: Sequence[Any], activation: str, ke
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation(activation: str, biased: bool) -> None:
-    for dtype, keeps in (("float32", biased), ("float16", not biased)):
-        tensors = [2 * randn(3, 19, 20, dtype=dtype), randn(37, 20, dtype=dtype), randn(37, dtype=dtype)][: 2 + biased]
-        check(kernel_candidates(finished_step(tensors, activation, keeps), dtype, ON)[:2], tensors, activation, keeps)
+    dtype, keeps = ("float32", True) if biased else ("float16", False)
+    tensors = [2 * randn(2, 9, 20, dtype=dtype), randn(17, 20, dtype=dtype), randn(17, dtype=dtype)][: 2 + biased]
+    check(kernel_candidates(finished_step(tensors, activation, keeps), dtype, ON)[:1], tensors, activation, keeps)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "expanded"])
-@pytest.mark.parametrize(("rows", "columns"), [(35, 18), (6, 70)])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 17), (3, 33)])
 def test_layouts(layout: str, rows: int, columns: int) -> None:
     """Also where the operands change places, so that the bias is along rows, and where columns are in two parts."""
     values = [randn(2, rows, 24, dtype="float16"), randn(columns, 24, dtype="float16"), randn(columns, dtype="float16")]
@@ -80,7 +80,7 @@ def test_layouts(layout: str, rows: int, columns: int) -> None:
     else:
         tensors = [laid_out(each, layout) for each in values]
     found = kernel_candidates(finished_step(tensors, "silu", True), "float16", ON)
-    check([found[0], found[len(found) // 2], found[-1]], tensors, "silu", True)
+    check([found[0], found[len(found) // 2]], tensors, "silu", True)
 
 
 def test_columns_in_two_parts() -> None:
@@ -148,7 +148,7 @@ def expected_gradients(tensors: Sequence[Any], activation: str) -> list[Any]:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_gradients(by_kernels: list[str], activation: str, biased: bool) -> None:
-    tensors = [leaf(randn(2, 9, 20)), leaf(randn(18, 20, seed=1)), leaf(randn(18, seed=2)) if biased else None]
+    tensors = [leaf(randn(2, 4, 20)), leaf(randn(9, 20, seed=1)), leaf(randn(9, seed=2)) if biased else None]
     with kernels(activation != "none"):
         found = gradients(partial(ops.linear, activation=activation), tensors)
     assert by_kernels
@@ -249,6 +249,7 @@ def test_boxes_of_any_layout(layout: str) -> None:
     dtype = "bfloat16"
     tensors = [randn(6, 160, 192, dtype=dtype), randn(288, 192, dtype=dtype) / 8, randn(288, dtype=dtype)]
     if layout == "reversed":
+        tensors[0] = tensors[0].flatten(0, 1)
         tensors[:2] = [laid_out(each, layout) for each in tensors[:2]]
     elif layout == "permuted":
         tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)

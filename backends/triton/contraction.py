@@ -185,7 +185,7 @@ def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, c
     if epilogue is not None:
         if field(epilogue, "keeps"):
             store_tile(before, product, row_tile, column_tile, tiling, columns)
-        product = activated(product, epilogue)
+        product = activated(product, epilogue, out.dtype.element_ty)
     store_tile(out, product, row_tile, column_tile, tiling, columns)
 
 

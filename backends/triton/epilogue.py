@@ -19,11 +19,11 @@ def has_bias(tiling):
 
 
 @triton.constexpr_function
-def _features(epilogue):
-    return ActivationFeatures(0, epilogue.activation)
+def _features(epilogue, dtype):
+    return ActivationFeatures(0, epilogue.activation, double=dtype.is_fp64())
 
 
 @triton.jit
-def activated(x, epilogue: tl.constexpr):
-    """The activation of a tile, in the accumulator's type."""
-    return _activated(x, _features(epilogue))
+def activated(x, epilogue: tl.constexpr, dtype: tl.constexpr):
+    """The activation of a tile in the accumulator's type, for a result of this dtype."""
+    return _activated(x, _features(epilogue, dtype))

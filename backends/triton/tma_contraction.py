@@ -291,11 +291,9 @@ def _beginning(bias, place, tiling: gl.constexpr, width: gl.constexpr, layout: g
     found = gl.zeros([64, width], gl.float32, layout=layout)
     if has_bias(tiling):
         if _bias_has_rows(tiling):
-            run: gl.constexpr = _run(tiling, 1)
-            found += _bias(bias, place, tiling, run, 64, gl.SliceLayout(1, layout))[:, None]
+            found += _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))[:, None]
         else:
-            run: gl.constexpr = _run(tiling, 2)
-            found += _bias(bias, place, tiling, run, width, gl.SliceLayout(0, layout))[None, :]
+            found += _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))[None, :]
     return found
 
 
@@ -326,30 +324,32 @@ def _hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr)
 
 @gluon.jit
 def _activate_box(boxes, group, columns: gl.constexpr, tiling: gl.constexpr):
-    """Put the activation of a warp group's box in its place: 32 elements of a thread at a time, in any order."""
+    """Put the activation of a warp group's box in its place: 32 elements of a thread at a time, as they come."""
     at_once: gl.constexpr = 64 * 32
     layout: gl.constexpr = gl.BlockedLayout([8], [32], [2], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     count: gl.constexpr = columns * 64 // at_once
     flat = boxes._reinterpret(boxes.dtype, [field(tiling, "groups") * count, at_once], plain)
     for at in range(count):
-        part = flat.index(group * count + at)
-        found = activated(part.load(layout).to(gl.float32), field(tiling, "epilogue"))
-        part.store(found.to(boxes.dtype))
+        piece = flat.index(group * count + at)
+        found = activated(piece.load(layout).to(gl.float32), field(tiling, "epilogue"), boxes.dtype)
+        piece.store(found.to(boxes.dtype))
 
 
 @gluon.jit
 def _activate(arrays, results, handing, tiling: gl.constexpr):
-    """What the warps do that apply the activation, while others multiply the next tile."""
+    """What the warps do that apply the activation, while others multiply the next tile.
+
+    That the others help with the last tile, when they have nothing left to multiply, was measured not to be faster.
+    """
     out, before, out_rest, before_rest = arrays
     c, c_rest = results
     given, taken = handing
     rest: gl.constexpr = field(tiling, "rest")
-    tiles = 0
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = _tile(number, tiling)
         for group in range(field(tiling, "groups")):
-            mbarrier.wait(given.index(group), tiles & 1)
+            mbarrier.wait(given.index(group), number // gl.num_programs(0) & 1)
             if field(field(tiling, "epilogue"), "keeps"):
                 _hand_over((before, before_rest), results, batch, row, column, group, tiling)
                 tma.store_wait(0)
@@ -363,7 +363,6 @@ def _activate(arrays, results, handing, tiling: gl.constexpr):
             tma.store_wait(0)
             barrier()
             mbarrier.arrive(taken.index(group))
-        tiles += 1
 
 
 @gluon.jit
@@ -385,7 +384,6 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
     rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest if rest > 0 else 16, 16])
     count = 0
-    tiles = 0
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = _tile(number, tiling)
         place = _place(field(tiling, "out"), batch, row, column, 0, group, 0)
@@ -416,16 +414,15 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
         # What was handed over for the tile before has to be read before it's overwritten.
         if field(tiling, "apart"):
-            mbarrier.wait(taken.index(group), tiles & 1 ^ 1)
+            mbarrier.wait(taken.index(group), number // gl.num_programs(0) & 1 ^ 1)
             _put(product, further, results, group, tiling)
             barrier()
             mbarrier.arrive(given.index(group))
-            tiles += 1
         else:
             if epilogue is not None:
-                product = activated(product, epilogue)
+                product = activated(product, epilogue, out.dtype)
                 if rest > 0:
-                    further = activated(further, epilogue)
+                    further = activated(further, epilogue, out.dtype)
             tma.store_wait(0)
             barrier()
             _put(product, further, results, group, tiling)
