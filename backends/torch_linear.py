@@ -40,22 +40,18 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     """See :func:`einops_fast.ops.linear`."""
-    if autocasts(x):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (
-            each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in (x, weight, bias)
-        )
     tensors = [x, weight] if bias is None else [x, weight, bias]
-    if not (
-        by_kernel(tensors)
-        and weight.numel() > 0
-        and all(each.dtype == x.dtype and type(each) in _PLAIN for each in tensors)
-    ):
+    ours = by_kernel(tensors) and weight.numel() > 0 and all(type(each) in _PLAIN for each in tensors)
+    if ours and autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        tensors = [each if each.dtype == torch.float64 else each.to(dtype) for each in tensors]
+    if not ours or any(each.dtype != tensors[0].dtype for each in tensors):
         product = F.linear(x, weight)
         return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     keeps = wanted and activation != "none" and activation not in _FROM_RESULT
-    return linear_by_kernel(x, weight, bias, activation, keeps)[0]
+    x, weight, *biases = tensors
+    return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
 
 
 def _by_library(activation: str, keeps: bool) -> Callable[..., Any]:

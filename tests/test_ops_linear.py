@@ -26,6 +26,7 @@ from einops_fast.backends.triton.problems import problem  # noqa: E402
 from einops_fast.backends.triton.tma_launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.tma_tilings import box_tilings  # noqa: E402
 from einops_fast.layout import contiguous_strides  # noqa: E402
+from einops_fast.nn import FusedLinear  # noqa: E402
 from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
 from einops_fast.steps import Epilogue, Fused  # noqa: E402
 
@@ -190,7 +191,10 @@ def test_derivatives_and_compile(by_kernels: list[str]) -> None:
     tensors = [leaf(randn(3, 5)), leaf(randn(4, 5)), leaf(randn(4))]
     function = partial(ops.linear, activation="silu")
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    layer = FusedLinear(5, 4, activation="gelu", device=DEVICE, dtype=torch.float64)
+    compiled_layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with kernels():
+        torch.testing.assert_close(gradients(compiled_layer, tensors[:1]), gradients(layer, tensors[:1]))
         assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
         assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
         torch.testing.assert_close(gradients(compiled, tensors), gradients(function, tensors))
