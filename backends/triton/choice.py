@@ -161,7 +161,7 @@ class Choice:
 def _text(epilogue: Epilogue) -> str:
     """An epilogue as part of a problem's text."""
     bias = "" if epilogue.bias is None else f" + bias of strides {' '.join(map(str, epilogue.bias))}"
-    return f"{epilogue.activation}(…{bias}){', with what it is of' if epilogue.keeps else ''}"
+    return f"{epilogue.activation}(…{bias}){', the sums kept' if epilogue.keeps else ''}"
 
 
 def _works(way: Candidate) -> bool:

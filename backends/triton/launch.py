@@ -81,8 +81,7 @@ class Kernel:
                 self._types = {"arrays": (operand,) * (len(tiling.links) + 1), "out": out}
             else:
                 self._function = contract_kernel
-                names = {"left": operand, "right": operand, "third": operand, "out": out, "before": out}
-                self._types = names
+                self._types = dict.fromkeys(("left", "right", "third"), operand) | {"out": out, "before": out}
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}

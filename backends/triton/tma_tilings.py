@@ -45,7 +45,7 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
     tiled = _tiled_axes(problem)
     if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT, OUT)):
         return []
-    if _has_bias(problem) and all(axis.strides[BIAS] for axis in tiled[:2]):
+    if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
     found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled)}
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
@@ -78,6 +78,13 @@ def _copyable(problem: Contraction, array: int) -> bool:
 
 def _has_bias(problem: Contraction) -> bool:
     return problem.epilogue is not None and problem.epilogue.bias is not None
+
+
+def _along_one_side(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> bool:
+    """Whether the bias differs along rows or columns of a box, not along both; and isn't spread too far."""
+    rows, columns, _ = tiled
+    reach = sum((axis.size - 1) * axis.strides[BIAS] for axis in (*problem.batch, *problem.rows, *problem.columns))
+    return not (rows.strides[BIAS] and columns.strides[BIAS]) and reach < 1 << 30
 
 
 def _of_array(problem: Contraction, array: int) -> list[tuple[int, Axis]]:
