@@ -23,7 +23,7 @@ from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.rows import column_tiling, dense_strides, dropping, in_fours, rows_of
 from einops_fast.layout import contiguous_strides
 
-__all__ = ["activation_by_kernel", "activation_by_torch", "bias_activation", "linear"]
+__all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
 
 Strides = tuple[int, ...]
 
@@ -56,14 +56,6 @@ def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
 def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
     """Without dropout, by functions that can be differentiated again."""
     return _BY_TORCH[activation](x if bias is None else x + bias)
-
-
-def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
-    """The product by the library, then bias and activation."""
-    if activation == "none":
-        return F.linear(x, weight, bias)
-    product = F.linear(x, weight)
-    return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)
 
 
 class _Plan:

@@ -17,6 +17,7 @@ __all__ = [
     "Arrange",
     "Cast",
     "Diagonal",
+    "Epilogue",
     "Fused",
     "Gemm",
     "Loop",
@@ -180,6 +181,21 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """What is done to a matrix product before it is written: ``activation(product + bias)``.
+
+    Attributes:
+        activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`.
+        bias: strides of the bias along the axes of the result, in elements, 0 where it lacks one; ``None`` for no bias.
+        keeps: ``product + bias`` is written, too, as a second result.
+    """
+
+    activation: str
+    bias: tuple[int, ...] | None = None
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
 class Fused(_Base):
     """A sum of products, in one kernel that takes every operand with the strides it has.
 
@@ -188,11 +204,14 @@ class Fused(_Base):
         any_order: the result's axes may lie in memory in any order; if not, they are in C order.
         library: the same by library calls. They read the operands as slots 0, 1, … and may be what is run
             after all: that is decided when operands are at hand, by prediction or by measurement.
+        epilogue: what is done to the sums, if anything; a bias comes behind the operands. Only a product of two
+            matrices has one, and none that a plan makes.
     """
 
     loops: tuple[Loop, ...]
     any_order: bool
     library: tuple[Step, ...]
+    epilogue: Epilogue | None = None
 
 
 Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native

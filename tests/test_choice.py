@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
-from einops_fast.steps import Fused, Loop  # noqa: E402
+from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402
 
 
 class FakeMemory(Memory):
@@ -163,6 +164,16 @@ def test_the_choice_is_kept_on_disk(offer: Any, memory: FakeMemory) -> None:
     (entry,) = disk_cache.entries()
     assert entry.record["choice"] == "two"
     assert entry.record["candidates"] == {"one": 9, "two": 5, "library": 7}
+
+
+def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: FakeMemory) -> None:
+    epilogues = [None, Epilogue("gelu"), Epilogue("relu"), Epilogue("relu", (1,)), Epilogue("relu", (1,), True)]
+    for at, epilogue in enumerate(epilogues):
+        step = replace(STEP, epilogue=epilogue)
+        real = 5 + at % 2 * 10
+        ways = Way("one", 10, 9), Way("two", 11, real)
+        assert offer(*ways, library=library(10, 20), step=step)("array")[0] == ("one" if at % 2 else "two")
+    assert len(list(disk_cache.entries())) == len(epilogues)
 
 
 def test_always_measures_again_and_more(offer: Any, memory: FakeMemory) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 # Triton decides when its functions are defined whether they're interpreted: hence a process of its own.
 PROGRAM = """
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import triton
@@ -27,7 +28,7 @@ from einops_fast.backends.triton.fma_contraction import FmaTiling
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
-from einops_fast.steps import Fused
+from einops_fast.steps import Epilogue, Fused
 from einops_fast.target import Numerics, Operand, Target
 
 capability, dtype, *cases = sys.argv[1:]
@@ -38,6 +39,7 @@ triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: None)
 on = gpu_ceilings("H200")
 for case in cases:
+    case, _, finish = case.partition(" then ")
     equation, *texts = case.split()
     shapes = [tuple(map(int, text.split("x"))) for text in texts]
     operands = [Operand(shape, contiguous_strides(shape), dtype) for shape in shapes]
@@ -46,6 +48,10 @@ for case in cases:
     steps = make_plan(parse(equation, tuple(map(len, shapes))), operands, where, numerics).steps
     for step in steps:
         assert isinstance(step, Fused), step
+        if finish:
+            activation, *keeps = finish.split()
+            bias = (0,) * (len(step.labels) - 1) + (1,)
+            step = replace(step, any_order=False, epilogue=Epilogue(activation, bias, bool(keeps)))
         ways = kernel_candidates(step, dtype, on)
         boxes = [way for way in ways if isinstance(way, BoxCandidate)]
         threads = [way for way in ways if way.kind is FmaTiling]
@@ -68,12 +74,21 @@ CASES = [
     "bij,bji->ij 16x512x512 16x512x512",
 ]
 
+FINISHED = [
+    "abk,nk->abn 8x512x1024 4096x1024 then relu",  # applied by those who multiply
+    "ak,nk->an 512x1024 4096x1024 then gelu keeps",  # by warps of its own; the bias is along rows
+    "ak,nk->an 4096x64 288x64 then silu",  # columns in two parts
+]
+"""Products with an epilogue."""
+
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int64"])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     cases = CASES[3:4] + CASES[-2:] if dtype.startswith("int") else CASES
+    if dtype == "float16":
+        cases = cases + FINISHED if capability == 90 else cases + FINISHED[:1]
     command = [sys.executable, "-c", PROGRAM, str(capability), dtype, *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

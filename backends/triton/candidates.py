@@ -68,20 +68,25 @@ class LibraryCandidate(Candidate):
         self.name, self._calls = name, calls
         operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
         self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
+        if step.epilogue is not None and step.epilogue.activation != "none":
+            self.seconds += 2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call
 
     def run(self, memory: Memory, device: int) -> Run:
         return self._calls
 
 
 class KernelCandidate(Candidate):
-    """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round."""
+    """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round.
+
+    A bias follows the operands; an epilogue that keeps what it is done to has two results.
+    """
 
     def __init__(
         self,
         order: int,
         seconds: float,
         tiling: Any,
-        shape: tuple[int, ...],
+        step: Fused,
         strides: tuple[int, ...],
         swapped: bool,
         dtype: str,
@@ -90,7 +95,8 @@ class KernelCandidate(Candidate):
         self.seconds, self.in_order = seconds, order == 0
         self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
         self.kind = type(tiling)
-        self.shape, self.strides, self.swapped, self.dtype = shape, strides, swapped, dtype
+        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
+        self.keeps = step.epilogue is not None and step.epilogue.keeps
 
     @cached_property
     def _kernel(self) -> Kernel:
@@ -102,11 +108,19 @@ class KernelCandidate(Candidate):
     def run(self, memory: Memory, device: int) -> Run:
         launch, empty, shape, strides = self._kernel.launch, memory.empty, self.shape, self.strides
         swapped = self.swapped
+        if self.keeps:
+
+            def run_keeping(a: Any, b: Any, *bias: Any) -> Any:
+                out, before = empty(a, shape, strides), empty(a, shape, strides)
+                launch(memory, device, (b, a, *bias) if swapped else (a, b, *bias), out, before)
+                return out, before
+
+            return run_keeping
         if self.tiling.split == 1:
 
             def run(*operands: Any) -> Any:
                 out = empty(operands[0], shape, strides)
-                launch(memory, device, operands[::-1] if swapped else operands, out)
+                launch(memory, device, (*operands[1::-1], *operands[2:]) if swapped else operands, out)
                 return out
 
             return run
@@ -150,16 +164,18 @@ class BoxCandidate(Candidate):
     def run(self, memory: Memory, device: int) -> Run:
         launch, pointer, empty = self._kernel.launch, memory.pointer, memory.empty
         other, shape, strides, swapped = self._other, self._other.shape, self._other.strides, self._other.swapped
+        keeps = other.keeps
         elsewhere: list[Run] = []
 
-        def run(a: Any, b: Any) -> Any:
-            if (pointer(a) | pointer(b)) % ALIGNMENT:
+        def run(a: Any, b: Any, bias: Any = None) -> Any:
+            if (pointer(a) | pointer(b) | (pointer(bias) if bias is not None else 0)) % ALIGNMENT:
                 if not elsewhere:
                     elsewhere.append(other.run(memory, device))
-                return elsewhere[0](a, b)
+                return elsewhere[0](a, b) if bias is None else elsewhere[0](a, b, bias)
             out = empty(a, shape, strides)
-            launch(memory, device, (b, a) if swapped else (a, b), out)
-            return out
+            before = empty(a, shape, strides) if keeps else out
+            launch(memory, device, (b, a) if swapped else (a, b), bias, out, before)
+            return (out, before) if keeps else out
 
         return run
 
@@ -181,8 +197,8 @@ class CopyCandidate(Candidate):
         copies = {at: copy.run(memory, device) for at, copy in self._copies.items()}
         then, first, second = self._then.run(memory, device), copies.get(0), copies.get(1)
 
-        def run(a: Any, b: Any) -> Any:
-            return then(first(a) if first else a, second(b) if second else b)
+        def run(a: Any, b: Any, *bias: Any) -> Any:
+            return then(first(a) if first else a, second(b) if second else b, *bias)
 
         return run
 
@@ -228,7 +244,7 @@ def _direct(
             if dtype == "float32" and precision == "ieee" and not interpreted():
                 tilings = [*tilings, *fma_tilings(loops, on)]
         kernels = [
-            KernelCandidate(order, seconds, tiling, step.shape, strides, swapped, dtype) for seconds, tiling in tilings
+            KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype) for seconds, tiling in tilings
         ]
         found += kernels
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():

@@ -20,7 +20,7 @@ from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, 
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.chains import products
-from einops_fast.steps import Fused, Multiply
+from einops_fast.steps import Epilogue, Fused, Multiply
 
 __all__ = ["Choice", "chosen_run"]
 
@@ -147,14 +147,21 @@ class Choice:
             "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops)
             for at in range(len(self.step.reads))
         ]
+        then = "" if self.step.epilogue is None else f", {_text(self.step.epilogue)}"
         return {
-            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}",
+            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}{then}",
             "any_order": self.step.any_order,
             "dtype": dtype,
             "precision": self.precision if dtype == "float32" else "ieee",
             "device": self.memory.device_name(self._device),
             "versions": {"einops_fast": __version__, "triton": triton.__version__, **self.memory.versions()},
         }
+
+
+def _text(epilogue: Epilogue) -> str:
+    """An epilogue as part of a problem's text."""
+    bias = "" if epilogue.bias is None else f" + bias of strides {' '.join(map(str, epilogue.bias))}"
+    return f"{epilogue.activation}(…{bias}){', the sums kept' if epilogue.keeps else ''}"
 
 
 def _works(way: Candidate) -> bool:

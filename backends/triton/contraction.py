@@ -15,6 +15,7 @@ from math import prod
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import (
     counted,
     field,
@@ -27,6 +28,7 @@ from einops_fast.backends.triton.indexing import (
 )
 from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role
+from einops_fast.steps import Epilogue
 
 __all__ = ["ContractionTiling", "contract_kernel"]
 
@@ -47,6 +49,7 @@ class ContractionTiling:
         wide: offsets need 64 bits.
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
         warps, stages: of a program.
+        epilogue: what is done to the sums before they are stored; not where the contracted range is cut.
     """
 
     batch: tuple[Axis, ...]
@@ -63,6 +66,7 @@ class ContractionTiling:
     precision: str = "ieee"
     warps: int = 4
     stages: int = 3
+    epilogue: Epilogue | None = None
 
     @property
     def name(self) -> str:
@@ -92,10 +96,13 @@ class ContractionTiling:
 
 
 @triton.jit
-def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+def contract_kernel(
+    left, right, third, out, before, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr
+):  # fmt: skip
     """Write the tiles of the result, or of ``split`` partial results one after the other.
 
-    ``factor`` is read only where the left operand is a product, and else any array.
+    ``third`` is the factor where the left operand is a product, the bias where an epilogue has one, and else any array.
+    ``before`` is for the sums as they are before the activation where an epilogue keeps them, and else any array.
     ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
     """
     rows: tl.constexpr = field(tiling, "rows")
@@ -121,15 +128,16 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
     left += counted(batch, field(tiling, "batch"), 0, True)
     right += counted(batch, field(tiling, "batch"), 1, True)
-    out += counted(batch, field(tiling, "batch"), 2, True)
-    if field(tiling, "factored"):
-        factor += counted(batch, field(tiling, "batch"), 3, True)
+    placed = counted(batch, field(tiling, "batch"), 2, True)
+    out += placed
+    if field(tiling, "factored") or has_bias(tiling):
+        third += counted(batch, field(tiling, "batch"), 3, True)
     left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
     row_inside = inside(row_tile, rows, False)[:, None]
 
-    product = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
+    product = _beginning(third, row_tile, column_tile, tiling, columns, acc_type)
     if in_two:
-        further = tl.zeros((field(rows, "block"), field(field(tiling, "rest"), "block")), acc_type)
+        further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), acc_type)
     steps: tl.constexpr = (field(contracted, "tiles") + split - 1) // split
     begin = part * steps
     for step in range(begin, min(begin + steps, field(contracted, "tiles"))):
@@ -141,7 +149,7 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
         if field(tiling, "factored"):
             # Where it lacks the axes of the tile, one element serves the whole run.
             other = tl.load(
-                factor
+                third
                 + tile_offsets(row_tile, rows, 3, False, wide)[:, None]
                 + run_offsets(step, contracted, 3, wide)[None, :],
                 mask=row_inside & run_inside(step, contracted, 3)[None, :],
@@ -157,9 +165,33 @@ def contract_kernel(left, right, factor, out, tiling: tl.constexpr, acc_type: tl
 
     if split > 1:
         out += part.to(tl.int64) * field(tiling, "elements")
-    store_tile(out, product, row_tile, column_tile, tiling, columns)
+    _finish(out, before + placed, product, row_tile, column_tile, tiling, columns)
     if in_two:
-        store_tile(out, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+        _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+
+
+@triton.jit
+def _beginning(bias, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, acc_type: tl.constexpr):
+    """What the products are added to: the bias, if there is one."""
+    rows: tl.constexpr = field(tiling, "rows")
+    wide: tl.constexpr = field(tiling, "wide")
+    found = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
+    if has_bias(tiling):
+        place = run_offsets(row_tile, rows, 3, wide)[:, None] + run_offsets(column_tile, columns, 3, wide)[None, :]
+        exists = run_inside(row_tile, rows, 3)[:, None] & run_inside(column_tile, columns, 3)[None, :]
+        found += tl.load(bias + place, mask=exists, other=0).to(acc_type)
+    return found
+
+
+@triton.jit
+def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+    """Store a tile as its epilogue says."""
+    epilogue: tl.constexpr = field(tiling, "epilogue")
+    if epilogue is not None:
+        if field(epilogue, "keeps"):
+            store_tile(before, product, row_tile, column_tile, tiling, columns)
+        product = activated(product, epilogue, out.dtype.element_ty)
+    store_tile(out, product, row_tile, column_tile, tiling, columns)
 
 
 @triton.constexpr_function

@@ -35,6 +35,7 @@ from einops_fast.backends.triton.tiling import (
     power_of_two,
 )
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
+from einops_fast.steps import Epilogue
 
 __all__ = ["Contraction", "contracted_role", "contraction", "predicted", "splits", "tilings"]
 
@@ -44,12 +45,16 @@ Tiling = TypeVar("Tiling", bound=ContractionTiling)
 
 @dataclass(frozen=True)
 class Contraction:
-    """Two operands and a result as loops by role; every axis has the strides of left, right and result."""
+    """Two operands and a result as loops by role; every axis has the strides of left, right and result.
+
+    There may be an array more: a factor of the left operand, or the bias of an epilogue.
+    """
 
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     contracted: tuple[Axis, ...]
+    epilogue: Epilogue | None = None
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -59,9 +64,14 @@ class Contraction:
         return batch, m, n, k
 
     @property
-    def arrays(self) -> int:
-        """How many there are: two operands, the result, and a factor of the left operand if it is a product."""
-        return len(self.inner[0].strides)
+    def factored(self) -> bool:
+        """Whether the left operand is the product of two arrays."""
+        return len(self.inner[0].strides) > FACTOR and self.epilogue is None
+
+    @property
+    def results(self) -> int:
+        """How many arrays are written."""
+        return 2 if self.epilogue is not None and self.epilogue.keeps else 1
 
     @property
     def inner(self) -> tuple[Axis, ...]:
@@ -180,12 +190,13 @@ def _of_shape(
         column_role,
         contracted,
         turned=turned,
-        factored=problem.arrays > FACTOR,
+        factored=problem.factored,
         scattered=scattered(row_role, column_role),
         wide=problem.wide,
         precision=precision if item == 4 else "ieee",
         warps=warps,
         stages=stages,
+        epilogue=problem.epilogue,
     )
     for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
         yield from splits(_fitting(each, item), on)
@@ -215,10 +226,13 @@ def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
 
 
 def splits(tiling: Tiling, on: Ceilings) -> Iterator[Tiling]:
-    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty."""
+    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty.
+
+    An epilogue wants the whole sum.
+    """
     yield tiling
     tiles, steps = tiling.grid[0], tiling.contracted.tiles
-    if tiles > on.units or steps < 8:
+    if tiles > on.units or steps < 8 or tiling.epilogue is not None:
         return
     for rounds in (1, 2):
         split = min(rounds * on.units // tiles, steps // 4)
@@ -270,7 +284,7 @@ def predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: C
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
     cache = idle * reads / (on.bandwidth * 1.5)
-    memory = item * batch * (m * k + k * n + m * n) / on.bandwidth
+    memory = item * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
     seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, item)] for operand in (LEFT, RIGHT))
@@ -279,7 +293,11 @@ def predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: C
 
 
 def contraction(
-    batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis], contracted: Sequence[Axis]
+    batch: Sequence[Axis],
+    rows: Sequence[Axis],
+    columns: Sequence[Axis],
+    contracted: Sequence[Axis],
+    epilogue: Epilogue | None = None,
 ) -> Contraction:
     """Loops by role, with whatever can be joined joined."""
     return Contraction(
@@ -287,4 +305,5 @@ def contraction(
         merge_axes(by_stride(rows, OUT)),
         merge_axes(by_stride(columns, OUT)),
         merge_axes(by_stride(contracted, LEFT)),
+        epilogue,
     )

@@ -183,10 +183,12 @@ def _store(out, product, row_tile, column_tile, tiling: gl.constexpr, layout: gl
 
 
 @gluon.jit
-def fma_kernel(left, right, factor, out, tiling: gl.constexpr, acc_type: gl.constexpr, upcast: gl.constexpr):
+def fma_kernel(
+    left, right, third, out, before, tiling: gl.constexpr, acc_type: gl.constexpr, upcast: gl.constexpr
+):  # fmt: skip
     """Write the tiles of the result, or of ``split`` partial results; the arguments are those of ``contract_kernel``.
 
-    ``factor`` and ``upcast`` aren't used.
+    ``third``, ``before`` and ``upcast`` aren't used.
     """
     rows: gl.constexpr = field(tiling, "rows")
     columns: gl.constexpr = field(tiling, "columns")

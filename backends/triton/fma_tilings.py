@@ -33,7 +33,7 @@ _SHAPES = (
 def fma_tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTiling]]:
     """Tilings with predicted seconds; none where the other kernel has no trouble with how the operands lie."""
     along = [operand for operand in (LEFT, RIGHT) if fastest(problem.contracted, operand) is not None]
-    if not along or problem.arrays > FACTOR or problem.wide:
+    if not along or problem.arrays > FACTOR or problem.epilogue is not None or problem.wide:
         return []
     found = [(predicted(problem, tiling, "float32", on), tiling) for tiling in _all(problem, on)]
     return sorted(found, key=lambda each: each[0])

@@ -86,44 +86,50 @@ class Kernel:
                 if isinstance(tiling, FmaTiling):
                     self._function = fma_kernel
                     self._options |= tiling.options
-                self._types = {"left": operand, "right": operand, "factor": operand, "out": out}
+                self._types = dict.fromkeys(("left", "right", "third"), operand) | {"out": out, "before": out}
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}
 
-    def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
-        """Queue the kernel on the framework's stream of the device, which is the current one."""
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
+        """Queue the kernel on the framework's stream of the device, which is the current one.
+
+        Args:
+            memory: whose arrays they are.
+            device: where they are.
+            operands: what is read; a bias comes last.
+            results: what is written: one array, and what an epilogue keeps.
+        """
         if interpreted():
-            first = (tuple(operands),) if self._together else self._in_place(operands)
-            self._function[self._grid](*first, out, **self._constants)
+            self._function[self._grid](*self._arguments(tuple(operands), results), **self._constants)
             return
-        pointers = tuple(map(memory.pointer, operands))
-        address = memory.pointer(out)
-        bits = address
-        for pointer in pointers:
+        pointers, addresses = tuple(map(memory.pointer, operands)), tuple(map(memory.pointer, results))
+        bits = 0
+        for pointer in pointers + addresses:
             bits |= pointer
         compiled = self._compiled.get(bits % ALIGNMENT == 0)
         if compiled is None:
             compiled = self.compile(bits % ALIGNMENT == 0)
-        arrays = (pointers, address) if self._together else (*self._in_place(pointers), address)
         grid = self._grid
         compiled.run(
             grid[0], grid[1], grid[2], memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *arrays, *self._rest,
+            None, None, None, *self._arguments(pointers, addresses), *self._rest,
         )  # fmt: skip
 
-    @staticmethod
-    def _in_place(operands: Sequence[Any]) -> tuple[Any, ...]:
-        """The arrays of a contraction where its kernel takes them; without a factor, the left one stands in."""
-        return (*operands, operands[0]) if len(operands) == 2 else tuple(operands)
+    def _arguments(self, operands: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arrays as the kernel takes them. In a contraction, the first one stands in for what isn't there."""
+        if self._together:
+            return operands, *results
+        third = operands[0] if len(operands) == 2 else operands[2]
+        return operands[0], operands[1], third, results[0], results[-1]
 
     def compile(self, aligned: bool = True) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
         types = {**self._types, **dict.fromkeys(self._constants, "constexpr")}
-        operands: list[tuple[int, ...]]
-        operands = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else [(0,), (1,), (2,)]
-        out = (1,) if self._together else (3,)
-        hints = {path: [["tt.divisibility", ALIGNMENT]] for path in (*operands, out)} if aligned else {}
+        arrays: list[tuple[int, ...]]
+        arrays = [(0, at) for at in range(len(self._types["arrays"]))] if self._together else []
+        arrays += [(at,) for at, name in enumerate(self._types) if name != "arrays"]
+        hints = {path: [["tt.divisibility", ALIGNMENT]] for path in arrays} if aligned else {}
         written_in = GluonASTSource if isinstance(self.tiling, FmaTiling) else ASTSource
         source = written_in(self._function, types, self._constants, hints)
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)

@@ -8,6 +8,7 @@ from math import gcd
 from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
 
 __all__ = [
+    "BIAS",
     "FACTOR",
     "IN_PIECES",
     "LEFT",
@@ -25,6 +26,9 @@ __all__ = [
 
 LEFT, RIGHT, OUT, FACTOR = range(4)
 """Where an array's strides are in an axis; the last, where the left operand is the product of two arrays."""
+
+BIAS = FACTOR
+"""The same of a bias in the epilogue of a product, which has no such factor."""
 
 SHARED = 224 << 10
 """Bytes of shared memory that a program may use."""

@@ -80,9 +80,11 @@ def problem(step: Fused, strides: Sequence[int]) -> ChainProblem | Contraction |
     if multiplies_matrices(step):
         roles: dict[str, list[Axis]] = {"batch": [], "rows": [], "columns": [], "contracted": []}
         for loop in step.loops:
-            left, right, *factor = loop.strides
-            roles[_role(loop)].append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *factor)))
-        return contraction(**roles)
+            left, right, *more = loop.strides
+            if step.epilogue is not None and step.epilogue.bias is not None:
+                more = [dict(zip(step.labels, step.epilogue.bias, strict=True)).get(loop.label, 0)]
+            roles[_role(loop)].append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *more)))
+        return contraction(**roles, epilogue=step.epilogue)
     axes = [(loop, Axis(loop.size, (*loop.strides, of_result.get(loop.label, 0)))) for loop in step.loops]
     free = [axis for loop, axis in axes if loop.kept]
     return reduction(len(step.reads), free, [axis for loop, axis in axes if not loop.kept])

@@ -10,14 +10,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
-from einops_fast.backends.triton.launch import DTYPES, interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, DTYPES, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_contraction import BoxTiling, box_kernel
 
 __all__ = ["BoxKernel", "Descriptor", "copies_boxes", "descriptor_type"]
 
-_WARPS, _REGISTERS = 4, 168
-"""Warps of the first warp group, and registers that a thread has before the groups share them out anew."""
+_WARPS = 4
+"""Warps of the first warp group."""
 
 
 def copies_boxes() -> bool:
@@ -79,31 +79,37 @@ class BoxKernel:
         self._descriptors = [
             Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()
         ]
-        views |= {"right_rest": tiling.right_rest or tiling.right, "out_rest": tiling.out_rest or tiling.out}
+        views |= {"before": tiling.out, "right_rest": tiling.right_rest}
+        views |= {"out_rest": tiling.out_rest, "before_rest": tiling.out_rest}
         self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
+        self._types["bias"] = f"*{DTYPES[dtype].name}"
         self._compiled: Any = None
 
-    def launch(self, memory: Memory, device: int, operands: Sequence[Any], out: Any) -> None:
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one.
 
-        Addresses are multiples of 16 bytes.
+        Addresses are multiples of 16 bytes. Without a bias that is ``None``; ``before`` is ``out`` if nothing is kept.
         """
         compiled = self._compiled or self.compile()
         left, right, result = (
             descriptor.at(memory.pointer(array))
             for descriptor, array in zip(self._descriptors, (*operands, out), strict=True)
         )
+        kept = result if before is out else result.at(memory.pointer(before))
+        third = memory.pointer(out if bias is None else bias)
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, left, right, result, right, result, self.tiling,
+            None, None, None, left, right, result, kept, right, result, kept, third, self.tiling,
         )  # fmt: skip
 
     def compile(self) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
-        source = GluonASTSource(box_kernel, {**self._types, "tiling": "constexpr"}, {"tiling": self.tiling})
+        aligned = {(list(self._types).index("bias"),): [["tt.divisibility", ALIGNMENT]]}
+        types = {**self._types, "tiling": "constexpr"}
+        source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, aligned)
         options = {"num_warps": _WARPS}
-        if self.tiling.groups > 1:
-            options["maxnreg"] = _REGISTERS
+        if self.tiling.registers is not None:
+            options["maxnreg"] = self.tiling.registers
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled = compiled

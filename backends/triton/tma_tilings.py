@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
-from einops_fast.backends.triton.matrix_tiles import FACTOR, LEFT, OUT, RIGHT
+from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
 from einops_fast.backends.triton.tma_contraction import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
 from einops_fast.cost import Ceilings
@@ -41,10 +40,12 @@ _SHAPES = (
 
 def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[float, BoxTiling]]:
     """Tilings with predicted seconds, fastest first; none where strides don't let boxes be copied."""
-    if item != _ITEM or problem.arrays > FACTOR:
+    if item != _ITEM or problem.factored:
         return []
     tiled = _tiled_axes(problem)
     if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT, OUT)):
+        return []
+    if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
     found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled)}
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
@@ -73,6 +74,17 @@ def _copyable(problem: Contraction, array: int) -> bool:
         axis.strides[array] == 1 or (axis.strides[array] > 0 and axis.strides[array] * _ITEM % ALIGNMENT == 0)
         for axis in axes
     )
+
+
+def _has_bias(problem: Contraction) -> bool:
+    return problem.epilogue is not None and problem.epilogue.bias is not None
+
+
+def _along_one_side(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> bool:
+    """Whether the bias differs along rows or columns of a box, not along both; and isn't spread too far."""
+    rows, columns, _ = tiled
+    reach = sum((axis.size - 1) * axis.strides[BIAS] for axis in (*problem.batch, *problem.rows, *problem.columns))
+    return not (rows.strides[BIAS] and columns.strides[BIAS]) and reach < 1 << 30
 
 
 def _of_array(problem: Contraction, array: int) -> list[tuple[int, Axis]]:
@@ -120,7 +132,7 @@ def _tiling(
     roles = (problem.batch, problem.rows, problem.columns, problem.contracted)
     counted = [_counted(axes, steps) for axes in roles]
 
-    def view(array: int, first: int, width: int) -> View:
+    def view(array: int, first: int) -> View:
         boxes = {rows: _GROUP_ROWS, columns: width, contracted: depth}
         axes = _of_array(problem, array)
         dims = tuple(
@@ -137,24 +149,25 @@ def _tiling(
         )
         return View(dims, turned=axes[-1][0] == first)
 
+    bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
     stages = min((_SHARED - _GROUP_ROWS * groups * (width + rest) * _ITEM) // each, _MOST_STAGES)
     if stages < 2:
         return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
-    tiling = BoxTiling(
-        view(LEFT, ROWS, width),
-        view(RIGHT, CONTRACTED, width),
-        view(OUT, ROWS, width),
+    return BoxTiling(
+        view(LEFT, ROWS),
+        view(RIGHT, CONTRACTED),
+        view(OUT, ROWS),
         (batches, row_tiles, column_tiles, depths),
         groups,
         width,
         depth,
         stages,
+        rest=rest,
+        epilogue=problem.epilogue,
+        bias=bias,
     )
-    if not rest:
-        return tiling
-    return replace(tiling, rest=rest, right_rest=view(RIGHT, CONTRACTED, rest), out_rest=view(OUT, ROWS, rest))
 
 
 def _counted(axes: Sequence[Axis], steps: Mapping[Axis, int]) -> dict[Axis, tuple[int, int]]:
@@ -182,5 +195,5 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
     cache = idle * _ITEM * tiling.total * steps * tiling.depth * (rows + columns) / (on.bandwidth * _CACHE)
-    memory = _ITEM * batch * (m * k + k * n + m * n) / on.bandwidth
+    memory = _ITEM * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
     return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + on.call

@@ -65,12 +65,12 @@ def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any
 def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none") -> Any:
     """``activation(input @ weight.T + bias)``, for tensors of torch.
 
-    The product is the library's; bias and activation follow in one kernel, which backward also makes the gradient of
-    the bias. Without an activation it is torch's ``linear``.
+    On a GPU, bias and activation are in the epilogue of a kernel for the product, or in a kernel behind the library's
+    product: whichever was measured to be faster, see :func:`einops_fast.autotune`.
 
     Args:
-        input: (..., features).
-        weight: (results, features).
+        input: (..., features), of any strides.
+        weight: (results, features), of any strides.
         bias: (results,).
         activation: as for :func:`dropout_bias_activation`.
 

@@ -1,0 +1,171 @@
+"""``activation(x @ weight.T + bias)`` of torch's tensors: one kernel, or the library's product and one behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from string import ascii_letters
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from einops_fast.attention.torch_state import autocasts
+from einops_fast.backends import torch as engine
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch_activation import (
+    activation_by_kernel,
+    activation_by_torch,
+    activation_gradients,
+    bias_activation,
+)
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name
+from einops_fast.backends.triton.choice import Choice, chosen_run
+from einops_fast.backends.triton.problems import multiplies_matrices
+from einops_fast.einsum import fast_einsum
+from einops_fast.notation import parse
+from einops_fast.plan import make_plan
+from einops_fast.steps import Epilogue, Fused
+from einops_fast.target import Numerics, Operand, Target
+from einops_fast.tuning import current_mode
+
+__all__ = ["linear"]
+
+_FROM_RESULT = ("relu", "leaky_relu")
+"""Activations whose slope is that at the result: nothing else has to be kept for it."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+    """See :func:`einops_fast.ops.linear`."""
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    ours = by_kernel(tensors) and weight.numel() > 0 and all(type(each) in _PLAIN for each in tensors)
+    if ours and autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        tensors = [each if each.dtype == torch.float64 else each.to(dtype) for each in tensors]
+    if not ours or any(each.dtype != tensors[0].dtype for each in tensors):
+        product = F.linear(x, weight)
+        return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)
+    wanted = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    keeps = wanted and activation != "none" and activation not in _FROM_RESULT
+    x, weight, *biases = tensors
+    return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
+
+
+def _by_library(activation: str, keeps: bool) -> Callable[..., Any]:
+    """The product by the library, with the bias in its epilogue; then the activation."""
+
+    def run(x: Any, weight: Any, bias: Any = None) -> Any:
+        # Of more than two axes torch would add the bias in a kernel of its own, unless they lie one behind the other.
+        before = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        found = before if activation == "none" else activation_by_kernel.compute(before, None, None, activation, 0.0)
+        return (found, before) if keeps else found
+
+    return run
+
+
+@lru_cache(maxsize=4096)
+def _way(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    results: int,
+    weight_strides: tuple[int, ...],
+    bias_stride: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    activation: str,
+    keeps: bool,
+    precision: str,
+    mode: str,
+) -> Callable[..., Any]:
+    """What runs calls on such tensors."""
+    library = _by_library(activation, keeps)
+    step = _step(shape, strides, results, weight_strides, dtype, device)
+    if step is None:
+        return library
+    bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
+    step = replace(step, epilogue=Epilogue(activation, bias, keeps))
+    return chosen_run(Choice(step, library, MEMORY, precision, mode))
+
+
+def _step(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    results: int,
+    weight_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Fused | None:
+    """The product as a step that a kernel can run, if it is one of matrices."""
+    name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
+    kernels = engine._kernel_dtypes(device) & {name}
+    if not kernels:
+        return None
+    on = gpu_ceilings(MEMORY.device_name(device.index or 0))
+    target = Target("torch", str(device), on, kernels=kernels, in_order=True, drops_expanded=False)
+    operands = [Operand(shape, strides, name), Operand((results, shape[-1]), weight_strides, name)]
+    subscripts = parse(f"{leading}Y,ZY->{leading}Z", (len(shape), 2))
+    (step, *others) = make_plan(subscripts, operands, target, Numerics(name, name)).steps
+    return step if isinstance(step, Fused) and not others and multiplies_matrices(step) else None
+
+
+def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
+    x, weight = x.resolve_neg(), weight.resolve_neg()
+    run = _way(
+        tuple(x.shape), x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
+        x.device, activation, keeps, engine.fp32_precision(), current_mode(),
+    )  # fmt: skip
+    found = run(x, weight) if bias is None else run(x, weight, bias.resolve_neg())
+    return found if keeps else (found, x.new_empty(0))
+
+
+def _shapes(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
+    shape = (*x.shape[:-1], weight.shape[0])
+    return x.new_empty(shape), x.new_empty(shape if keeps else 0)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, ctx.activation, keeps = inputs
+    found, before = output
+    kept = before if keeps else None if ctx.activation == "none" else found
+    ctx.save_for_backward(x, weight, bias, kept)
+    ctx.mode = current_mode()
+    ctx.mark_non_differentiable(before)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_out: Any, _: Any) -> tuple[Any, ...]:
+    x, weight, bias, kept = ctx.saved_tensors
+    of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+    if d_out is None:
+        return (None,) * 5
+    if torch.is_grad_enabled():
+        of = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
+        again = activation_by_torch(F.linear(x, weight, bias), None, ctx.activation)
+        found = iter(torch.autograd.grad(again, of, d_out, create_graph=True))
+        return (*(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias)), None, None)
+    d_bias = None
+    if kept is not None:
+        # The bias is in what is kept already; that of zeros is for its gradient, which is made on the way.
+        zeros = bias.new_zeros(1).expand(bias.shape) if of_bias else None
+        d_out, d_bias = activation_gradients(kept, zeros, None, d_out, ctx.activation, 0.0, of_bias)
+    elif of_bias:
+        d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
+    return (
+        fast_einsum("...n,nk->...k", d_out, weight, autotune=ctx.mode) if of_x else None,
+        fast_einsum("...n,...k->nk", d_out, x, autotune=ctx.mode) if of_weight else None,
+        d_bias if of_bias else None,
+        None,
+        None,
+    )
+
+
+linear_by_kernel = Operator(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str activation, bool keeps) -> (Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+)

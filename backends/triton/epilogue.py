@@ -1,0 +1,29 @@
+"""What is done to the sums of a matrix product before they are stored, for every kernel that makes one."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.activation import ActivationFeatures, _activated
+
+__all__ = ["activated", "has_bias"]
+
+
+@triton.constexpr_function
+def has_bias(tiling):
+    """Whether there is a bias to begin the sums with."""
+    return tiling.epilogue is not None and tiling.epilogue.bias is not None
+
+
+@triton.constexpr_function
+def _features(epilogue, dtype):
+    return ActivationFeatures(0, epilogue.activation, double=dtype.is_fp64())
+
+
+@triton.jit
+def activated(x, epilogue: tl.constexpr, dtype: tl.constexpr):
+    """The activation of a tile in the accumulator's type, for a result of this dtype."""
+    return _activated(x, _features(epilogue, dtype))
