@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.profiles.attention_tables import by_case, teraflops
 from einops_fast.profiles.attention_ways import WAYS
+from einops_fast.profiles.case_tables import by_case, gigabytes, teraflops
 from einops_fast.profiles.plot_style import colour_of, new_figure, saved, without_frame
 from einops_fast.profiles.records import Row
 
@@ -68,5 +68,5 @@ def _bars(axes: Axes, rows: Sequence[Row], cases: Sequence[str], ways: Sequence[
 
 def _value(row: Row | None, in_bytes: bool) -> float:
     if in_bytes:
-        return row.moved / row.seconds * 1e-9 if row is not None and row.moved and row.seconds else 0.0
+        return gigabytes(row) or 0.0
     return teraflops(row) or 0.0

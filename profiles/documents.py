@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from einops_fast.profiles import plots
-from einops_fast.profiles.attention_tables import by_case, speed
 from einops_fast.profiles.attention_ways import OURS as ATTENTION
 from einops_fast.profiles.attention_ways import WAYS
+from einops_fast.profiles.case_tables import by_case, number, teraflops
 from einops_fast.profiles.contraction_tables import OURS
 from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.peers import NATIVE
@@ -226,7 +226,7 @@ def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
             (
                 f"`{case}`",
                 next(row.sizes for row in rows if row.case == case),
-                *(" / ".join(speed(each.get(way)) for each in found) for way in ways),
+                *(" / ".join(number(teraflops(each.get(way))) for each in found) for way in ways),
                 " / ".join(f"{1 / row.to_best:.2f}" if row.to_best else "–" for row in ours),
                 " / ".join(row.chosen or "–" for row in ours),
                 " / ".join(f"{row.floor / row.seconds:.0%}" if row.floor and row.seconds else "–" for row in ours),

@@ -17,7 +17,7 @@ from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.ways import Call
 
-__all__ = ["calls_to_watch", "watched"]
+__all__ = ["calls_to_watch", "host_seconds", "watched"]
 
 LONG = 0.2
 """Seconds from which on a call is watched once and not several times."""
@@ -49,7 +49,7 @@ def watched(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
         row = replace(row, peak_bytes=peak_memory(framework, call))
     if framework.device == "gpu":
         with suppress(Exception):
-            row = replace(row, host=_host_seconds(framework, call))
+            row = replace(row, host=host_seconds(framework, call))
     return row
 
 
@@ -58,7 +58,7 @@ def calls_to_watch(row: Row) -> int:
     return 1 if (row.seconds or 0.0) > LONG else 3
 
 
-def _host_seconds(framework: Framework, call: Call) -> float:
+def host_seconds(framework: Framework, call: Call) -> float:
     """Seconds until a call returns; the device's queue is empty before, so that it never has to be waited for."""
     seconds = []
     for _ in range(HOST_CALLS):
