@@ -272,7 +272,7 @@ FAMILIES["public"] = tuple(sorted(_ALL, key=_importance))
 CPU_NAMES = tuple(
     case.name
     for case in _ALL
-    if case.compiled and case.name.partition("@")[2] in ("", "4096", "65536")
-    or case.op == "linear_cross_entropy" and case.width == 32000
+    if (case.name.endswith("@4096") if "@" in case.name else case.compiled and case.op != "linear")
+    or case.name in ("linear-gelu-4096x4096x4096", "linear_cross_entropy-8192x4096x32000")
 )
 """The public ones on a CPU."""

@@ -28,7 +28,7 @@ with torch's fused attention and, in ``qkv_self_attn``, one projection in place 
 """
 
 def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpInputs:
-    """Standard normal operands, matrices so that their products are, too."""
+    """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
     vector, matrix = (case.features,), (case.width, case.features)
     more: dict[str, list[tuple[int, ...]]] = {
         "layer_norm": [vector, vector],
@@ -47,13 +47,17 @@ def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpIn
     operands, cotangents = arrays[: len(shapes)], arrays[len(shapes) :]
     if case.op in ("linear", "linear_cross_entropy", "qkv_self_attn"):
         operands[1] *= case.features**-0.5
+    if "norm" in case.op or case.op == "dropout_add_ln":
+        weight = operands[2 if case.op.startswith("dropout") else 1]
+        weight *= 0.25
+        weight += 1
     for operand in operands:
         framework.track(operand)
     target = None
     if not results:
         classes = case.width or case.features
-        [uniform] = framework.normal([(case.rows,)], "float32", seed + 100)
-        target = (uniform.erf().abs() * classes).long().clamp_(0, classes - 1)
+        [normal] = framework.normal([(case.rows,)], "float32", seed + 100)
+        target = ((normal * 0.5**0.5).erf().abs() * classes).long().clamp_(0, classes - 1)
     return OpInputs(tuple(operands), target, tuple(cotangents))
 
 

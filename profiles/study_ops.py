@@ -134,6 +134,9 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
         job = _Job(framework, case, dtype, ways, ceilings[dtype], directions)
         try:
             yield from _rows(job, effort, options.trace)
+        except Unavailable as missing:
+            failed = Timing(OURS, failure=str(missing))
+            yield from (replace(job.row(failed, backward), guest=True) for backward in directions)
         except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
             yield from (job.row(Timing.failed(OURS, error), backward) for backward in directions)
         _forget(framework)
