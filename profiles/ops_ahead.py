@@ -44,9 +44,7 @@ def compile_ahead(wanted: Sequence[tuple[OpCase, str]], names: Sequence[str], th
         (case.name, dtype, name)
         for case, dtype in wanted
         for name in COMPILED
-        if name in names
-        and (name != COMPILE or case.compiled)
-        and scaled(case, "gpu", dtype).elements() <= ELEMENTS
+        if name in names and (name != COMPILE or case.compiled) and scaled(case, "gpu", dtype).elements() <= ELEMENTS
     ]
     with tempfile.TemporaryDirectory() as forgotten:
         return run_ahead(__name__, jobs, threads, SECONDS, {"EINOPS_FAST_CACHE_DIR": forgotten})

@@ -167,7 +167,6 @@ def scaled(case: OpCase, device: str, dtype: str) -> OpCase:
     return case
 
 
-
 SWEPT = tuple(256 << power for power in range(9))
 """Columns from 256 to 65536."""
 

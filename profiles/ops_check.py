@@ -79,7 +79,9 @@ def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) ->
     return worst, worst_gradient
 
 
-def model_errors(results: Values, gradients: Values, expected: Values, expected_gradients: Values) -> tuple[float, float]:
+def model_errors(
+    results: Values, gradients: Values, expected: Values, expected_gradients: Values
+) -> tuple[float, float]:
     """The same for a module: of each array as a whole, as errors pass through many layers."""
     sizes = [float(each.square().mean().sqrt()) for each in expected_gradients]
     # Softmax doesn't change with a bias of the keys: its gradient is a rounding error of 0.
@@ -131,7 +133,11 @@ def dropout_wrong(first: Any, second: Any, expected: Any, *, linear: bool) -> st
     expected = expected.detach().double()
     share = float((first.detach().double() * expected).sum() / expected.square().sum())
     # Without 1 / (1 - p) it would be off by p.
-    return f"wrong: with dropout the result is {share:.2f} of what it is without" if linear and abs(share - 1) > 0.05 else ""
+    return (
+        f"wrong: with dropout the result is {share:.2f} of what it is without"
+        if linear and abs(share - 1) > 0.05
+        else ""
+    )
 
 
 def _rows(case: OpCase, array: Any) -> Any:

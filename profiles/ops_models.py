@@ -37,9 +37,7 @@ def lazily_compiled(compiler: Compiler, function: Function, name: str, *, fullgr
     return call
 
 
-def model_ways(
-    case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str
-) -> list[OpWay]:
+def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[OpWay]:
     """The ways of these names; each has a model of its own, with the same parameters.
 
     Args:

@@ -27,6 +27,7 @@ with torch's fused attention and, in ``qkv_self_attn``, one projection in place 
 ``linear`` without its activation: what would remain if that were free.
 """
 
+
 def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpInputs:
     """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
     vector, matrix = (case.features,), (case.width, case.features)

@@ -282,9 +282,7 @@ def _compared(
         found = errors(case, given, results, gradients)
         # With dropout each call drops others.
         alone_error = 0.0 if case.p else max(map(relative_error, alone, results))
-    limits = [
-        allowed_error(case, job.dtype, native[at] if native else None, gradient=bool(at)) for at in (False, True)
-    ]
+    limits = [allowed_error(case, job.dtype, native[at] if native else None, gradient=bool(at)) for at in (False, True)]
     dropped = ""
     if case.p:
         if expected is None:
