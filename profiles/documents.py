@@ -347,9 +347,8 @@ def _in_words(number: int) -> str:
 
 def main() -> None:
     """Make plots, sections and the page anew."""
-    plots.main(
-        [*(str(RESULTS / f"{name}.json") for name in DRAWN), *map(str, _files("attention")), *map(str, _files("ops"))]
-    )
+    drawn = [*(RESULTS / f"{name}.json" for name in DRAWN), *_files("attention"), *_files("ops")]
+    plots.main(list(map(str, drawn)))
     for path in DOCUMENTS:
         text = path.read_text("utf-8")
         if updated(text) != text:

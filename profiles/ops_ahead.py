@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from einops_fast.profiles.ahead import run_ahead
 from einops_fast.profiles.frameworks import load
@@ -52,7 +53,7 @@ def compile_ahead(wanted: Sequence[tuple[OpCase, str]], names: Sequence[str], th
 
 def main(jobs: Sequence[tuple[str, str, str]]) -> None:
     """Call each of these as it will be; what fails will fail again where it's told."""
-    framework = load("torch", "gpu", 1)
+    framework: Any = load("torch", "gpu", 1)
     torch = framework.torch
     known = {case.name: case for case in FAMILIES["public"]}
     compiler = Compiler(torch)

@@ -94,8 +94,8 @@ def model_errors(
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
     """The largest error that counts as right: three times that of torch's own functions, or what is plain.
 
-    Results, steps between, and those of gradients again, are each rounded to the dtype, and sums are kept in float32 at best, which loses
-    about ``sqrt(terms)`` roundings.
+    Results, steps between, and those of gradients again, are each rounded to the dtype, and sums are kept in float32 at
+    best, which loses about ``sqrt(terms)`` roundings.
 
     Args:
         case: what is computed.
@@ -133,11 +133,9 @@ def dropout_wrong(first: Any, second: Any, expected: Any, *, linear: bool) -> st
     expected = expected.detach().double()
     share = float((first.detach().double() * expected).sum() / expected.square().sum())
     # Without 1 / (1 - p) it would be off by p.
-    return (
-        f"wrong: with dropout the result is {share:.2f} of what it is without"
-        if linear and abs(share - 1) > 0.05
-        else ""
-    )
+    if linear and abs(share - 1) > 0.05:
+        return f"wrong: with dropout the result is {share:.2f} of what it is without"
+    return ""
 
 
 def _rows(case: OpCase, array: Any) -> Any:

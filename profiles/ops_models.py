@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from einops_fast.profiles.frameworks import Unavailable
@@ -130,17 +131,20 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
         Unavailable: transformers isn't installed, or can't be imported.
     """
     try:
-        from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+        transformers: Any = import_module("transformers")
+        bert = transformers.BertConfig, transformers.BertModel
+        gpt2 = transformers.GPT2Config, transformers.GPT2Model
     except Exception as error:  # of its own dependencies
         raise Unavailable(f"transformers can't be used: {reason(error)}") from None
     _, positions, features = case.shape
-    common = {"vocab_size": 8, "bos_token_id": 0, "eos_token_id": 0}
+    common: dict[str, Any] = {"vocab_size": 8, "bos_token_id": 0, "eos_token_id": 0}
     if attention:
         common["attn_implementation"] = attention
     torch.manual_seed(0)
     with torch.device(device):
         if case.op.startswith("bert"):
-            config = BertConfig(
+            make_config, make_model = bert
+            config = make_config(
                 hidden_size=features,
                 num_attention_heads=case.heads,
                 intermediate_size=case.width or 4 * features,
@@ -150,8 +154,9 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
                 attention_probs_dropout_prob=case.p,
                 **common,
             )
-            return BertModel(config, add_pooling_layer=False)
-        config = GPT2Config(
+            return make_model(config, add_pooling_layer=False)
+        make_config, make_model = gpt2
+        config = make_config(
             n_embd=features,
             n_head=case.heads,
             n_inner=case.width or None,
@@ -163,4 +168,4 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
             use_cache=False,
             **common,
         )
-        return GPT2Model(config)
+        return make_model(config)

@@ -74,8 +74,7 @@ def _curves(rows: Sequence[Row], title: str, copied: float | None) -> Any:
         axes.set_xlabel("columns")
         axes.set_ylabel("GB/s")
         without_frame(axes)
-    handles = {
-        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=9, frameon=False)
+    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    marked = {label: line for legend in legends for line, label in legend}
+    figure.legend(marked.values(), marked.keys(), loc="outside lower center", ncols=9, frameon=False)
     return figure

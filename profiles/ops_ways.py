@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
-from einops_fast import ops
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ops_bound import Bound, Function, OpInputs, OpWay
 from einops_fast.profiles.ops_cases import EPS, MODELS, OpCase
@@ -125,13 +125,15 @@ def _way(name: str, function: Function, *, overwrites: bool = False) -> OpWay:
 
 
 def _ours(case: OpCase) -> Function:
-    if case.op == "qkv_self_attn" and not hasattr(ops, "qkv_self_attention"):
+    # A version of this package may not have all of them.
+    ops: Any = import_module("einops_fast.ops")
 
-        def missing(*operands: Any) -> Any:
+    def attend(x: Any, weight: Any, bias: Any) -> Any:
+        if not hasattr(ops, "qkv_self_attention"):
             raise Unavailable("einops_fast.ops has no qkv_self_attention")
+        return ops.qkv_self_attention(x, case.heads, weight, bias)
 
-        return missing
-    return {
+    functions: dict[str, Function] = {
         "softmax": ops.softmax,
         "log_softmax": ops.log_softmax,
         "layer_norm": lambda x, w, b: ops.layer_norm(x, weight=w, bias=b, eps=EPS),
@@ -140,10 +142,11 @@ def _ours(case: OpCase) -> Function:
         "dropout_add_layer_norm": lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS),
         "bias_gelu": ops.bias_gelu,
         "cross_entropy": ops.cross_entropy,
-        "linear_cross_entropy": lambda x, w, target: ops.linear_cross_entropy(x, w, target),
+        "linear_cross_entropy": ops.linear_cross_entropy,
         "linear": lambda x, w, b: ops.linear(x, w, b, activation=case.activation),
-        "qkv_self_attn": lambda x, w, b: ops.qkv_self_attention(x, case.heads, w, b),
-    }[case.op]
+        "qkv_self_attn": attend,
+    }
+    return functions[case.op]
 
 
 # torch's own functions, as its users call them

@@ -290,8 +290,8 @@ def _compared(
         else:
             bound = way.bind(given, True)
             with job.framework.torch.no_grad():
-                calls = [_tuple(bound.forward())[0] for _ in range(2)]
-            dropped = dropout_wrong(*calls, expected[0][0], linear=case.op.endswith("attention"))
+                first, second = (_tuple(bound.forward())[0] for _ in range(2))
+            dropped = dropout_wrong(first, second, expected[0][0], linear=case.op.endswith("attention"))
     forward = _wrong(max(found[0], alone_error), limits[0]) or dropped
     backward = forward or _wrong(found[1], limits[1])
     return (
