@@ -7,6 +7,7 @@ a dropped element has none. So with dropout, too, every element is compared; and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, isnan, pi, prod, sqrt
 from typing import Any
 
@@ -46,6 +47,7 @@ def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) ->
         for array, rowwise in zip(arrays, per_row, strict=True)
     ]
     sums = [None if each is None else each.detach() * 0 for each in shared]
+    error = partial(relative_error, whole_rows=bool(case.heads))
     loss: Any = 0.0
     worst, worst_gradient = 0.0, 0.0
     count = len(arrays[0])
@@ -65,17 +67,17 @@ def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) ->
             loss = loss + outcome[0].detach()
         else:
             for result, right in zip(found, outcome, strict=True):
-                worst = _worse(worst, relative_error(result[part], right.detach()))
+                worst = _worse(worst, error(result[part], right.detach()))
         for place, gradient in enumerate(expected):
             if per_row[place]:
-                worst_gradient = _worse(worst_gradient, relative_error(found_gradients[place][part], gradient))
+                worst_gradient = _worse(worst_gradient, error(found_gradients[place][part], gradient))
             else:
                 sums[place] += gradient
     if given.target is not None:
         worst = relative_error(found[0].reshape(1), loss.reshape(1))
     for place, total in enumerate(sums):
         if total is not None:
-            worst_gradient = _worse(worst_gradient, relative_error(found_gradients[place], total))
+            worst_gradient = _worse(worst_gradient, error(found_gradients[place], total))
     return worst, worst_gradient
 
 
@@ -156,10 +158,21 @@ def _worse(first: float, second: float) -> float:
     return inf if isnan(second) else max(first, second)
 
 
-def relative_error(found: Any, expected: Any) -> float:
-    """The largest difference relative to what is expected there and, on average, in its row."""
+def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> float:
+    """The largest difference relative to what is expected there and, on average, in its row.
+
+    Args:
+        found: what was computed.
+        expected: what is right.
+        whole_rows: take the sizes of rows instead of elements: for attention, whose errors pass through products.
+    """
     if found.shape != expected.shape:
         return inf
+    if whole_rows and expected.dim() > 1:
+        differences = (found.detach().double() - expected.detach()).norm(dim=-1)
+        sizes = expected.detach().double().norm(dim=-1)
+        value = float((differences / sizes.clamp_min(1e-3 * float(sizes.mean()))).max())
+        return inf if isnan(value) else value
     size = expected.detach().double().abs()
     scale = size + size.mean(-1, keepdim=True)
     value = float(((found.detach().double() - expected.detach()).abs() / scale.clamp_min(1e-300)).max())
