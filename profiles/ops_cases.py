@@ -70,7 +70,7 @@ class OpCase:
         heads: of attention.
         activation: after a linear layer.
         p: probability of dropping.
-        halves: measured in half precision only, as by EPOI.
+        halves: measured in half precision only, as by EPOI, or as it takes long.
         compiled: ``torch.compile`` is measured too: it takes seconds per case.
     """
 
@@ -201,7 +201,8 @@ def _epoi_attention(op: str, *shapes: tuple[int, ...], p: float = 0.0) -> tuple[
 
 def _linear(tokens: int, features: int, width: int, activation: str) -> OpCase:
     name = f"linear-{activation}-{tokens}x{features}x{width}"
-    return OpCase(name, "linear", (tokens, features), width=width, activation=activation, compiled=tokens == 4096)
+    case = OpCase(name, "linear", (tokens, features), width=width, activation=activation)
+    return replace(case, compiled=tokens == 4096, halves=features == 16384)
 
 
 def _layer(name: str, op: str, *shape: int) -> OpCase:

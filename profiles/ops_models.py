@@ -147,7 +147,7 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
             config = make_config(
                 hidden_size=features,
                 num_attention_heads=case.heads,
-                intermediate_size=case.width or 4 * features,
+                intermediate_size=case.width or 8,
                 num_hidden_layers=1,
                 max_position_embeddings=positions,
                 hidden_dropout_prob=case.p,
@@ -159,7 +159,7 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
         config = make_config(
             n_embd=features,
             n_head=case.heads,
-            n_inner=case.width or None,
+            n_inner=case.width or 8,
             n_layer=1,
             n_positions=positions,
             attn_pdrop=case.p,
