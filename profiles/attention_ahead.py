@@ -1,22 +1,16 @@
-"""Compiling for a GPU before anything is timed, in several processes: what compilers leave on disk is read later.
+"""What the attention study compiles before anything is timed: our kernels and FlexAttention's.
 
-Our kernels and FlexAttention's take seconds per case to compile, far longer than to measure, and one process compiles
-one after another. Nothing is chosen or measured here: each implementation is called alone.
+Nothing is chosen or measured here: each implementation is called alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from time import perf_counter
 
-import einops_fast
+from einops_fast.profiles.ahead import run_ahead
 from einops_fast.profiles.attention_cases import FAMILIES, AttentionCase
 from einops_fast.profiles.attention_ways import attention_inputs, attention_ways, extras
 from einops_fast.profiles.frameworks import load
@@ -25,8 +19,6 @@ from einops_fast.profiles.ways import bind
 __all__ = ["COMPILED", "compile_ahead"]
 
 COMPILED = ("flex", "triton")
-
-MOST_PROCESSES = 14
 
 SECONDS = 120.0
 """The longest that is waited."""
@@ -51,47 +43,20 @@ def compile_ahead(
         What the reader has to know: how long it took.
     """
     jobs = [
-        (case.name, backward, name)
+        (case.name, dtype, backward, name)
         for case in cases
         for backward in directions[: 2 if case.trained else 1]
         for name in COMPILED
         if name in names and case.elements() <= ELEMENTS
     ]
-    # Some take much longer than others.
-    random.Random(0).shuffle(jobs)
-    count = min(MOST_PROCESSES, threads - 1, len(jobs) // 2)
-    if count < 2:
-        return []
-    start = perf_counter()
-    root = str(Path(einops_fast.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    surroundings = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, dtype, json.dumps(jobs[share::count])],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=surroundings,
-        )
-        for share in range(count)
-    ]
-    try:
-        for child in children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.1, SECONDS - (perf_counter() - start)))
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-    return [f"Kernels of {len(jobs)} calls were compiled ahead in {perf_counter() - start:.0f} s."]
+    return run_ahead(__name__, jobs, threads, SECONDS)
 
 
-def main(dtype: str, jobs: Sequence[tuple[str, bool, str]]) -> None:
+def main(jobs: Sequence[tuple[str, str, bool, str]]) -> None:
     """Call each of these once; what fails will fail again where it's told."""
     framework = load("torch", "gpu", 1)
     known = {case.name: case for case in FAMILIES["public"]}
-    for name, backward, what in jobs:
+    for name, dtype, backward, what in jobs:
         case = known[name]
         with suppress(Exception):
             [way] = attention_ways(case, framework, extras(case, framework), (what,), dtype, backward)
@@ -100,4 +65,4 @@ def main(dtype: str, jobs: Sequence[tuple[str, bool, str]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(json.loads(sys.argv[1]))

@@ -129,9 +129,11 @@ def run_study(
     except KeyboardInterrupt:
         interrupted = True
         found.notes.append("Interrupted: what is missing was not measured.")
-    whole = not interrupted and _is_whole(options, frameworks, study.peers)
     found.notes = list(dict.fromkeys(found.notes))
     rows = list(found.rows.values())
+    # Such a row is of a process that crashed.
+    ended = interrupted or any(row.case == ALL and not row.guest for row in rows)
+    whole = not ended and _is_whole(options, frameworks, study.peers)
     tables = study.tables([row for row in rows if row.case != ALL])
     result = _result(name, found, rows, tables, whole) if found.machines else None
     before = earlier_result(earlier, name)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from einops_fast.profiles.case_tables import verdict
 from einops_fast.profiles.peers import NATIVE
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.report import Table, geomean, milliseconds, ratio
@@ -49,7 +50,7 @@ def _forward(framework: str, dtype: str, rows: Sequence[Row]) -> Table:
                 ratio(_to_native(ours)),
                 "" if ours.extra_bytes is None else f"{ours.extra_bytes:,}",
                 ours.kernels,
-                _check(ways.values()),
+                verdict(list(ways.values())),
             )
         )
     every = [ways[OURS] for ways in cases.values()]
@@ -75,7 +76,7 @@ def _backward(framework: str, dtype: str, rows: Sequence[Row]) -> Table:
         ours = ways[OURS]
         native = milliseconds(ways[NATIVE].seconds if NATIVE in ways else None)
         times = (native, milliseconds(ours.seconds), ratio(_to_native(ours)))
-        cells.append((name, ours.equation, ours.sizes, *times, _check(ways.values())))
+        cells.append((name, ours.equation, ours.sizes, *times, verdict(list(ways.values()))))
     every = [ways[OURS] for ways in cases.values()]
     measured = {"ours/native": {row.case: value for row in every if (value := _to_native(row)) is not None}}
     figures = {**_figures(framework, dtype, measured), "failed": [row.case for row in every if row.failure]}
@@ -97,14 +98,6 @@ def _to_floor(row: Row) -> float | None:
 
 def _to_native(row: Row) -> float | None:
     return 1 / row.speedup if row.speedup is not None else None
-
-
-def _check(rows: Iterable[Row]) -> str:
-    """Whether all is right; what guests fail at is told in other words, since it fails nothing of ours."""
-    failed = [f"{row.what} {row.failure}" for row in rows if row.failure and not row.guest]
-    absent = [f"{row.what}: {row.failure}" for row in rows if row.failure and row.guest]
-    verdict = f"failed: {'; '.join(failed)}" if failed else "right"
-    return f"{verdict} (without {'; '.join(absent)})" if absent else verdict
 
 
 def _means(measured: Mapping[str, Mapping[str, float]]) -> list[str]:

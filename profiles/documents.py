@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from einops_fast.profiles import plots
-from einops_fast.profiles.attention_tables import by_case, speed
 from einops_fast.profiles.attention_ways import OURS as ATTENTION
 from einops_fast.profiles.attention_ways import WAYS
+from einops_fast.profiles.case_tables import best_over_ours, by_case, gigabytes, megabytes, number, teraflops
 from einops_fast.profiles.contraction_tables import BEHIND, OURS
 from einops_fast.profiles.html_report import html_page
+from einops_fast.profiles.ops_tables import backward_alone, in_order, of_floor
+from einops_fast.profiles.ops_ways import OURS as OPERATOR
+from einops_fast.profiles.ops_ways import WAYS as OPERATORS
 from einops_fast.profiles.peers import NATIVE
 from einops_fast.profiles.records import Row
-from einops_fast.profiles.report import geomean, markdown_table
+from einops_fast.profiles.report import geomean, markdown_table, ratio
 from einops_fast.profiles.results import RESULTS, Result, read_result
 
 __all__ = ["DOCUMENTS", "SECTIONS", "updated"]
@@ -229,19 +232,24 @@ def _overhead() -> str:
 # Attention
 
 
-def _attention_files() -> list[Path]:
-    """The kept results of the attention study, those of single families too."""
-    return [path for path in sorted(RESULTS.glob("attention-*.json")) if not path.stem.endswith("-partial")]
+def _files(study: str) -> list[Path]:
+    """The kept results of a study, those of single families too."""
+    return [path for path in sorted(RESULTS.glob(f"{study}-*.json")) if not path.stem.endswith("-partial")]
+
+
+def _by_device_and_dtype(study: str, told: Callable[[str, str, Sequence[Row]], str]) -> str:
+    """What is told of each device and dtype in the kept results of a study."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for result in map(read_result, _files(study)):
+        for row in result.measured:
+            groups.setdefault((result.device, row.dtype), []).append(row)
+    texts = [told(device, dtype, rows) for (device, dtype), rows in groups.items()]
+    return "\n\n".join(texts) or f"No result is kept yet: `python -m einops_fast.profiles {study}` measures."
 
 
 def _attention() -> str:
     """Throughput of every way, forward / forward and backward, per device and dtype."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for result in map(read_result, _attention_files()):
-        for row in result.measured:
-            groups.setdefault((result.device, row.dtype), []).append(row)
-    told = [_attention_of(device, dtype, rows) for (device, dtype), rows in groups.items()]
-    return "\n\n".join(told) or "No result is kept yet: `python -m einops_fast.profiles attention` measures."
+    return _by_device_and_dtype("attention", _attention_of)
 
 
 def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
@@ -255,7 +263,7 @@ def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
             (
                 f"`{case}`",
                 next(row.sizes for row in rows if row.case == case),
-                *(" / ".join(speed(each.get(way)) for each in found) for way in ways),
+                *(" / ".join(number(teraflops(each.get(way))) for each in found) for way in ways),
                 " / ".join(f"{1 / row.to_best:.2f}" if row.to_best else "–" for row in ours),
                 " / ".join(row.chosen or "–" for row in ours),
                 " / ".join(f"{row.floor / row.seconds:.0%}" if row.floor and row.seconds else "–" for row in ours),
@@ -272,6 +280,58 @@ def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
     return f"{device}, {dtype}, TFLOP/s, forward / forward and backward:\n\n{markdown_table(head, cells)}"
 
 
+# Operators
+
+
+def _ops() -> str:
+    """Per device and dtype how near ours comes to the device's copy or GEMM, and how the others compare."""
+    return _by_device_and_dtype("ops", _ops_of)
+
+
+def _ops_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
+    forward, both = (by_case([row for row in in_order(rows) if row.backward is backward]) for backward in (False, True))
+    alone = {row.key: row for row in rows if not row.backward}
+    ways = [name for name in OPERATORS if any(row.what == name and row.seconds for row in rows)]
+    cells = []
+    for case in dict.fromkeys([*forward, *both]):
+        found = [cases[case] for cases in (forward, both) if case in cases]
+        some = next(iter(found[0].values()))
+        ours = both.get(case, {}).get(OPERATOR)
+        shares = [of_floor(forward.get(case, {}).get(OPERATOR)), backward_alone(ours, alone)[1]]
+        unit = "TFLOP/s" if some.flops else "GB/s"
+        rate = teraflops if some.flops else gigabytes
+        cells.append(
+            (
+                f"`{case}`",
+                some.sizes,
+                unit,
+                *(" / ".join(number(rate(each.get(way))) for each in found) for way in ways),
+                " / ".join("–" if share is None else f"{share:.0%}" for share in shares),
+                " / ".join(ratio(best_over_ours(each.get(OPERATOR))) for each in found),
+                " / ".join(megabytes(each.get(OPERATOR)) for each in found),
+                " / ".join(megabytes(each.get("native")) for each in found),
+            )
+        )
+    head = (
+        "case",
+        "shape",
+        "unit",
+        *(f"`{way}`" for way in ways),
+        "ours of copy or GEMM, forward / backward alone",
+        "best peer / ours",
+        "ours peak MB",
+        "native peak MB",
+    )
+    return f"{device}, {dtype}, forward / forward and backward:\n\n{markdown_table(head, cells)}"
+
+
+def _ops_plots() -> str:
+    """The plots that lie beside the kept results."""
+    names = [path.name for file in _files("ops") for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
+    images = [f"![{name.removesuffix('.svg')}](../profiles/results/{name})" for name in dict.fromkeys(names)]
+    return "\n\n".join(images) or "No result is kept yet."
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "issue": _issue,
     "issue-on-two-threads": _issue_on_two_threads,
@@ -281,6 +341,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "backward": _backward,
     "overhead": _overhead,
     "attention": _attention,
+    "ops": _ops,
+    "ops-plots": _ops_plots,
 }
 """What makes each section, by name."""
 
@@ -315,7 +377,8 @@ def _in_words(number: int) -> str:
 
 def main() -> None:
     """Make plots, sections and the page anew."""
-    plots.main([*(str(RESULTS / f"{name}.json") for name in DRAWN), *map(str, _attention_files())])
+    drawn = [*(RESULTS / f"{name}.json" for name in DRAWN), *_files("attention"), *_files("ops")]
+    plots.main(list(map(str, drawn)))
     for path in DOCUMENTS:
         text = path.read_text("utf-8")
         if updated(text) != text:

@@ -29,7 +29,10 @@ GPU_QUERY = {
 }
 """What nvidia-smi is asked."""
 
-LIBRARIES = ("numpy", "opt_einsum", "nvidia-cutlass-dsl", "nvidia-cublas", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+LIBRARIES = (
+    "numpy", "opt_einsum", "nvidia-cutlass-dsl", "nvidia-cublas", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
+    "liger-kernel", "quack-kernels", "transformers",
+)  # fmt: skip
 
 SETTINGS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TRITON_INTERPRET", "MXNET_SUBGRAPH_BACKEND")
 """Variables of others that change what is run."""

@@ -98,8 +98,13 @@ class Framework(ABC):
     def synchronize(self) -> None:
         """Wait for all work in flight."""
 
-    def clock(self, *, flush: bool = True) -> Clock:
-        """The best clock of the device; ``flush`` empties the GPU's cache before each call."""
+    def clock(self, *, flushes: int = 1) -> Clock:
+        """The best clock of the device.
+
+        Args:
+            flushes: how often a GPU's cache is emptied before each call. Once is enough for that; while it lasts, the
+                host queues the call, so that with more the launches of many kernels don't count.
+        """
         return HostClock(self.synchronize)
 
     def versions(self) -> dict[str, str]:
@@ -235,15 +240,15 @@ class Torch(Framework):
         del result
         return int(peak - before - (after - cuda.memory_allocated()))
 
-    def clock(self, *, flush: bool = True) -> Clock:
+    def clock(self, *, flushes: int = 1) -> Clock:
         if self.device == "cpu":
             return super().clock()
         cuda = self.torch.cuda
-        cache = self.torch.empty(CACHE_FLUSH_BYTES if flush else 0, dtype=self.torch.int8, device="cuda")
+        cache = self.torch.empty(CACHE_FLUSH_BYTES if flushes else 0, dtype=self.torch.int8, device="cuda")
         return EventClock(
             new_event=lambda: cuda.Event(enable_timing=True),
             milliseconds=lambda start, end: start.elapsed_time(end),
-            flush=cache.zero_,
+            flush=lambda: [cache.zero_() for _ in range(flushes)],
             synchronize=cuda.synchronize,
         )
 
@@ -360,12 +365,12 @@ class CuPy(Framework):
     def synchronize(self) -> None:
         self.cp.cuda.get_current_stream().synchronize()
 
-    def clock(self, *, flush: bool = True) -> Clock:
-        cache = self.cp.empty(CACHE_FLUSH_BYTES if flush else 0, "int8")
+    def clock(self, *, flushes: int = 1) -> Clock:
+        cache = self.cp.empty(CACHE_FLUSH_BYTES if flushes else 0, "int8")
         return EventClock(
             new_event=self.cp.cuda.Event,
             milliseconds=self.cp.cuda.get_elapsed_time,
-            flush=lambda: cache.fill(0),
+            flush=lambda: [cache.fill(0) for _ in range(flushes)],
             synchronize=self.synchronize,
         )
 

@@ -21,7 +21,7 @@ from einops_fast.profiles.sweep_cases import curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw"]
+__all__ = ["draw", "marks"]
 
 PRODUCT = 16
 """FLOPs per byte from which on a curve is told in FLOP/s and not in B/s."""
@@ -95,7 +95,7 @@ def _curves(axes: Axes, points: Sequence[tuple[int, Row]], product: bool, *, joi
             for size, row in points
             if row.what == name and row.seconds
         )
-        _marks(axes, [x for x, _ in of], [y for _, y in of], name, line="-" if joined else "")
+        marks(axes, [x for x, _ in of], [y for _, y in of], name, line="-" if joined else "")
     axes.set_xscale("log", base=2 if joined else 10)
     axes.set_yscale("log")
     axes.grid(color="#dddddd", linewidth=0.5)
@@ -108,7 +108,7 @@ def _roofline(rows: Sequence[Row], title: str, reached: Ceiling | None) -> Any:
     for name in dict.fromkeys(row.what for row in rows):
         of = [row for row in rows if row.what == name]
         intensities = [(row.flops or 0) / (row.moved or 1) for row in of]
-        _marks(axes, intensities, [(row.flops or 0) / (row.seconds or 1) * 1e-12 for row in of], name, line="")
+        marks(axes, intensities, [(row.flops or 0) / (row.seconds or 1) * 1e-12 for row in of], name, line="")
     axes.set_xscale("log")
     axes.set_yscale("log")
     if reached is not None:
@@ -126,7 +126,7 @@ def _roofline(rows: Sequence[Row], title: str, reached: Ceiling | None) -> Any:
     return figure
 
 
-def _marks(axes: Axes, x: Sequence[float], y: Sequence[float], name: str, *, line: str) -> None:
+def marks(axes: Axes, x: Sequence[float], y: Sequence[float], name: str, *, line: str) -> None:
     """Ours is filled, the others are hollow."""
     axes.plot(
         x,

@@ -113,18 +113,31 @@ class Compiler:
 
         def prepare(call: Callable[..., Any], *operands: Any) -> Call:
             if not kept:
-                kept.append(self._compile(call, operands, case.name))
+                kept.append(self.compiled(call, operands, case.name))
             return partial(kept[0], *operands)
 
         torch, equation = self._torch, case.called
         return Way("compile", lambda *operands: torch.einsum(equation, *operands), framework, prepare=prepare)
 
-    def _compile(self, call: Callable[..., Any], operands: Sequence[Any], name: str) -> Callable[..., Any]:
+    def compiled(
+        self, call: Callable[..., Any], operands: Sequence[Any], name: str, *, fullgraph: bool = True
+    ) -> Callable[..., Any]:
+        """The function compiled, by a first call.
+
+        Args:
+            call: what to compile.
+            operands: of the first call.
+            name: of what it computes, for messages.
+            fullgraph: fail where something isn't compiled.
+
+        Raises:
+            TimeoutError: it took too long, or all before it have.
+        """
         if self._left <= 0:
             raise TimeoutError("the time for compilations is used up")
         # Equations are variants of one function to Dynamo, which after a few of them gives up.
         self._torch.compiler.reset()
-        compiled: Callable[..., Any] = self._torch.compile(call, fullgraph=True, dynamic=False)
+        compiled: Callable[..., Any] = self._torch.compile(call, fullgraph=fullgraph, dynamic=False)
         start = perf_counter()
         try:
             # What is begun gets a second at least.

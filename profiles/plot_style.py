@@ -36,6 +36,10 @@ PLACES = {
     "efficient": 5,
     "triton": 6,
     "naive": 7,
+    "sdpa": 1,
+    "liger": 3,
+    "quack": 4,
+    "linear": 5,
 }
 """Whose are which; what isn't here takes the place that its name falls on, the same in every plot."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles import further_plots
 from einops_fast.profiles.attention_plots import draw_attention
+from einops_fast.profiles.ops_plots import draw_ops
 from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
 from einops_fast.profiles.records import Ceiling, Row, is_ours
 from einops_fast.profiles.results import read_result
@@ -62,14 +63,14 @@ def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = (), *, s
         rows: of a study; of those that were measured forward there are plots.
         stem: path that the files' names begin with.
         ceilings: what the device reaches, for the roofs.
-        study: its name; that of attention has plots of its own.
+        study: its name; those of attention and of the operators have plots of their own.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if not row.backward:
             groups.setdefault((row.framework, row.dtype), []).append(row)
     groups = {key: group for key, group in groups.items() if any(row.floor or row.moved for row in group)}
-    if not groups and study != "attention":
+    if not groups and study not in ("attention", "ops"):
         return []
     try:
         import_module("matplotlib.figure")
@@ -78,6 +79,8 @@ def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = (), *, s
         return []
     if study == "attention":
         return draw_attention(rows, stem)
+    if study == "ops":
+        return draw_ops(rows, stem, ceilings)
     several = len({framework for framework, _ in groups}) > 1
     paths = []
     for (framework, dtype), group in groups.items():

@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: int | None) -> list[float]:
     """Seconds of each measured call; what a profiler outside records is these calls and nothing else."""
-    clock = framework.clock(flush=False)
+    clock = framework.clock(flushes=0)
     warm_up = [clock.sample(call, 1) for _ in range(2)]
     if repeat is None:
         repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from einops_fast.profiles import study_attention, study_contraction, study_einsum, study_overhead
+from einops_fast.profiles import study_attention, study_contraction, study_einsum, study_ops, study_overhead
 from einops_fast.profiles.cases import Named
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.records import Options, Record, Row
@@ -44,4 +44,5 @@ STUDIES: dict[str, Study] = {
     "contraction": study_contraction,
     "overhead": study_overhead,
     "attention": study_attention,
+    "ops": study_ops,
 }

@@ -17,13 +17,16 @@ from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.ways import Call
 
-__all__ = ["calls_to_watch", "watched"]
+__all__ = ["calls_to_watch", "host_seconds", "watched"]
 
 LONG = 0.2
 """Seconds from which on a call is watched once and not several times."""
 
 HOST_CALLS = 20
-"""Calls of which the host's time is the median."""
+"""Calls of which the host's time is the median, if they end soon."""
+
+HOST_SECONDS = 0.1
+"""After so long there are no more of them than three."""
 
 
 def watched(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
@@ -49,7 +52,7 @@ def watched(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
         row = replace(row, peak_bytes=peak_memory(framework, call))
     if framework.device == "gpu":
         with suppress(Exception):
-            row = replace(row, host=_host_seconds(framework, call))
+            row = replace(row, host=host_seconds(framework, call))
     return row
 
 
@@ -58,11 +61,14 @@ def calls_to_watch(row: Row) -> int:
     return 1 if (row.seconds or 0.0) > LONG else 3
 
 
-def _host_seconds(framework: Framework, call: Call) -> float:
+def host_seconds(framework: Framework, call: Call) -> float:
     """Seconds until a call returns; the device's queue is empty before, so that it never has to be waited for."""
-    seconds = []
-    for _ in range(HOST_CALLS):
+    seconds: list[float] = []
+    begin = perf_counter()
+    for done in range(HOST_CALLS):
         framework.synchronize()
+        if done >= 3 and perf_counter() - begin > HOST_SECONDS:
+            break
         start = perf_counter()
         call()
         seconds.append(perf_counter() - start)

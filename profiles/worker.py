@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,9 +24,16 @@ from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["run_worker"]
 
+STOPPED = (-signal.SIGTERM, -signal.SIGINT, 130)
+"""Statuses of a process that was asked to end; the last is its own after Ctrl-C."""
+
 
 def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:
-    """Measure in a process of its own; records come as they are made."""
+    """Measure in a process of its own; records come as they are made.
+
+    Raises:
+        KeyboardInterrupt: someone has stopped the process.
+    """
     threads = options.threads or frameworks.available_threads()
     root = str(Path(einops_fast.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -42,7 +50,9 @@ def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]
                 # Whoever reads has stopped, by Ctrl-C or otherwise: so does the work.
                 process.terminate()
                 raise
-            if process.wait() != 0:
+            if process.wait() in STOPPED:
+                raise KeyboardInterrupt
+            if process.returncode != 0:
                 complaints.seek(0)
                 why = f"the process ended with status {process.returncode}"
                 yield skipped(

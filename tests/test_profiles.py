@@ -329,6 +329,27 @@ def test_interrupted_run_keeps_what_is_done(tmp_path, capsys, monkeypatch):
     assert row["seconds"] == 0.001
 
 
+@pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("signal", "status"), [("TERM", 130), ("KILL", 1)])
+def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypatch, signal, status):
+    told = [records.Machine("Some CPU", 1, {"numpy": "1"}), records.Row("numpy", "mx0", "einsum", seconds=0.001)]
+    python = tmp_path / "python"
+    lines = "\n".join(map(records.encode, told))
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\nkill -{signal} $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(compare, "installed", lambda framework: framework == "numpy")
+    assert compare.run_studies(["einsum", "overhead"], records.Options(), folder=tmp_path / "out") == status
+    # Whoever stops one wants no more studies; a crash is told, and the next begins.
+    printed = capsys.readouterr().out
+    assert ("Interrupted" in printed) is (signal == "TERM")
+    assert ("the process ended with status -9" in printed) is (signal == "KILL")
+    studies = [path.stem for path in (tmp_path / "out").glob("*.json")]
+    partial = ["einsum-some-cpu-threads-1-partial", "overhead-some-cpu-threads-1-partial"]
+    assert sorted(studies) == partial[: 1 if signal == "TERM" else 2]
+
+
 def test_unknown_names_are_errors(capsys):
     with pytest.raises(SystemExit):
         main(["contraction", "--only-run", "nothing"])

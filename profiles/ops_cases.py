@@ -1,0 +1,278 @@
+"""The cases of the study of the operators, by family: what is computed on which sizes, and what that costs.
+
+The ``epoi`` family has the operators and shapes of EPOI's benchmarks (https://github.com/comaniac/epoi); ``columns``
+has the same bytes in rows of every length, for curves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from einops_fast.profiles.cases import ITEM_SIZES
+
+__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "HALF", "MODELS", "ORDER", "OpCase", "scaled"]
+
+BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}
+"""Of the input, where rows of every length are swept."""
+
+CPU_ELEMENTS = 1 << 18
+"""Of the largest array on a CPU."""
+
+CPU_FLOPS = 5e7
+"""The most work of a forward call on a CPU."""
+
+HALF = ("bfloat16", "float16")
+
+EPS = 1e-6
+"""Of all norms."""
+
+P = 0.1
+"""Of dropout."""
+
+PASSES = {
+    "softmax": (2, 5),
+    "log_softmax": (2, 5),
+    "layer_norm": (2, 5),
+    "rms_norm": (2, 5),
+    "dropout_add_ln": (3, 8),
+    "dropout_add_layer_norm": (4, 9),
+    "bias_gelu": (2, 5),
+    "cross_entropy": (1, 3),
+}
+"""How often the input's size is moved at least, forward and in both directions; parameters aside.
+
+Forward the inputs are read and the results written. Backward the gradients of the results are read, and what follows
+from the inputs, and the gradients of the inputs are written.
+"""
+
+PARAMETERS = {"layer_norm": 2, "rms_norm": 1, "dropout_add_ln": 2, "dropout_add_layer_norm": 2, "bias_gelu": 1}
+"""Vectors of the length of a row."""
+
+MODELS = ("bert_attention", "gpt_attention", "bert_layer", "gpt2_block")
+"""What is a module of Hugging Face's, ours being the same module after ``einops_fast.nn.optimize``."""
+
+CAUSAL = ("gpt_attention", "gpt2_block")
+
+PROJECTIONS = {"qkv_self_attn": 3, "bert_attention": 3, "gpt_attention": 4, "bert_layer": 4, "gpt2_block": 4}
+"""Products of the hidden states and a square matrix, in layers with attention."""
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """An operator at a size; no framework and no array.
+
+    Attributes:
+        name: what tables call it; ``operator@columns`` is a point of a curve.
+        op: the operator.
+        shape: of the input; of layers with attention ``(batch, positions, features)``.
+        width: features of the result of a linear layer, classes, or those between the two layers of an MLP.
+        heads: of attention.
+        activation: after a linear layer.
+        p: probability of dropping.
+        halves: measured in half precision only, as by EPOI, or as it takes long.
+        compiled: ``torch.compile`` is measured too: it takes seconds per case.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    width: int = 0
+    heads: int = 0
+    activation: str = ""
+    p: float = 0.0
+    halves: bool = False
+    compiled: bool = False
+
+    @property
+    def called(self) -> str:
+        """The operator and its options, for tables."""
+        options = [f"{word} {value}" for word, value in (("p", self.p), ("heads", self.heads)) if value]
+        return ", ".join(filter(None, (self.op, self.activation, *options)))
+
+    @property
+    def sizes(self) -> str:
+        """Of the input and, where it has others, of the result."""
+        text = "×".join(map(str, self.shape))
+        return f"{text}→{self.width}" if self.width else text
+
+    @property
+    def rows(self) -> int:
+        """Rows of the input."""
+        return prod(self.shape[:-1])
+
+    @property
+    def features(self) -> int:
+        """The last axis of the input."""
+        return self.shape[-1]
+
+    @property
+    def bound_by_bytes(self) -> bool:
+        """Whether throughput is told in bytes per second; otherwise in FLOP/s."""
+        return self.op in PASSES
+
+    def elements(self, backward: bool = False) -> int:
+        """What is read and written at least, forward or in both directions."""
+        if self.op in PASSES:
+            passes, vectors = PASSES[self.op][backward], PARAMETERS.get(self.op, 0) * self.features
+            return passes * prod(self.shape) + vectors * (3 if backward else 1)
+        arrays = prod(self.shape) + self._weights
+        if self.op == "linear":
+            arrays += self.rows * self.width
+        elif self.op != "linear_cross_entropy":
+            arrays += prod(self.shape)
+        # Backward reads these and the gradient of the result again, and writes gradients.
+        return arrays * (3 if backward else 1)
+
+    def flops(self, backward: bool = False) -> int:
+        """Floating-point operations of the products of matrices; 0 where there is none.
+
+        >>> FAMILIES["linear"][0].flops() == 2 * 4096 ** 3
+        True
+        """
+        if self.op in PASSES:
+            return 0
+        products = 2 * self.rows * self._weights
+        attention = 0.0
+        if self.op in PROJECTIONS:
+            batch, positions, features = self.shape
+            attention = 4 * batch * positions**2 * features * (0.5 if self.op in CAUSAL else 1.0)
+        return int(3 * products + 3.5 * attention if backward else products + attention)
+
+    @property
+    def _weights(self) -> int:
+        """Elements of all matrices."""
+        if self.op in PROJECTIONS:
+            return self.features * (PROJECTIONS[self.op] * self.features + 2 * self.width)
+        return self.features * self.width
+
+
+def scaled(case: OpCase, device: str, dtype: str) -> OpCase:
+    """The case as it is measured: curves with the same bytes in every dtype, and all of it small on a CPU."""
+    if "@" in case.name:
+        rows = BYTES[device] // ITEM_SIZES[dtype] // case.features
+        return replace(case, shape=(max(1, rows), case.features))
+    if device != "cpu":
+        return case
+    if case.heads:
+        heads = max(1, case.heads // 8)
+        case = replace(case, heads=heads, shape=(2, 64, 32 * heads), width=4 * 32 * heads if case.width else 0)
+    while prod(case.shape) > CPU_ELEMENTS or case.rows * case.width > CPU_ELEMENTS or case.flops() > CPU_FLOPS:
+        longest = max(range(len(case.shape)), key=lambda axis: case.shape[axis])
+        if case.width > case.shape[longest]:
+            case = replace(case, width=case.width // 2)
+        else:
+            shape = [size // 2 if axis == longest else size for axis, size in enumerate(case.shape)]
+            case = replace(case, shape=tuple(shape))
+    return case
+
+
+SWEPT = tuple(256 << power for power in range(9))
+"""Columns from 256 to 65536."""
+
+FIRST = (1024, 4096, 65536)
+"""Columns that come before the others, and with torch.compile."""
+
+SWEPT_OPS = ("softmax", "layer_norm", "rms_norm", "dropout_add_layer_norm", "bias_gelu", "log_softmax")
+
+
+def _columns() -> tuple[OpCase, ...]:
+    return tuple(
+        OpCase(f"{op}@{columns}", op, (1, columns), p=P if op.startswith("dropout") else 0.0, compiled=columns in FIRST)
+        for op in SWEPT_OPS
+        for columns in SWEPT
+    )
+
+
+def _epoi(op: str, *shapes: tuple[int, ...], **others: object) -> tuple[OpCase, ...]:
+    """Cases of an operator; the first is compiled."""
+    return tuple(
+        replace(OpCase(f"epoi-{op}-{'x'.join(map(str, shape))}", op, shape, compiled=not at), **others)  # type: ignore[arg-type]
+        for at, shape in enumerate(shapes)
+    )
+
+
+def _epoi_attention(op: str, *shapes: tuple[int, ...], p: float = 0.0) -> tuple[OpCase, ...]:
+    """Shapes end in the number of heads."""
+    return tuple(
+        replace(case, shape=case.shape[:3], heads=case.shape[3]) for case in _epoi(op, *shapes, halves=True, p=p)
+    )
+
+
+def _linear(tokens: int, features: int, width: int, activation: str) -> OpCase:
+    name = f"linear-{activation}-{tokens}x{features}x{width}"
+    case = OpCase(name, "linear", (tokens, features), width=width, activation=activation)
+    return replace(case, compiled=tokens == 4096, halves=features == 16384)
+
+
+def _layer(name: str, op: str, *shape: int) -> OpCase:
+    return OpCase(name, op, shape, width=4096, heads=16, p=P, compiled=True)
+
+
+FAMILIES: dict[str, tuple[OpCase, ...]] = {
+    "columns": _columns(),
+    "losses": (
+        OpCase("cross_entropy-32768x50257", "cross_entropy", (32768, 50257)),
+        OpCase("cross_entropy-8192x50257", "cross_entropy", (8192, 50257), compiled=True),
+        OpCase("cross_entropy-8192x32768", "cross_entropy", (8192, 32768)),
+        OpCase("linear_cross_entropy-8192x2048x50257", "linear_cross_entropy", (8192, 2048), width=50257),
+        OpCase("linear_cross_entropy-8192x4096x32000", "linear_cross_entropy", (8192, 4096), width=32000),
+        OpCase("linear_cross_entropy-4096x1024x50257", "linear_cross_entropy", (4096, 1024), width=50257),
+    ),
+    "linear": (
+        _linear(4096, 4096, 4096, "gelu"),
+        _linear(8192, 8192, 8192, "gelu"),
+        _linear(16384, 4096, 16384, "gelu"),
+        _linear(4096, 4096, 4096, "silu"),
+        _linear(4096, 4096, 4096, "squared_relu"),
+        _linear(4096, 4096, 4096, "gelu_tanh"),
+        _linear(16384, 16384, 16384, "gelu"),
+    ),
+    "layers": (
+        _layer("bert-large-layer", "bert_layer", 8, 512, 1024),
+        _layer("gpt2-medium-block", "gpt2_block", 8, 512, 1024),
+    ),
+    "epoi": (
+        *_epoi_attention("bert_attention", (8, 512, 1024, 16), (16, 512, 8192, 64), (4, 2048, 8192, 64), p=P),
+        *_epoi_attention("gpt_attention", (8, 1024, 1024, 16), (16, 512, 8192, 64), (4, 2048, 8192, 64), p=P),
+        *_epoi_attention(
+            "qkv_self_attn", (4, 512, 1024, 16), (8, 512, 1024, 16), (16, 512, 1024, 16), (16, 512, 8192, 64),
+            (4, 2048, 8192, 64),
+        ),
+        *_epoi("layer_norm", (32, 128, 768), (8, 512, 1024), (16, 512, 8192), (4, 2048, 8192)),
+        *_epoi("softmax", (4, 16, 512, 512), (8, 16, 512, 512)),
+        *_epoi(
+            "dropout_add_ln", (32, 128, 768), (4, 512, 768), (8, 512, 1024), (64, 128, 1024), (16, 512, 8192),
+            (16, 512, 32768), (4, 2048, 8192), (4, 2048, 32768), p=P,
+        ),
+        *_epoi(
+            "bias_gelu", (8, 512, 1024), (8, 512, 768), (2, 1024, 4096), (16, 512, 8192), (16, 512, 32768),
+            (4, 2048, 8192), (4, 2048, 32768),
+        ),
+    ),
+}  # fmt: skip
+"""What ``--cases`` chooses from."""
+
+_ALL = tuple(case for family in FAMILIES.values() for case in family)
+
+ORDER = {case.name: place for place, case in enumerate(_ALL)}
+"""The place of a case in tables."""
+
+
+def _importance(case: OpCase) -> int:
+    """Where the time of a run isn't enough, what comes last is left out."""
+    if "@" in case.name:
+        return 0 if case.compiled else 3
+    large = case.heads == 64 or case.shape[0] == 16384
+    return 4 if large else 1 if case in (*FAMILIES["losses"], *FAMILIES["linear"], *FAMILIES["layers"]) else 2
+
+
+FAMILIES["public"] = tuple(sorted(_ALL, key=_importance))
+
+CPU_NAMES = tuple(
+    case.name
+    for case in _ALL
+    if (case.name.endswith("@4096") if "@" in case.name else case.compiled and case.op != "linear")
+    or case.name in ("linear-gelu-4096x4096x4096", "linear_cross_entropy-8192x4096x32000")
+)
+"""The public ones on a CPU."""

@@ -1,0 +1,304 @@
+"""The operators of ``einops_fast.ops``: ours against torch's own, torch.compile, Liger-Kernel and QuACK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from einops_fast.profiles.cases import ITEM_SIZES, select
+from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
+from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.limits import limited
+from einops_fast.profiles.measure import QUICK, Effort, Timing, paired_ratio, time_calls, timed
+from einops_fast.profiles.memory import peak_memory
+from einops_fast.profiles.ops_ahead import compile_ahead
+from einops_fast.profiles.ops_bound import Bound, OpInputs, OpWay
+from einops_fast.profiles.ops_cases import CPU_NAMES, FAMILIES, HALF, MODELS, OpCase, scaled
+from einops_fast.profiles.ops_check import (
+    allowed_error,
+    dropout_wrong,
+    dropped_share,
+    errors,
+    model_errors,
+    relative_error,
+)
+from einops_fast.profiles.ops_models import model_reference
+from einops_fast.profiles.ops_tables import tables
+from einops_fast.profiles.ops_ways import LINEAR, NATIVE, OURS, PACKED, WAYS, libraries, make_ways, op_inputs
+from einops_fast.profiles.peers import Compiler
+from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
+from einops_fast.profiles.traces import write_trace
+from einops_fast.profiles.watch import host_seconds
+from einops_fast.profiles.ways import Call
+
+__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
+
+about = "fused layers against torch's own, torch.compile, Liger-Kernel and QuACK"
+
+frameworks: tuple[str, ...] = ("torch",)
+families: dict[str, tuple[OpCase, ...]] = FAMILIES
+own_cases = False
+peers: tuple[str, ...] = tuple(name for name in WAYS if name != OURS)
+
+DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16", "float32")}
+
+ON_CPU = (OURS, NATIVE, PACKED, LINEAR)
+
+EFFORTS = {
+    "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
+    "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5),
+}
+
+FIRST_CALL = 60.0
+"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
+
+COMPILING = 90.0
+"""Seconds that torch.compile may take for all cases together."""
+
+TOGETHER = 215.0
+"""Seconds after which no further case is begun on a GPU: a run is to end within four minutes."""
+
+FLUSHES = 3
+"""How often the cache is emptied before a call: while that runs, the host queues all of a small operator's kernels."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One case in one dtype, and what all its ways share."""
+
+    framework: Any
+    case: OpCase
+    dtype: str
+    ways: tuple[OpWay, ...]
+    ceilings: Ceilings
+    directions: tuple[bool, ...]
+
+    def inputs(self, seed: int) -> OpInputs:
+        return op_inputs(self.case, self.framework, self.dtype, seed)
+
+    def row(self, timing: Timing, backward: bool) -> Row:
+        moved, flops = self.case.elements(backward) * ITEM_SIZES[self.dtype], self.case.flops(backward)
+        work = Work(moved, flops, max(moved / self.ceilings.bandwidth, flops / self.ceilings.flops))
+        row = Row.of(self.framework.name, self.case, self.dtype, timing, work, backward=backward)
+        return replace(row, guest=not is_own(timing.name))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A way with what came out of its checks, forward and in both directions."""
+
+    way: OpWay
+    timings: tuple[Timing, Timing]
+    unavailable: bool = False
+
+
+def measure(framework: Framework, options: Options) -> Iterator[Record]:
+    """A row per dtype, case, direction and way, with its host time and the most memory that it holds."""
+    start = perf_counter()
+    if framework.name != "torch":
+        yield skipped(framework.name, OURS, "the operators are measured on torch's tensors")
+        return
+    on_gpu = framework.device == "gpu"
+    effort = QUICK if options.quick else EFFORTS[framework.device]
+    cases = _cases(framework, options)
+    dtypes = options.dtypes or DTYPES[framework.device]
+    names = tuple(name for name in WAYS if name == OURS or name in (options.peers or peers))
+    if not on_gpu:
+        names = tuple(name for name in names if name in ON_CPU or name in options.peers)
+    directions = (False,) if options.forward_only else (False, True)
+    ceilings: dict[str, Ceilings] = {}
+    for dtype in dtypes:
+        try:
+            ceilings[dtype] = measure_ceilings(framework, dtype, effort)
+        except Unavailable as missing:
+            yield skipped(framework.name, OURS, str(missing), dtype=dtype)
+            continue
+        yield Ceiling(framework.name, dtype, ceilings[dtype].bandwidth, ceilings[dtype].flops)
+    wanted = [(case, dtype) for case in cases for dtype in ceilings if dtype in HALF or not case.halves]
+    yield Extent(len(wanted) * len(directions))
+    yield from libraries(framework, names, cases)
+    if on_gpu:
+        yield from map(Note, compile_ahead(wanted, names, framework.threads))
+    compiler = Compiler(_torch(framework), altogether=COMPILING)
+    left_out = []
+    for named, dtype in wanted:
+        if on_gpu and perf_counter() - start > TOGETHER:
+            left_out.append(f"{named.name} {dtype}")
+            continue
+        case = scaled(named, framework.device, dtype)
+        ways = tuple(make_ways(case, framework, names, compiler, dtype))
+        job = _Job(framework, case, dtype, ways, ceilings[dtype], directions)
+        try:
+            yield from _rows(job, effort, options.trace)
+        except Unavailable as missing:
+            failed = Timing(OURS, failure=str(missing))
+            yield from (replace(job.row(failed, backward), guest=True) for backward in directions)
+        except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
+            yield from (job.row(Timing.failed(OURS, error), backward) for backward in directions)
+        _forget(framework)
+    if left_out:
+        why = f"{TOGETHER:.0f} s were over; choose cases: {', '.join(left_out)}"
+        yield skipped(framework.name, f"{len(left_out)} cases", why)
+
+
+def _torch(framework: Any) -> Any:
+    return framework.torch
+
+
+def _forget(framework: Any) -> None:
+    """Give memory back: what the next case needs may be in larger pieces."""
+    if framework.device == "gpu":
+        framework.torch.cuda.empty_cache()
+
+
+def _cases(framework: Framework, options: Options) -> Sequence[OpCase]:
+    found = select(FAMILIES[options.cases], options.only)
+    if framework.device == "gpu" or options.only or options.cases != "public":
+        return found
+    # Two cores take minutes for all; whoever asks for others by name gets them.
+    return [case for case in found if case.name in CPU_NAMES]
+
+
+def _rows(job: _Job, effort: Effort, trace: str) -> Iterator[Record]:
+    checked = _check(job)
+    # Not the inputs of the check: nothing remembered from there can help.
+    given = job.inputs(1)
+    for backward in job.directions:
+        right = [each for each in checked if not each.timings[backward].failure]
+        bound = [each.way.bind(given, True) for each in right]
+        calls = [_call(job, each, given, backward) for each in bound]
+        around = [_without_gradients(job, backward)] * len(calls)
+        clock = job.framework.clock(flushes=FLUSHES)
+        rounds = time_calls(calls, clock, around, effort) if calls else []
+        timings = [timed(each.timings[backward], times) for each, times in zip(right, rounds, strict=True)]
+        native = next((timing for timing in timings if timing.name == NATIVE), None)
+        others = [timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR]
+        best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+        for call, timing in zip(calls, timings, strict=True):
+            row = job.row(replace(timing, speedup=paired_ratio(native, timing) if native else None), backward)
+            if timing.name == LINEAR:
+                row = replace(row, speedup=None)
+            if best is not None and is_own(timing.name):
+                row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
+            traced: list[Note] = []
+            with around[0]():
+                with suppress(Exception):  # who can't tell was measured all the same
+                    row = replace(row, peak_bytes=peak_memory(job.framework, call))
+                if job.framework.device == "gpu":
+                    row = replace(row, host=host_seconds(job.framework, call))
+                if trace:
+                    traced += write_trace(trace, row, job.framework, partial(_same, call))
+            yield row
+            yield from traced
+        for each in checked:
+            if each.timings[backward].failure:
+                row = job.row(each.timings[backward], backward)
+                yield replace(row, guest=row.guest or each.unavailable)
+
+
+def _same(call: Call) -> Call:
+    return call
+
+
+def _without_gradients(job: _Job, backward: bool) -> Any:
+    torch = job.framework.torch
+    return torch.enable_grad if backward else torch.no_grad
+
+
+def _call(job: _Job, bound: Bound, given: OpInputs, backward: bool) -> Call:
+    """Forward alone, or forward and backward."""
+    if not backward:
+        return bound.forward
+    grad = job.framework.torch.autograd.grad
+
+    def both() -> Any:
+        return grad(bound.forward(), bound.leaves, given.cotangents or None)
+
+    return both
+
+
+def _check(job: _Job) -> list[_Checked]:
+    """Whether each way is right, on inputs of its own: torch's functions first, whose errors are the measure."""
+    given = job.inputs(0)
+    expected = None
+    if job.case.op in MODELS:
+        expected = _answer(job, model_reference(job.case, job.framework, job.dtype), _exact(given))
+    checked: list[_Checked] = []
+    native: tuple[float, float] | None = None
+    for way in sorted(job.ways, key=lambda way: way.name != NATIVE):
+        try:
+            with limited(FIRST_CALL, "the first call"):
+                timings = _compared(job, way, given, expected, native)
+        except Exception as failure:
+            missing = isinstance(failure, Unavailable)
+            failed = Timing(way.name, failure=str(failure)) if missing else Timing.failed(way.name, failure)
+            checked.append(_Checked(way, (failed, failed), missing))
+            continue
+        if way.name == NATIVE and not timings[1].failure:
+            native = timings[0].error or 0.0, timings[1].error or 0.0
+        checked.append(_Checked(way, timings))
+    order = [way.name for way in job.ways]
+    return sorted(checked, key=lambda each: order.index(each.way.name))
+
+
+Answer = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Results and gradients."""
+
+
+def _answer(job: _Job, way: OpWay, given: OpInputs) -> Answer:
+    """What one call gives; a module without dropout."""
+    bound = way.bind(given, False)
+    # What is right mustn't be left over from who came before.
+    job.framework.spoil([tuple(each.shape) for each in (*given.cotangents, *given.operands)], job.dtype)
+    results = _tuple(bound.forward())
+    return results, job.framework.torch.autograd.grad(results, bound.leaves, given.cotangents or None)
+
+
+def _exact(given: OpInputs) -> OpInputs:
+    operands = tuple(each.detach().double().requires_grad_() for each in given.operands)
+    return OpInputs(operands, given.target, tuple(each.double() for each in given.cotangents))
+
+
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _compared(
+    job: _Job, way: OpWay, given: OpInputs, expected: Answer | None, native: tuple[float, float] | None
+) -> tuple[Timing, Timing]:
+    """What is wrong with results, with and without gradients, and with results and gradients together."""
+    case = replace(job.case, activation="") if way.name == LINEAR else job.case
+    results, gradients = _answer(job, way, given)
+    with job.framework.torch.no_grad():
+        alone = _tuple(way.bind(given, False).forward())
+    if expected is not None:
+        found = model_errors(results, gradients, *expected)
+        alone_error, _ = model_errors(alone, gradients, *expected)
+    else:
+        found = errors(case, given, results, gradients)
+        # With dropout each call drops others.
+        alone_error = 0.0 if case.p else max(map(relative_error, alone, results))
+    limits = [allowed_error(case, job.dtype, native[at] if native else None, gradient=bool(at)) for at in (False, True)]
+    dropped = ""
+    if case.p:
+        if expected is None:
+            dropped = dropped_share(case, gradients[0])
+        else:
+            bound = way.bind(given, True)
+            with job.framework.torch.no_grad():
+                first, second = (_tuple(bound.forward())[0] for _ in range(2))
+            dropped = dropout_wrong(first, second, expected[0][0], linear=case.op.endswith("attention"))
+    forward = _wrong(max(found[0], alone_error), limits[0]) or dropped
+    backward = forward or _wrong(found[1], limits[1])
+    return (
+        Timing(way.name, error=max(found[0], alone_error), failure=forward),
+        Timing(way.name, error=max(found), failure=backward),
+    )
+
+
+def _wrong(error: float, limit: float) -> str:
+    return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""
