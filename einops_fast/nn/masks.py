@@ -1,0 +1,99 @@
+"""Masks as transformers hands them to its attention, and what attention is told instead, which costs less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["Seen", "read_mask"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which keys a query sees, as :func:`einops_fast.attention` takes it.
+
+    Attributes:
+        causal: whether keys after the query are hidden, the first query facing the first key.
+        mask: boolean, True where a key is seen.
+        bias: what is added to the scores.
+    """
+
+    causal: bool = False
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+
+
+# By the mask itself, for as long as it lives: all layers of a model get the same one. With its version, which counts
+# changes in place; `None` where the mask has to be taken as it is.
+_read: Any = WeakIdKeyDictionary()
+
+
+def read_mask(mask: Tensor, length: int, kv_length: int) -> Seen:
+    """What a mask of four axes, (batch, heads, queries, keys), means.
+
+    One that adds zeros and the lowest number hides keys, like a boolean one; one that hides what is after the query, and
+    keys of some sequences, becomes ``causal`` and a mask of keys. To find that out waits for the GPU, once per mask.
+    It isn't done for the one query of a step of generation, nor while a graph is traced or captured.
+
+    Args:
+        mask: boolean, True where a key is seen, or numbers to be added.
+        length: how many queries there are.
+        kv_length: how many keys there are.
+    """
+    found = _remembered(mask) if length > 1 and _can_look(mask) else None
+    if found is None:
+        found = Seen(mask=mask) if mask.dtype == torch.bool else Seen(bias=mask)
+    if mask.shape[-1] <= kv_length:
+        return found
+    # Older versions of transformers make masks for the keys of the whole cache.
+    return Seen(found.causal, _first(found.mask, kv_length), _first(found.bias, kv_length))
+
+
+def _first(mask: Tensor | None, kv_length: int) -> Tensor | None:
+    return mask if mask is None or mask.shape[-1] == 1 else mask[..., :kv_length]
+
+
+def _can_look(mask: Tensor) -> bool:
+    return not (
+        torch.compiler.is_compiling()
+        or type(mask) is not torch.Tensor
+        or mask.requires_grad
+        or mask.is_meta
+        or mask.is_inference()  # has no version
+        or not mask.numel()
+        or torch._C._are_functorch_transforms_active()
+        or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _remembered(mask: Tensor) -> Seen | None:
+    known = _read.get(mask)
+    if known is None or known[0] != mask._version:
+        # What is kept must not be a view of the mask: it would keep the mask.
+        known = mask._version, _look(mask)
+        _read[mask] = known
+    found: Seen | None = known[1]
+    return found
+
+
+def _look(mask: Tensor) -> Seen | None:
+    """What the mask means, if it isn't best taken as it is."""
+    boolean = mask.dtype == torch.bool
+    seen = mask if boolean else mask == 0
+    keys = seen.any(2, keepdim=True)
+    ends = torch.ones(mask.shape[2:], dtype=torch.bool, device=mask.device).tril()
+    facts = [(seen == keys).all(), (seen == (keys & ends)).all(), keys.all()]
+    if not boolean:
+        # Of lowest numbers only, a query that sees no key gets the mean of all values; of False it gets zeros.
+        lowest = mask <= torch.finfo(mask.dtype).min
+        facts.append((seen | lowest).all() & seen.any(-1).all())
+    of_keys, causal, every_key, *certain = torch.stack(facts).tolist()
+    if certain == [False]:
+        return None
+    if of_keys or causal:
+        return Seen(not of_keys, None if every_key else keys)
+    return None if boolean else Seen(mask=seen)
