@@ -74,7 +74,8 @@ class BertSelfAttention(nn.Module):
 
         Args:
             hidden_states: (batch, length, hidden_size), the result likewise.
-            attention_mask: broadcastable to (batch, heads, length, length): boolean, True where a key is seen, or added.
+            attention_mask: broadcastable to (batch, heads, length, length): boolean, True where a key is
+                seen, or added.
             past_key_values: a cache of transformers.
             options: ignored, but for those that ask for something else.
 

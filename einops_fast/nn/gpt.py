@@ -106,7 +106,8 @@ class GPTAttention(nn.Module):
         Args:
             hidden_states: (batch, length, hidden_size), the result likewise.
             past_key_values: a cache of transformers.
-            attention_mask: broadcastable to (batch, heads, length, length): boolean, True where a key is seen, or added.
+            attention_mask: broadcastable to (batch, heads, length, length): boolean, True where a key is
+                seen, or added.
             options: ignored, but for those that ask for something else.
 
         Returns:

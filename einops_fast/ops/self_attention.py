@@ -37,7 +37,8 @@ def qkv_self_attention(
     Args:
         input: (..., length, features).
         num_heads: heads of the queries.
-        in_proj_weight: ((num_heads + 2 * num_kv_heads) * head_dim, features): rows of the queries, the keys, the values.
+        in_proj_weight: ((num_heads + 2 * num_kv_heads) * head_dim, features): rows of the queries, then those of the
+            keys, then those of the values.
         in_proj_bias: one number per row of the weight.
         attn_mask: broadcastable to (..., num_heads, length, length): boolean, True where a key is seen, or numbers that
             are added to the scores.
@@ -99,7 +100,7 @@ def heads_of_rows(num_heads: int, num_kv_heads: int, shape: tuple[int, ...]) -> 
     heads = num_heads + 2 * num_kv_heads
     if len(shape) != 2 or shape[0] % heads or not shape[0]:
         raise ShapeError(
-            f"in_proj_weight has shape {shape}: its rows have to be a multiple of {heads}, those of {num_heads} heads of "
+            f"in_proj_weight has shape {shape}: its rows have to be a multiple of {heads}, for {num_heads} heads of "
             f"queries and twice {num_kv_heads} of keys and values"
         )
     return shape[0] // heads

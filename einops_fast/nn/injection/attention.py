@@ -17,6 +17,9 @@ from einops_fast.nn.injection.replacement import Replacement
 __all__ = ["BertAttention", "GPTAttention", "LlamaAttention"]
 
 
+_OTHER_VERSION = "this version of transformers calls it otherwise"
+
+
 class _Attention(Replacement):
     does = "attention on views, without weights"
     collector: ClassVar[Any]
@@ -25,7 +28,7 @@ class _Attention(Replacement):
     def unfit(cls, module: nn.Module) -> str | None:
         names = inspect.signature(type(module).forward).parameters
         if not {"hidden_states", "attention_mask", "past_key_values"} <= names.keys():
-            return "this version of transformers calls it with other arguments"
+            return _OTHER_VERSION
         if getattr(module, "is_cross_attention", False):
             return "its keys come from another sequence"
         return None
@@ -86,8 +89,14 @@ class LlamaAttention(_Attention):
     rotate: ClassVar[Any]
 
     @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        if not hasattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb"):
+            return _OTHER_VERSION
+        return super().unfit(module)
+
+    @classmethod
     def members(cls, original: type[nn.Module]) -> dict[str, Any]:
-        rotate = getattr(sys.modules[original.__module__], "apply_rotary_pos_emb", None)
+        rotate: Any = getattr(sys.modules[original.__module__], "apply_rotary_pos_emb", None)
         return {**super().members(original), "rotate": staticmethod(rotate)}
 
     def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ class _Block(Replacement):
         names = [*inspect.signature(type(module).forward).parameters]
         wanted = [*inspect.signature(cls.forward).parameters][:-1]
         ours = names[: len(wanted)] == wanted
-        return None if ours else "this version of transformers calls it with other arguments"
+        return None if ours else "this version of transformers calls it otherwise"
 
 
 class GPTBlock(_Block):
@@ -41,7 +41,8 @@ class GPTBlock(_Block):
         **options: Any,
     ) -> Any:
         """The block's result."""
-        attention, norm, dropout = self.attn, self.ln_2, getattr(self.attn, "resid_dropout", None)
+        attention, norm = self.attn, self.ln_2
+        dropout: Any = getattr(attention, "resid_dropout", None)
         if (
             encoder_hidden_states is not None
             or not isinstance(attention, GPTAttention)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast.nn.injection.replacement import original_class
+from einops_fast.nn.masks import hides_all_keys
 
 __all__ = ["activation_of", "collector", "is_plain", "is_plain_norm", "needs_original", "observed", "of_transformers"]
 
@@ -67,13 +68,14 @@ def activation_of(function: Any) -> str | None:
 def needs_original(module: Any, mask: Any, options: dict[str, Any]) -> bool:
     """Whether a call of attention is for the module's own ``forward``.
 
-    It is where weights are asked for, where keys come from elsewhere, and where transformers is set to do attention in
-    another way than ``eager`` or ``sdpa``, which has masks of its own.
+    It is where weights are asked for, where keys come from elsewhere, where a mask of lowest numbers leaves a query no
+    key (there the gradients of that ``forward`` depend on how it rounds), and where transformers is set to do attention
+    in another way than ``eager`` or ``sdpa``, which has masks of its own.
     """
     config = module.config
     return bool(
         getattr(config, "_attn_implementation", None) not in ("eager", "sdpa")
-        or (mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 4))
+        or (mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 4 or hides_all_keys(mask)))
         or options.get("encoder_hidden_states") is not None
         or options.get("head_mask") is not None
         or options.get("position_bias") is not None
@@ -92,7 +94,7 @@ def _weights_collected(module: Any) -> bool:
         collected = collector.global_var if collector.compiling else None
     else:
         collected = collector.get()
-    return bool(collected) and any(name.endswith("attentions") for name in collected)
+    return any(name.endswith("attentions") for name in collected or ())
 
 
 def collector() -> Any:

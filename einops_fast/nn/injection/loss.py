@@ -36,13 +36,14 @@ def causal_lm_loss(
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     reduction = "mean" if num_items_in_batch is None else "sum"
     # Autocast asks for a result in float32.
-    with torch.autocast(logits.device.type, dtype=logits.dtype, enabled=logits.dtype in (torch.float16, torch.bfloat16)):
+    half = logits.dtype in (torch.float16, torch.bfloat16)
+    with torch.autocast(logits.device.type, dtype=logits.dtype if half else None, enabled=half):
         loss: Tensor = ops.cross_entropy(
             logits.reshape(-1, vocab_size), shift_labels.reshape(-1).to(logits.device), None, ignore_index, reduction
         )
-    if reduction == "sum":
-        loss = loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
-    return loss
+    if num_items_in_batch is None:
+        return loss
+    return loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
 
 
 def put_loss(model: nn.Module) -> bool:

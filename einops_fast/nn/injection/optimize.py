@@ -77,7 +77,7 @@ def optimize(
     rows = []
     for name, module in modules.items():
         kind = original_class(module).__name__
-        reason = unwanted.get(name) or _unfit(module)
+        reason = unwanted.get(name) or _unfit(module, modules.get(name.rpartition(".")[0]) if name else None)
         replacement = _replacement(module)
         if not reason and replacement is not None:
             put(replacement, module)
@@ -111,14 +111,15 @@ def _replacement(module: nn.Module) -> type[Replacement] | None:
     return _OF_TORCH.get(kind) or (_OF_TRANSFORMERS.get(kind.__name__) if of_transformers(kind) else None)
 
 
-def _unfit(module: nn.Module) -> str | None:
+def _unfit(module: nn.Module, around: nn.Module | None) -> str | None:
     """Why a module isn't replaced; ``None`` if it can be."""
     if isinstance(module, Replacement):
         return _ALREADY
     replacement = _replacement(module)
     if replacement is None:
-        known = type(module).__name__ in _OF_TRANSFORMERS
-        return "not transformers' class of this name" if known else "there is nothing in its place"
+        if type(module).__name__ in _OF_TRANSFORMERS:
+            return "not transformers' class of this name"
+        return "part of what is replaced" if isinstance(around, Replacement) else "there is nothing in its place"
     if "forward" in module.__dict__:
         return "it has a forward of its own"
     return replacement.unfit(module)

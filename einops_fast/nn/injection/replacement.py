@@ -6,8 +6,7 @@ and the forward of its own class is there for calls that the new one doesn't tak
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import nn
 
@@ -27,6 +26,10 @@ class Replacement(nn.Module):
     does: ClassVar[str]
     original: ClassVar[type[nn.Module]]
 
+    if TYPE_CHECKING:  # it has the attributes of the class that it was of
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
         """Why this module can't be replaced, in a few words; ``None`` if it can."""
@@ -40,15 +43,20 @@ class Replacement(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class isn't to be found by its name: it is made again.
         made = type(self)
-        _, _, *state = super().__reduce_ex__(max(2, protocol))
-        return (_empty, (made.__bases__[0], made.original), *state)
+        reduced: Any = super().__reduce_ex__(max(2, protocol))
+        return (_empty, (made.__bases__[0], made.original), *reduced[2:])
 
 
-@lru_cache(maxsize=None)
+_classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {}
+
+
 def _derived(replacement: type[Replacement], original: type[nn.Module]) -> type[Replacement]:
-    members = {"original": original, "__module__": replacement.__module__, **replacement.members(original)}
-    made: type[Replacement] = type(f"Fast{original.__name__}", (replacement, original), members)
-    return made
+    found = _classes.get((replacement, original))
+    if found is None:
+        members = {"original": original, "__module__": replacement.__module__, **replacement.members(original)}
+        made = type(f"Fast{original.__name__}", (replacement, original), members)
+        found = _classes.setdefault((replacement, original), made)
+    return found
 
 
 def _empty(replacement: type[Replacement], original: type[nn.Module]) -> Any:
@@ -71,7 +79,7 @@ def take_back(module: nn.Module, name: str) -> bool:
         return False
     if "original" not in type(module).__dict__:
         raise EinsumError(f"{name or 'the model'} got another class since, {type(module).__name__}: undo that first")
-    module.__class__ = module.original
+    cast(Any, module).__class__ = module.original
     return True
 
 
