@@ -29,6 +29,8 @@ class _Attention(Replacement):
         names = inspect.signature(type(module).forward).parameters
         if not {"hidden_states", "attention_mask", "past_key_values"} <= names.keys():
             return _OTHER_VERSION
+        if getattr(module, "position_embedding_type", None) not in (None, "absolute"):
+            return "its scores depend on distances"
         if getattr(module, "is_cross_attention", False):
             return "its keys come from another sequence"
         return None

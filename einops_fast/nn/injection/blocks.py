@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.nn.injection.attention import GPTAttention
-from einops_fast.nn.injection.conditions import is_plain, is_plain_norm, needs_original, observed
+from einops_fast.nn.injection.conditions import is_plain, is_plain_norm, is_plain_rms_norm, needs_original, observed
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = ["GPTBlock", "LlamaBlock"]
@@ -79,7 +79,7 @@ class LlamaBlock(_Block):
     ) -> Any:
         """The block's result."""
         norm = self.post_attention_layernorm
-        if not is_plain(norm, "LlamaRMSNorm") or norm.weight.dtype != hidden_states.dtype:
+        if not is_plain_rms_norm(norm) or norm.weight.dtype != hidden_states.dtype:
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **options
             )

@@ -11,7 +11,24 @@ from torch import Tensor, nn
 from einops_fast.nn.injection.replacement import original_class
 from einops_fast.nn.masks import hides_all_keys
 
-__all__ = ["activation_of", "collector", "is_plain", "is_plain_norm", "needs_original", "observed", "of_transformers"]
+__all__ = [
+    "BERT_FAMILY",
+    "LLAMA_FAMILY",
+    "activation_of",
+    "collector",
+    "is_plain",
+    "is_plain_norm",
+    "is_plain_rms_norm",
+    "needs_original",
+    "observed",
+    "of_transformers",
+]
+
+BERT_FAMILY = ("Bert", "Camembert", "Electra", "Ernie", "Roberta", "XLMRoberta")
+"""How the names of transformers' classes begin whose code is BERT's."""
+
+LLAMA_FAMILY = ("Llama", "Mistral", "Qwen2")
+"""Those whose code is Llama's, but for what only other kinds of attention are told."""
 
 _ACTIVATIONS = {
     "FastGELUActivation": "gelu_tanh",
@@ -48,6 +65,11 @@ def is_plain(module: Any, kind: type[nn.Module] | str) -> bool:
         return False
     found = original_class(module)
     return found.__name__ == kind and of_transformers(found) if isinstance(kind, str) else found is kind
+
+
+def is_plain_rms_norm(module: Any) -> bool:
+    """Whether it is Llama's, with nothing about it."""
+    return any(is_plain(module, f"{family}RMSNorm") for family in LLAMA_FAMILY)
 
 
 def is_plain_norm(module: Any) -> bool:

@@ -48,7 +48,7 @@ def causal_lm_loss(
 
 def put_loss(model: nn.Module) -> bool:
     """Replace the loss of a causal language model; whether there was one."""
-    if not _has_loss(model) or getattr(model.loss_function, "__name__", None) != "ForCausalLMLoss":
+    if not _has_loss(model):
         return False
     model.__dict__["_loss_function"] = causal_lm_loss
     return True
@@ -63,10 +63,11 @@ def take_back_loss(model: nn.Module) -> bool:
 
 
 def _has_loss(model: nn.Module) -> bool:
-    """Whether the loss is chosen by what kind of model it is: nobody has set another."""
+    """Whether it has the loss of such a model, which is also the one for want of another: nobody has set one."""
     kind = type(model)
     return (
         isinstance(getattr(kind, "loss_function", None), property)
         and "_loss_function" not in model.__dict__
+        and getattr(model, "loss_type", None) in (None, "ForCausalLM")
         and kind.__name__.endswith(("ForCausalLM", "LMHeadModel"))
     )

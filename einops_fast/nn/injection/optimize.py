@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from einops_fast.nn.injection import attention, blocks, layers
-from einops_fast.nn.injection.conditions import of_transformers
+from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
 from einops_fast.nn.injection.loss import causal_lm_loss, put_loss, take_back_loss
 from einops_fast.nn.injection.replacement import Replacement, original_class, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
@@ -24,18 +24,30 @@ _OF_TORCH: dict[type[nn.Module], type[Replacement]] = {
     nn.Softmax: layers.Softmax,
 }
 
-_OF_TRANSFORMERS: dict[str, type[Replacement]] = {
-    "BertIntermediate": layers.BertIntermediate,
-    "BertOutput": layers.BertOutput,
-    "BertSelfAttention": attention.BertAttention,
-    "BertSelfOutput": layers.BertOutput,
-    "GPT2Attention": attention.GPTAttention,
-    "GPT2Block": blocks.GPTBlock,
-    "GPT2MLP": layers.GPTFeedForward,
-    "LlamaAttention": attention.LlamaAttention,
-    "LlamaDecoderLayer": blocks.LlamaBlock,
-    "LlamaMLP": layers.LlamaFeedForward,
-    "LlamaRMSNorm": layers.LlamaNorm,
+_OF_BERT: dict[str, type[Replacement]] = {
+    "Intermediate": layers.BertIntermediate,
+    "Output": layers.BertOutput,
+    "SelfAttention": attention.BertAttention,
+    "SelfOutput": layers.BertOutput,
+}
+_OF_GPT: dict[str, type[Replacement]] = {
+    "Attention": attention.GPTAttention,
+    "Block": blocks.GPTBlock,
+    "MLP": layers.GPTFeedForward,
+}
+_OF_LLAMA: dict[str, type[Replacement]] = {
+    "Attention": attention.LlamaAttention,
+    "DecoderLayer": blocks.LlamaBlock,
+    "MLP": layers.LlamaFeedForward,
+    "RMSNorm": layers.LlamaNorm,
+}
+
+# transformers repeats the code of some models under other names.
+_OF_TRANSFORMERS = {
+    family + part: replacement
+    for families, parts in ((BERT_FAMILY, _OF_BERT), (("GPT2",), _OF_GPT), (LLAMA_FAMILY, _OF_LLAMA))
+    for family in families
+    for part, replacement in parts.items()
 }
 
 
@@ -45,8 +57,9 @@ def optimize(
     """Let the modules of a model do their work by :func:`einops_fast.attention` and :mod:`einops_fast.ops`, in place.
 
     It knows torch's ``LayerNorm``, ``RMSNorm``, ``Dropout``, ``Softmax``, ``LogSoftmax`` and ``CrossEntropyLoss``, and
-    of transformers' BERT, GPT-2 and Llama the attention, the feed-forward layers, what adds and normalises behind
-    them, and the loss of causal language models. Modules stay the objects that they are, with their parameters, their
+    of transformers' BERT, GPT-2 and Llama (and of models with the same code: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
+    ERNIE; Mistral, Qwen2) the attention, the feed-forward layers, what adds and normalises behind them, and the loss of
+    causal language models. Modules stay the objects that they are, with their parameters, their
     state and their hooks: only their class changes, to one derived from it. A call that a fused module doesn't take
     (``output_attentions=True``, hooks where it would have to look past them, …) goes to the class's own ``forward``.
 
