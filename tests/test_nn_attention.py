@@ -19,10 +19,12 @@ F = torch.nn.functional
 
 
 def by_torch(x: Any, weight: Any, bias: Any, heads: int, kv_heads: int, mask: Any, causal: bool) -> Any:
-    """By torch's function, with masks as it wants them."""
+    """By torch's function; a mask beside ``causal`` is boolean."""
     if causal:
         ends = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).tril()
-        mask = ends if mask is None else mask & ends if mask.dtype == torch.bool else mask.masked_fill(~ends, -torch.inf)
+        mask = (
+            ends if mask is None else mask & ends if mask.dtype == torch.bool else mask.masked_fill(~ends, -torch.inf)
+        )
     size = weight.shape[0] // (heads + 2 * kv_heads)
     packed = F.linear(x, weight, bias).unflatten(-1, (-1, size)).transpose(-3, -2)
     q, k, v = packed.split((heads, kv_heads, kv_heads), -3)
