@@ -46,7 +46,7 @@ def build(kind: str, way: str = "sdpa", dtype: Any = torch.float64, **more: Any)
         made = transformers.GPT2LMHeadModel
     else:
         config = transformers.LlamaConfig(
-            **SIZES, hidden_size=16, intermediate_size=24, num_key_value_heads=2, tie_word_embeddings=True
+            **SIZES | more, hidden_size=16, intermediate_size=24, num_key_value_heads=2, tie_word_embeddings=True
         )
         made = transformers.LlamaForCausalLM
     config._attn_implementation = way
