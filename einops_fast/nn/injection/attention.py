@@ -27,7 +27,8 @@ class _Attention(Replacement):
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
         names = inspect.signature(type(module).forward).parameters
-        if not {"hidden_states", "attention_mask", "past_key_values"} <= names.keys():
+        known = {"hidden_states", "attention_mask", "past_key_values"} <= names.keys()
+        if not known or not all(hasattr(module, name) for name in ("config", "is_causal", "layer_idx", "scaling")):
             return _OTHER_VERSION
         if getattr(module, "position_embedding_type", None) not in (None, "absolute"):
             return "its scores depend on distances"
