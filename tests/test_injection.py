@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import doctest
 import inspect
 import pickle
 import re
@@ -24,6 +25,7 @@ from ops_problems import DEVICE, kernels  # noqa: E402
 
 from einops_fast import EinsumError, nn  # noqa: E402
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY  # noqa: E402
+from einops_fast.nn.injection.loss import causal_lm_loss  # noqa: E402
 from einops_fast.nn.injection.replacement import Replacement  # noqa: E402
 
 KINDS = ("bert", "gpt2", "llama")
@@ -210,11 +212,11 @@ def test_dropout(kind: str) -> None:
 def test_compiles_whole(kind: str) -> None:
     model = build(kind, "sdpa", torch.float32, num_hidden_layers=1)
     nn.optimize(model)
-    expected = model(input_ids=tokens(), attention_mask=padded(), use_cache=False).logits
+    arguments = {"input_ids": tokens(), "attention_mask": padded(), "labels": tokens(), "use_cache": False}
+    expected = model(**arguments)
     torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    found = compiled(input_ids=tokens(), attention_mask=padded(), use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    found = torch.compile(model, fullgraph=True, backend="eager")(**arguments)
+    close([found.loss, found.logits], [expected.loss, expected.logits], torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,6 +252,37 @@ def test_low_precision(kind: str) -> None:
         missed, allowed = (float((each.double() - expected).abs().max()) for each in (found, native))
         # Of a gradient of few elements the original may be right by chance.
         assert missed <= max((2 if at < 2 else 3) * allowed, 8e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_causal_loss(dtype: Any) -> None:
+    theirs = import_module("transformers.loss.loss_utils").ForCausalLMLoss
+    logits = torch.randn(3, 7, 23, device=DEVICE).to(dtype).requires_grad_()
+    labels = tokens().masked_fill(padded() == 0, -100)
+    options: Any
+    for options in (
+        {},
+        {"num_items_in_batch": 5},
+        {"num_items_in_batch": torch.tensor(5)},
+        {"ignore_index": 4},
+        {"shift_labels": labels.flip(1)},
+    ):
+        counted = labels.masked_fill(labels < 0, options.get("ignore_index", -100))
+        losses = [function(logits, counted, 23, **options) for function in (causal_lm_loss, theirs)]
+        found, expected = ([loss, *torch.autograd.grad(loss, logits)] for loss in losses)
+        assert found[0].dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+
+
+def test_saved_and_moved(tmp_path: Path) -> None:
+    model = build("llama", "sdpa", torch.float32)
+    nn.optimize(model)
+    expected = model(input_ids=tokens()).logits
+    model.save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).to(DEVICE)
+    assert not any(isinstance(module, Replacement) for module in again.modules())
+    torch.testing.assert_close(again(input_ids=tokens()).logits, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.double()(input_ids=tokens()).logits.float(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_report() -> None:
@@ -407,3 +440,10 @@ assert reasons["own"] == "not transformers' class of this name", reasons
 assert "transformers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True)
+
+
+def test_document() -> None:
+    document = Path(__file__).parents[1] / "docs" / "modules.md"
+    done = doctest.testfile(str(document), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert done.attempted > 10
+    assert done.failed == 0
