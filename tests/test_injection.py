@@ -220,8 +220,10 @@ def test_compiles_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_kernels(kind: str) -> None:
-    model = build(kind).to(DEVICE)
+@pytest.mark.parametrize("way", ["eager", "sdpa"])
+def test_with_kernels(kind: str, way: str) -> None:
+    """A layer alone, without a mask: that hides nothing from ``eager`` attention, what is after from ``sdpa``'s."""
+    model = build(kind, way)
     layer = {"bert": lambda: model.bert.encoder.layer, "gpt2": lambda: model.transformer.h}.get(
         kind, lambda: model.model.layers
     )()[0]
