@@ -30,7 +30,7 @@ report: $(STAMP)
 # MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) -e '.[torch,triton,profile,dev]'
+	$(PIP) -e '.[torch,triton,profile,hf,dev]'
 	$(PIP) -e '.[mxnet]' || echo 'MXNet cannot be installed here: going on without it'
 	touch $@
 

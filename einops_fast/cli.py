@@ -20,6 +20,7 @@ from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
 from einops_fast.patch import patch
 from einops_fast.profile import profile
+from einops_fast.tables import plain_table, rich_table
 
 __all__ = ["main"]
 
@@ -249,21 +250,12 @@ def _cells(entry: disk_cache.Entry) -> list[str]:
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table whose last column holds numbers: in colour where rich is installed, else in plain text."""
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-    except ImportError:
-        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-        for row in (columns, *rows):
-            *cells, last = map(str.ljust, row, widths)
-            print("  ".join((*cells, last.strip().rjust(widths[-1]))))
+    table = rich_table(columns, rows, numbers=True)
+    if table is None:
+        print(plain_table(columns, rows, numbers=True))
         return
-    table = Table()
-    for column in columns:
-        table.add_column(column, justify="right" if column == columns[-1] else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
+    from rich.console import Console
+
     # Rich takes a file for a terminal of 80 columns.
     Console(width=None if sys.stdout.isatty() else 180).print(table)
 

@@ -7,6 +7,7 @@ NumPy's, CuPy's and MXNet's arrays to those of their framework. Importing this i
 from einops_fast.ops.activation import bias_gelu, dropout_bias_activation, linear
 from einops_fast.ops.cross_entropy import cross_entropy, linear_cross_entropy
 from einops_fast.ops.norm import dropout_add_layer_norm, layer_norm, rms_norm
+from einops_fast.ops.self_attention import qkv_self_attention
 from einops_fast.ops.softmax import log_softmax, softmax
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "qkv_self_attention",
     "rms_norm",
     "softmax",
 ]

@@ -1,0 +1,73 @@
+"""What attention modules with the weights of transformers share: masks, caches, and attention on split features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from einops_fast.attention.attend import attention
+from einops_fast.errors import EinsumError
+from einops_fast.nn.masks import Seen, read_mask
+
+__all__ = ["attend_heads", "refuse"]
+
+_LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
+_HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
+
+
+def attend_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+    cache: Any = None,
+    layer: int | None = None,
+    cache_options: Any = None,
+) -> Tensor:
+    """Attention of (batch, length, heads, head_dim) to keys and values likewise, and to those of a cache.
+
+    Args:
+        q, k, v: views of projections; k and v may have fewer heads.
+        mask: of four axes, as transformers makes them; see :func:`einops_fast.nn.masks.read_mask`.
+        causal: without a mask, whether several queries see no keys after them, the first facing the first.
+        scale: of the products.
+        dropout_p: probability of dropping a weight.
+        cache: transformers' cache of keys and values, which gets the new ones.
+        layer: the number that it knows this layer by.
+        cache_options: what else it is told.
+
+    Returns:
+        (batch, length, heads * head_dim).
+    """
+    length, axis, pattern = q.shape[1], 1, _LENGTH_FIRST
+    if cache is not None:
+        own = getattr(cache, "self_attention_cache", cache)
+        more = () if cache_options is None else (cache_options,)
+        k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), layer, *more)
+        axis, pattern = 2, _HEADS_FIRST
+    if mask is not None:
+        seen = read_mask(mask, length, k.shape[axis])
+    else:
+        seen = Seen(length > 1 and causal)
+        if seen.causal and k.shape[axis] > length:
+            # A cache of fixed size: no query sees what is behind the new keys.
+            k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
+    found: Tensor = attention(
+        pattern, q, k, v, sequence=("i", "j"), causal=seen.causal, mask=seen.mask, bias=seen.bias, scale=scale,
+        dropout_p=dropout_p,
+    )  # fmt: skip
+    return found.flatten(-2)
+
+
+def refuse(options: dict[str, Any]) -> None:
+    """Raise EinsumError if a caller in transformers wants what a module of ours doesn't make."""
+    if options.get("output_attentions"):
+        raise EinsumError("the weights are never all there: output_attentions can't be True")
+    for name in ("encoder_hidden_states", "head_mask"):
+        if options.get(name) is not None:
+            raise EinsumError(f"{name} isn't supported: it is attention of a sequence to itself")

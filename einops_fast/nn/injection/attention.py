@@ -1,0 +1,116 @@
+"""Attention of BERT, GPT-2 and Llama in transformers, on views of the projections and without a matrix of weights."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from einops_fast.nn.bert import bert_attention
+from einops_fast.nn.gpt import gpt_attention
+from einops_fast.nn.heads import attend_heads
+from einops_fast.nn.injection.conditions import collector, needs_original
+from einops_fast.nn.injection.replacement import Replacement
+
+__all__ = ["BertAttention", "GPTAttention", "LlamaAttention"]
+
+
+_OTHER_VERSION = "this version of transformers calls it otherwise"
+
+
+class _Attention(Replacement):
+    does = "attention on views, without weights"
+    collector: ClassVar[Any]
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        names = inspect.signature(type(module).forward).parameters
+        known = {"hidden_states", "attention_mask", "past_key_values"} <= names.keys()
+        if not known or not all(hasattr(module, name) for name in ("config", "is_causal", "layer_idx", "scaling")):
+            return _OTHER_VERSION
+        if getattr(module, "position_embedding_type", None) not in (None, "absolute"):
+            return "its scores depend on distances"
+        if getattr(module, "is_cross_attention", False):
+            return "its keys come from another sequence"
+        return None
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        return {"collector": collector()}
+
+    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def forward(
+        self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **options: Any
+    ) -> Any:
+        """What the class that was replaced returns, without weights."""
+        if args or needs_original(self, attention_mask, options):
+            return super().forward(
+                hidden_states, *args, attention_mask=attention_mask, past_key_values=past_key_values, **options
+            )
+        return self._attend(hidden_states, attention_mask, past_key_values, options), None
+
+
+def _causal(module: Any, options: dict[str, Any]) -> bool:
+    """What no mask means: in transformers' ``eager`` attention, that everything is seen."""
+    if module.config._attn_implementation == "eager":
+        return False
+    told = options.get("is_causal")
+    return bool(module.is_causal if told is None else told)
+
+
+def _cache_options(options: dict[str, Any]) -> dict[str, Any] | None:
+    """What caches of older versions are told."""
+    position = options.get("cache_position")
+    return None if position is None else {"cache_position": position}
+
+
+class BertAttention(_Attention):
+    """BERT's."""
+
+    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
+        return bert_attention(self, hidden_states, mask, cache, _causal(self, options), _cache_options(options))
+
+
+class GPTAttention(_Attention):
+    """GPT-2's."""
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Tensor:
+        """The result before its dropout."""
+        return gpt_attention(self, hidden_states, mask, cache, _causal(self, options), _cache_options(options))
+
+    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
+        return self.resid_dropout(self.project(hidden_states, mask, cache, options))
+
+
+class LlamaAttention(_Attention):
+    """Llama's, with rotary positions."""
+
+    rotate: ClassVar[Any]
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        if not hasattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb"):
+            return _OTHER_VERSION
+        return super().unfit(module)
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        rotate: Any = getattr(sys.modules[original.__module__], "apply_rotary_pos_emb", None)
+        return {**super().members(original), "rotate": staticmethod(rotate)}
+
+    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
+        q, k, v = (
+            project(hidden_states).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = self.rotate(q, k, *options["position_embeddings"], unsqueeze_dim=2)
+        attended = attend_heads(
+            q, k, v, mask, causal=_causal(self, options), scale=self.scaling,
+            dropout_p=self.attention_dropout if self.training else 0.0, cache=cache, layer=self.layer_idx,
+            cache_options=_cache_options(options),
+        )  # fmt: skip
+        return self.o_proj(attended)

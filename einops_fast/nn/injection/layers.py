@@ -1,0 +1,179 @@
+"""Norms, dropout, softmax, losses and the parts of feed-forward layers, by the fused layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from einops_fast import ops
+from einops_fast.nn import loss as losses
+from einops_fast.nn import norm as norms
+from einops_fast.nn import softmax as softmaxes
+from einops_fast.nn.injection.conditions import activation_of, is_plain, is_plain_norm
+from einops_fast.nn.injection.replacement import Replacement
+
+__all__ = [
+    "BertIntermediate",
+    "BertOutput",
+    "CrossEntropyLoss",
+    "Dropout",
+    "GPTFeedForward",
+    "LayerNorm",
+    "LlamaFeedForward",
+    "LlamaNorm",
+    "LogSoftmax",
+    "RMSNorm",
+    "Softmax",
+]
+
+
+class LayerNorm(Replacement):
+    """torch's."""
+
+    does = "ops.layer_norm"
+    forward = norms.LayerNorm.forward
+
+
+class RMSNorm(Replacement):
+    """torch's."""
+
+    does = "ops.rms_norm"
+    forward = norms.RMSNorm.forward
+
+
+class LlamaNorm(Replacement):
+    """Llama's RMS norm."""
+
+    does = "ops.rms_norm"
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        """The norm along the last axis."""
+        if self.weight.dtype != hidden_states.dtype:  # whose product then has the wider dtype
+            return super().forward(hidden_states)
+        return ops.rms_norm(hidden_states, None, self.weight, self.variance_epsilon)
+
+
+class Dropout(Replacement):
+    """torch's: what was dropped isn't kept."""
+
+    does = "ops.dropout_bias_activation"
+
+    def forward(self, input: Tensor) -> Any:
+        """Zeros for some elements while training."""
+        if not self.training or not self.p or self.inplace or not input.is_floating_point() or not input.dim():
+            return super().forward(input)
+        return ops.dropout_bias_activation(input, None, "none", self.p)
+
+
+class _Softmax(Replacement):
+    @classmethod
+    def unfit(cls, module: Any) -> str | None:
+        return "it has no dim" if module.dim is None else None
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        return {"options": {}}
+
+
+class Softmax(_Softmax):
+    """torch's."""
+
+    does = "ops.softmax"
+    forward = softmaxes.Softmax.forward
+
+
+class LogSoftmax(_Softmax):
+    """torch's."""
+
+    does = "ops.log_softmax"
+    forward = softmaxes.LogSoftmax.forward
+
+
+class CrossEntropyLoss(Replacement):
+    """torch's."""
+
+    does = "ops.cross_entropy"
+    forward = losses.CrossEntropyLoss.forward
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        return {"z_loss": 0.0}
+
+
+def _without_activation(name: str, module: Any) -> str | None:
+    kind = type(getattr(module, name, None)).__name__
+    return f"{kind} isn't one of the fused activations" if activation_of(getattr(module, name, None)) is None else None
+
+
+class BertIntermediate(Replacement):
+    """BERT's linear layer and activation."""
+
+    does = "ops.linear with the activation"
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return _without_activation("intermediate_act_fn", module)
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        """The activation of the layer's result."""
+        activation = activation_of(self.intermediate_act_fn)
+        if activation is None or not is_plain(self.dense, nn.Linear):
+            return super().forward(hidden_states)
+        return ops.linear(hidden_states, self.dense.weight, self.dense.bias, activation=activation)
+
+
+class BertOutput(Replacement):
+    """BERT's linear layer, dropout, sum and norm: all but the product in one."""
+
+    does = "ops.dropout_add_layer_norm"
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return None if is_plain_norm(getattr(module, "LayerNorm", None)) else "its norm isn't torch's LayerNorm"
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Any:
+        """The norm of the sum."""
+        norm, dropout = self.LayerNorm, self.dropout
+        if not is_plain_norm(norm) or not is_plain(dropout, nn.Dropout):
+            return super().forward(hidden_states, input_tensor)
+        return ops.dropout_add_layer_norm(
+            self.dense(hidden_states), input_tensor, norm.weight, norm.bias, dropout.p, norm.eps,
+            training=dropout.training,
+        )[0]  # fmt: skip
+
+
+class GPTFeedForward(Replacement):
+    """GPT-2's two linear layers, the activation with the first."""
+
+    does = "ops.linear with the activation"
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return _without_activation("act", module)
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        """The result after dropout."""
+        activation = activation_of(self.act)
+        if activation is None or not is_plain(self.c_fc, "Conv1D"):
+            return super().forward(hidden_states)
+        inner = ops.linear(hidden_states, self.c_fc.weight.t(), self.c_fc.bias, activation=activation)
+        return self.dropout(self.c_proj(inner))
+
+
+class LlamaFeedForward(Replacement):
+    """Llama's gated layer: the activation with the gate's product."""
+
+    does = "ops.linear with the activation of the gate"
+
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return _without_activation("act_fn", module)
+
+    def forward(self, x: Tensor) -> Any:
+        """(..., hidden_size) to the same."""
+        activation = activation_of(self.act_fn)
+        if activation is None or not is_plain(self.gate_proj, nn.Linear):
+            return super().forward(x)
+        gate = ops.linear(x, self.gate_proj.weight, self.gate_proj.bias, activation=activation)
+        return self.down_proj(gate * self.up_proj(x))

@@ -1,0 +1,73 @@
+"""The loss of causal language models in transformers, which takes the function from an attribute of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from einops_fast import ops
+
+__all__ = ["causal_lm_loss", "put_loss", "take_back_loss"]
+
+
+def causal_lm_loss(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Any = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The loss of causal language models in transformers, without making the logits float32.
+
+    Args:
+        logits: (batch, length, vocab_size).
+        labels: (batch, length); of each position the next one's counts.
+        vocab_size: number of classes.
+        num_items_in_batch: what the sum is divided by; if ``None`` the mean is taken.
+        ignore_index: a label that doesn't count.
+        shift_labels: labels that are already those of the next position.
+        options: ignored, as there.
+    """
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    # Autocast asks for a result in float32.
+    half = logits.dtype in (torch.float16, torch.bfloat16)
+    with torch.autocast(logits.device.type, dtype=logits.dtype if half else None, enabled=half):
+        loss: Tensor = ops.cross_entropy(
+            logits.reshape(-1, vocab_size), shift_labels.reshape(-1).to(logits.device), None, ignore_index, reduction
+        )
+    if num_items_in_batch is None:
+        return loss
+    return loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
+
+
+def put_loss(model: nn.Module) -> bool:
+    """Replace the loss of a causal language model; whether there was one."""
+    if not _has_loss(model):
+        return False
+    model.__dict__["_loss_function"] = causal_lm_loss
+    return True
+
+
+def take_back_loss(model: nn.Module) -> bool:
+    """Undo it; whether there was anything to undo."""
+    if model.__dict__.get("_loss_function") is not causal_lm_loss:
+        return False
+    del model.__dict__["_loss_function"]
+    return True
+
+
+def _has_loss(model: nn.Module) -> bool:
+    """Whether it has the loss of such a model, which is also the one for want of another: nobody has set one."""
+    kind = type(model)
+    return (
+        isinstance(getattr(kind, "loss_function", None), property)
+        and "_loss_function" not in model.__dict__
+        and getattr(model, "loss_type", None) in (None, "ForCausalLM")
+        and kind.__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    )

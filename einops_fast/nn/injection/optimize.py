@@ -1,0 +1,142 @@
+"""`optimize` and `restore`: replace the modules of a model by fused ones, and undo it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from einops_fast.nn.injection import attention, blocks, layers
+from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
+from einops_fast.nn.injection.loss import causal_lm_loss, put_loss, take_back_loss
+from einops_fast.nn.injection.replacement import Replacement, original_class, put, take_back
+from einops_fast.nn.injection.report import OptimizeReport, Row
+from einops_fast.nn.injection.selection import selected
+
+__all__ = ["optimize", "restore"]
+
+_OF_TORCH: dict[type[nn.Module], type[Replacement]] = {
+    nn.CrossEntropyLoss: layers.CrossEntropyLoss,
+    nn.Dropout: layers.Dropout,
+    nn.LayerNorm: layers.LayerNorm,
+    nn.LogSoftmax: layers.LogSoftmax,
+    nn.RMSNorm: layers.RMSNorm,
+    nn.Softmax: layers.Softmax,
+}
+
+_OF_BERT: dict[str, type[Replacement]] = {
+    "Intermediate": layers.BertIntermediate,
+    "Output": layers.BertOutput,
+    "SelfAttention": attention.BertAttention,
+    "SelfOutput": layers.BertOutput,
+}
+_OF_GPT: dict[str, type[Replacement]] = {
+    "Attention": attention.GPTAttention,
+    "Block": blocks.GPTBlock,
+    "MLP": layers.GPTFeedForward,
+}
+_OF_LLAMA: dict[str, type[Replacement]] = {
+    "Attention": attention.LlamaAttention,
+    "DecoderLayer": blocks.LlamaBlock,
+    "MLP": layers.LlamaFeedForward,
+    "RMSNorm": layers.LlamaNorm,
+}
+
+# transformers repeats the code of some models under other names.
+_OF_TRANSFORMERS = {
+    family + part: replacement
+    for families, parts in ((BERT_FAMILY, _OF_BERT), (("GPT2",), _OF_GPT), (LLAMA_FAMILY, _OF_LLAMA))
+    for family in families
+    for part, replacement in parts.items()
+}
+
+
+def optimize(
+    model: nn.Module, only: str | Sequence[str] | None = None, exclude: str | Sequence[str] | None = None
+) -> OptimizeReport:
+    """Let the modules of a model do their work by :func:`einops_fast.attention` and :mod:`einops_fast.ops`, in place.
+
+    It knows torch's ``LayerNorm``, ``RMSNorm``, ``Dropout``, ``Softmax``, ``LogSoftmax`` and ``CrossEntropyLoss``, and
+    of transformers' BERT, GPT-2 and Llama (and of models with the same code: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
+    ERNIE; Mistral, Qwen2) the attention, the feed-forward layers, what adds and normalises behind them, and the loss of
+    causal language models. Modules stay the objects that they are, with their parameters, their
+    state and their hooks: only their class changes, to one derived from it. A call that a fused module doesn't take
+    (``output_attentions=True``, hooks where it would have to look past them, …) goes to the class's own ``forward``.
+
+    Args:
+        model: any module.
+        only: names of modules (with all that is in them), names of classes, or patterns of either (``'*.attn'``,
+            ``'*Norm'``): no others are replaced.
+        exclude: those that aren't replaced.
+
+    Returns:
+        What was replaced and what wasn't, with reasons; print it for a table. To optimise again does nothing more.
+
+    Raises:
+        EinsumError: a name or a pattern fits no module.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast import nn
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.LayerNorm(4))
+        >>> report = nn.optimize(model, exclude='2')
+        >>> [(row.name, row.now, row.reason) for row in report.rows[2:]]
+        [('1', 'ops.layer_norm', ''), ('2', '', 'excluded')]
+        >>> nn.restore(model)
+        1
+    """
+    modules = dict(model.named_modules())
+    unwanted = selected(modules, only, exclude)
+    rows = []
+    for name, module in modules.items():
+        kind = original_class(module).__name__
+        reason = unwanted.get(name) or _unfit(module, modules.get(name.rpartition(".")[0]) if name else None)
+        replacement = _replacement(module)
+        if not reason and replacement is not None:
+            put(replacement, module)
+            rows.append(Row(name, kind, replacement.does))
+        else:
+            rows.append(Row(name, kind, reason=reason or ""))
+        if module.__dict__.get("_loss_function") is causal_lm_loss:
+            rows.append(Row(_loss_name(name), "ForCausalLMLoss", reason=_ALREADY))
+        elif name not in unwanted and put_loss(module):
+            rows.append(Row(_loss_name(name), "ForCausalLMLoss", "ops.cross_entropy"))
+    return OptimizeReport(tuple(rows))
+
+
+def restore(model: nn.Module) -> int:
+    """Undo :func:`optimize`: every module is again of the class that it was of.
+
+    Returns:
+        How many were replaced.
+
+    Raises:
+        EinsumError: something else has changed a module's class since.
+    """
+    return sum(take_back(module, name) + take_back_loss(module) for name, module in model.named_modules())
+
+
+_ALREADY = "is replaced already"
+
+
+def _replacement(module: nn.Module) -> type[Replacement] | None:
+    kind = type(module)
+    return _OF_TORCH.get(kind) or (_OF_TRANSFORMERS.get(kind.__name__) if of_transformers(kind) else None)
+
+
+def _unfit(module: nn.Module, around: nn.Module | None) -> str | None:
+    """Why a module isn't replaced; ``None`` if it can be."""
+    if isinstance(module, Replacement):
+        return _ALREADY
+    replacement = _replacement(module)
+    if replacement is None:
+        if type(module).__name__ in _OF_TRANSFORMERS:
+            return "not transformers' class of this name"
+        return "part of what is replaced" if isinstance(around, Replacement) else "there is nothing in its place"
+    if "forward" in module.__dict__:
+        return "it has a forward of its own"
+    return replacement.unfit(module)
+
+
+def _loss_name(name: str) -> str:
+    return f"{name}.loss_function" if name else "loss_function"

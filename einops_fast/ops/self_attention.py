@@ -1,0 +1,106 @@
+"""`qkv_self_attention`: one projection to queries, keys and values, and attention on views of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops_fast.attention.attend import attention
+from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.ops.activation import linear
+from einops_fast.ops.norm import check_probability
+
+__all__ = ["heads_of_rows", "qkv_self_attention"]
+
+_PATTERN = "... i h d, ... j g d, ... j g e -> ... i h e"
+
+
+def qkv_self_attention(
+    input: Any,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any = None,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    *,
+    num_kv_heads: int | None = None,
+    training: bool = True,
+    **options: Any,
+) -> Any:
+    """Attention of ``input`` to itself, from one packed projection, for tensors of torch.
+
+    Queries, keys and values are views of the projection with different offsets: none is copied. The names of the
+    arguments are those of ``torch.nn.functional``'s ``multi_head_attention_forward`` and
+    ``scaled_dot_product_attention``; the projection of the result is left to the caller.
+
+    Args:
+        input: (..., length, features).
+        num_heads: heads of the queries.
+        in_proj_weight: ((num_heads + 2 * num_kv_heads) * head_dim, features): rows of the queries, then those of the
+            keys, then those of the values.
+        in_proj_bias: one number per row of the weight.
+        attn_mask: broadcastable to (..., num_heads, length, length): boolean, True where a key is seen, or numbers that
+            are added to the scores.
+        dropout_p: probability of dropping a weight.
+        is_causal: hide keys after the query; a mask may be given, too.
+        scale: of the products; ``head_dim ** -0.5`` if ``None``.
+        num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
+        training: False for no dropout.
+        options: what else :func:`einops_fast.attention` takes: ``window``, ``softcap``, ``return_lse``, …
+
+    Returns:
+        (..., length, num_heads * head_dim); with ``return_lse`` also the logs of the denominators,
+        (..., length, num_heads).
+
+    Raises:
+        ShapeError: sizes don't fit.
+        EinsumError: base of it; an option is wrong.
+        OperandError: it isn't a tensor of torch.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast import ops
+        >>> x, weight = torch.zeros(2, 5, 32), torch.zeros(32 + 2 * 16, 32)
+        >>> ops.qkv_self_attention(x, 4, weight, is_causal=True, num_kv_heads=2).shape
+        torch.Size([2, 5, 32])
+    """
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if len(input.shape) < 2:
+        raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
+    head_dim = heads_of_rows(num_heads, kv_heads, tuple(in_proj_weight.shape))
+    check_probability(dropout_p)
+    wrong = {"bias", "causal", "layout", "mask", "sequence"}.intersection(options)
+    if wrong:
+        raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
+    packed = linear(input, in_proj_weight, in_proj_bias).unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
+    q, k, v = packed.split((num_heads, kv_heads, kv_heads), -2)
+    if attn_mask is not None:
+        name = "mask" if "bool" in str(attn_mask.dtype) else "bias"
+        options[name] = attn_mask
+    found = attention(
+        _PATTERN, q, k, v, sequence=("i", "j"), causal=is_causal, scale=scale, dropout_p=dropout_p if training else 0.0,
+        **options,
+    )  # fmt: skip
+    if isinstance(found, tuple):
+        return found[0].flatten(-2), found[1]
+    return found.flatten(-2)
+
+
+def heads_of_rows(num_heads: int, num_kv_heads: int, shape: tuple[int, ...]) -> int:
+    """Features of a head, of a packed weight of this shape.
+
+    Raises:
+        OperandError, ShapeError: the heads don't divide each other, or the rows of the weight.
+    """
+    if num_heads < 1 or num_kv_heads < 1:
+        raise OperandError(f"there has to be a head: num_heads is {num_heads}, num_kv_heads {num_kv_heads}")
+    if num_heads % num_kv_heads:
+        raise ShapeError(f"num_heads {num_heads} isn't a multiple of num_kv_heads {num_kv_heads}")
+    heads = num_heads + 2 * num_kv_heads
+    if len(shape) != 2 or shape[0] % heads or not shape[0]:
+        raise ShapeError(
+            f"in_proj_weight has shape {shape}: its rows have to be a multiple of {heads}, for {num_heads} heads of "
+            f"queries and twice {num_kv_heads} of keys and values"
+        )
+    return shape[0] // heads

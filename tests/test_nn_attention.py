@@ -1,0 +1,152 @@
+"""Self-attention from one packed projection, and the modules beside it that transformers and xFormers have."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, nn, ops  # noqa: E402
+
+F = torch.nn.functional
+
+
+def by_torch(x: Any, weight: Any, bias: Any, heads: int, kv_heads: int, mask: Any, causal: bool) -> Any:
+    """By torch's function; a mask beside ``causal`` is boolean."""
+    if causal:
+        ends = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).tril()
+        mask = (
+            ends if mask is None else mask & ends if mask.dtype == torch.bool else mask.masked_fill(~ends, -torch.inf)
+        )
+    size = weight.shape[0] // (heads + 2 * kv_heads)
+    packed = F.linear(x, weight, bias).unflatten(-1, (-1, size)).transpose(-3, -2)
+    q, k, v = packed.split((heads, kv_heads, kv_heads), -3)
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(-3, -2).flatten(-2)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(("masked", "causal"), [(None, False), (None, True), ("bool", True), ("float64", False)])
+def test_packed_as_torch(kv_heads: int, masked: str | None, causal: bool) -> None:
+    x, weight = leaf(randn(2, 5, 12)), leaf(randn(3 * (4 + 2 * kv_heads), 12, seed=1))
+    bias = leaf(randn(3 * (4 + 2 * kv_heads), seed=2))
+    mask = None if masked is None else randn(2, 1, 5, 5, seed=3)
+    if masked == "bool":
+        mask = (mask > 0) | torch.eye(5, dtype=torch.bool, device=DEVICE)
+    found = gradients(
+        lambda x, w, b: ops.qkv_self_attention(x, 4, w, b, mask, is_causal=causal, num_kv_heads=kv_heads),
+        [x, weight, bias],
+    )
+    expected = gradients(lambda x, w, b: by_torch(x, w, b, 4, kv_heads, mask, causal), [x, weight, bias])
+    torch.testing.assert_close(found, expected)
+
+
+def test_packed_is_not_copied() -> None:
+    seen: list[Any] = []
+    attention = import_module("einops_fast.ops.self_attention").attention
+
+    def watched(pattern: str, *arrays: Any, **options: Any) -> Any:
+        seen.extend(arrays)
+        return attention(pattern, *arrays, **options)
+
+    with mock.patch("einops_fast.ops.self_attention.attention", watched):
+        ops.qkv_self_attention(randn(2, 5, 12), 4, randn(24, 12), num_kv_heads=2)
+    assert len({array.untyped_storage().data_ptr() for array in seen}) == 1
+    assert [array.storage_offset() for array in seen] == [0, 12, 18]
+
+
+def test_packed_takes_what_attention_takes() -> None:
+    x, weight = randn(3, 2, 6, 8), randn(24, 8, seed=1)
+    found, logs = ops.qkv_self_attention(x, 2, weight, window=(1, 0), softcap=3.0, return_lse=True)
+    assert found.shape == (3, 2, 6, 8)
+    assert logs.shape == (3, 2, 6, 2)
+    dropped = ops.qkv_self_attention(x, 2, weight, dropout_p=0.5)
+    assert not torch.equal(dropped, ops.qkv_self_attention(x, 2, weight, dropout_p=0.5, training=False))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments", "options"),
+    [
+        (ShapeError, "multiple of 6", (randn(2, 5, 8), 2, randn(20, 8)), {}),
+        (ShapeError, "isn't a multiple of num_kv_heads 2", (randn(2, 5, 8), 3, randn(21, 8)), {"num_kv_heads": 2}),
+        (ShapeError, "input has shape", (randn(8), 2, randn(24, 8)), {}),
+        (ShapeError, "last axes have to be of one size", (randn(2, 5, 8), 2, randn(24, 9)), {}),
+        (OperandError, "there has to be a head", (randn(2, 5, 8), 0, randn(24, 8)), {}),
+        (EinsumError, "attn_mask and is_causal", (randn(2, 5, 8), 2, randn(24, 8)), {"causal": True}),
+        (EinsumError, "probability", (randn(2, 5, 8), 2, randn(24, 8)), {"dropout_p": 2.0}),
+    ],
+)
+def test_packed_refuses(error: Any, message: str, arguments: Any, options: Any) -> None:
+    with pytest.raises(error, match=message):
+        ops.qkv_self_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_as_multihead_attention(bias: bool) -> None:
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=bias, batch_first=True).double().to(DEVICE)
+    for at, parameter in enumerate(theirs.parameters()):
+        parameter.data = randn(*parameter.shape, seed=at)
+    ours = nn.QKVSelfAttention(12, 3, bias=bias).double().to(DEVICE)
+    ours.load_state_dict(theirs.state_dict())
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+    x, hidden = leaf(randn(2, 5, 12)), torch.triu(torch.ones(5, 5, dtype=torch.bool, device=DEVICE), 1)
+    expected = gradients(lambda x, *_: theirs(x, x, x, attn_mask=hidden)[0], [x, *theirs.parameters()])
+    torch.testing.assert_close(gradients(lambda x, *_: ours(x, ~hidden), [x, *ours.parameters()]), expected)
+    ours.is_causal = True
+    torch.testing.assert_close(gradients(lambda x, *_: ours(x), [x, *ours.parameters()]), expected)
+
+
+@pytest.mark.parametrize("make", ["qkv", "bert", "gpt", "dropout"])
+def test_compiles_whole(make: str) -> None:
+    module = {
+        "qkv": lambda: nn.QKVSelfAttention(16, 4, num_kv_heads=2, is_causal=True),
+        "bert": lambda: nn.BertSelfAttention(16, 4, 0.0),
+        "gpt": lambda: nn.GPTAttention(16, 4, 0.0, 0.0),
+        "dropout": lambda: nn.FusedDropoutBias(0.0, 16, "gelu"),
+    }[make]().to(DEVICE)
+    x = randn(2, 5, 16, dtype="float32")
+    torch.compiler.reset()
+    found = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, module(x))
+
+
+def test_fused_dropout_bias() -> None:
+    module = nn.FusedDropoutBias(0.25, (6,), "squared_relu").double().to(DEVICE)
+    assert [*module.state_dict()] == ["bias"]
+    module.bias.data = randn(6, seed=1)
+    x = leaf(randn(400, 6))
+    with kernels():
+        dropped = module(x)
+        found = gradients(lambda x, *_: module.eval()(x), [x, module.bias])
+    expected = gradients(lambda x, b: F.relu(x + b).square(), [x, module.bias])
+    torch.testing.assert_close(found, expected)
+    kept = dropped != 0
+    assert 0.68 < float(kept.sum() / (expected[0] != 0).sum()) < 0.82
+    torch.testing.assert_close(dropped[kept], (expected[0] / 0.75)[kept])
+    assert not [*nn.FusedDropoutBias(0.1, None).parameters()]
+    for wrong in ((1.5, 6, None), (0.1, (2, 3), None), (0.1, 6, "tanh")):
+        with pytest.raises(EinsumError):
+            nn.FusedDropoutBias(*wrong)
+
+
+def test_modules_refuse_what_they_would_ignore() -> None:
+    x = randn(1, 3, 8, dtype="float32")
+    for module in (nn.BertSelfAttention(8, 2).to(DEVICE), nn.GPTAttention(8, 2).to(DEVICE)):
+        with pytest.raises(EinsumError, match="output_attentions"):
+            module(x, output_attentions=True)
+        with pytest.raises(EinsumError, match="encoder_hidden_states"):
+            module(x, encoder_hidden_states=x)
+    for wrong in (nn.BertSelfAttention, nn.GPTAttention, nn.QKVSelfAttention):
+        with pytest.raises(ShapeError, match="isn't a multiple"):
+            wrong(9, 2)
+
+
+@pytest.mark.parametrize("module", ["bert", "dropout", "gpt", "self_attention", "injection.optimize"])
+def test_examples(module: str) -> None:
+    assert doctest.testmod(import_module(f"einops_fast.nn.{module}")).failed == 0
