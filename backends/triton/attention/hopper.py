@@ -36,6 +36,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     K,
     Q,
     V,
+    added_bytes,
     coordinates,
     fetch,
     flat,
@@ -86,7 +87,7 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
-    k_bytes: gl.constexpr = k_desc.block_type.nbytes + field(tiling, "added_bytes")
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
     count = 0
     done = 0
     for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):

@@ -35,6 +35,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     fetch,
     flat,
     has,
+    pair_bytes,
     pipe,
     released,
     room,
@@ -88,7 +89,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     bias_bytes: gl.constexpr = arrays.added.bias.block_type.nbytes * groups
-    pair_bytes: gl.constexpr = field(tiling, "pair_bytes")
+    step_bytes: gl.constexpr = pair_bytes(tiling)
     count = 0
     done = 0
     for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
@@ -107,7 +108,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
             for sharer in range(counts.sharers):
                 element = _element(own, sharer, numbers, tiling)
                 stage = count % stages
-                full = room(shared.q, count, stages, pair_bytes)
+                full = room(shared.q, count, stages, step_bytes)
                 for group in gl.static_range(groups):
                     tile_at = stage * groups + group
                     row = start + 64 * group

@@ -15,7 +15,14 @@ from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bi
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
-from einops_fast.backends.triton.attention.hopper_tiles import ITEM, OPERANDS, HopperTiling
+from einops_fast.backends.triton.attention.hopper_tiles import (
+    ITEM,
+    OPERANDS,
+    HopperTiling,
+    own_bytes,
+    pair_bytes,
+    stage_bytes,
+)
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings, shared_memory
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
@@ -181,7 +188,11 @@ class HopperForwardPlan:
         self._other = other
         shapes = _forward_shapes(spec, problem)
         tiling = _fitting(
-            problem, bias_dtype, shapes, spec.kv_len, lambda tiling: tiling.stages_bytes + tiling.own_bytes
+            problem,
+            bias_dtype,
+            shapes,
+            spec.kv_len,
+            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling),
         )
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "out")}
@@ -255,7 +266,12 @@ class HopperBackwardPlan(BackwardPlan):
         spec, problem, _, bias_dtype = self._given
         shapes = [(2, 64, 4), (2, 64, 3), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 2 :]
         tiling = _fitting(
-            problem, bias_dtype, shapes, spec.q_len, lambda tiling: tiling.stages_bytes + tiling.own_bytes, turned=True
+            problem,
+            bias_dtype,
+            shapes,
+            spec.q_len,
+            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling),
+            turned=True,
         )
         elements = problem.elements // problem.share
         return self._call(hopper_keys_kernel, tiling, ("dk", "dv"), {"scale": spec.scale}, elements, spec.kv_len)
@@ -270,7 +286,7 @@ class HopperBackwardPlan(BackwardPlan):
             bias_dtype,
             shapes,
             spec.kv_len,
-            lambda tiling: tiling.stages_bytes + tiling.own_bytes + tiling.rows * tiling.head * ITEM,
+            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling) + tiling.rows * tiling.head * ITEM,
             d_bias=d_bias,
         )
         scalars = {"scale": spec.scale}
@@ -278,12 +294,17 @@ class HopperBackwardPlan(BackwardPlan):
 
     def _shared_bias_call(self) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
+        features = problem.features
+        shapes = [(2, 64, 3), (2, 64, 2), (2, 32, 2)]
+        if _small(spec) and not (features.masked or features.left or features.right or bias_dtype == "float32"):
+            # More of these take more registers than there are.
+            shapes = [(2, 128, 2)]
         tiling = _fitting(
             problem,
             bias_dtype,
-            [(2, 128, 2), (2, 64, 2), (2, 32, 2)],
+            shapes,
             spec.kv_len,
-            lambda tiling: tiling.stages * tiling.pair_bytes + tiling.rows * tiling.block * tiling.bias_item,
+            lambda tiling: tiling.stages * pair_bytes(tiling) + tiling.rows * tiling.block * tiling.bias_item,
             d_bias=True,
         )
         own = prod(size for size, stride in zip(problem.sizes, problem.strides.d_bias, strict=False) if stride)

@@ -29,6 +29,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     pipe,
     released,
     room,
+    stage_bytes,
     there,
     without,
 )
@@ -45,7 +46,7 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     own_bytes: gl.constexpr = (arrays.q.block_type.nbytes + arrays.d_out.block_type.nbytes) * groups
-    block_bytes: gl.constexpr = field(tiling, "stage_bytes")
+    block_bytes: gl.constexpr = stage_bytes(tiling)
     count = 0
     done = 0
     for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):

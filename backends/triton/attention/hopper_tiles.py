@@ -28,6 +28,7 @@ __all__ = [
     "Places",
     "Q",
     "V",
+    "added_bytes",
     "beside",
     "blocks_seen",
     "coordinates",
@@ -35,10 +36,13 @@ __all__ = [
     "flat",
     "has",
     "keys_of",
+    "own_bytes",
+    "pair_bytes",
     "pipe",
     "queries_of",
     "released",
     "room",
+    "stage_bytes",
     "there",
     "without",
 ]
@@ -111,34 +115,34 @@ class HopperTiling:
         return self.mask == (True, True)
 
     @property
-    def added_bytes(self) -> int:
-        """Of the bias and the mask of a block."""
-        return self.rows * self.block * (self.bias_item * self.bias_tiles + self.mask_tiles)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Of a block: of two arrays with features, the bias and the mask."""
-        return self.block * (self.head + self.v_head) * ITEM + self.added_bytes
-
-    @property
-    def stages_bytes(self) -> int:
-        """Of all blocks that shared memory holds."""
-        return self.stages * self.stage_bytes
-
-    @property
-    def own_bytes(self) -> int:
-        """Of a tile of two arrays with features."""
-        return self.rows * (self.head + self.v_head) * ITEM
-
-    @property
-    def pair_bytes(self) -> int:
-        """Of a tile and a block together, and the mask."""
-        return self.own_bytes + self.block * (self.head + self.v_head) * ITEM + self.rows * self.block * self.mask_tiles
-
-    @property
     def name(self) -> str:
         """The tiles in short, unique among those of one problem."""
         return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware"
+
+
+@gluon.constexpr_function
+def own_bytes(tiling):
+    """Bytes of a tile of two arrays with features."""
+    return tiling.rows * (tiling.head + tiling.v_head) * ITEM
+
+
+@gluon.constexpr_function
+def added_bytes(tiling):
+    """Bytes of the bias and the mask of a block."""
+    return tiling.rows * tiling.block * (tiling.bias_item * tiling.bias_tiles + tiling.mask_tiles)
+
+
+@gluon.constexpr_function
+def stage_bytes(tiling):
+    """Bytes of a block of two arrays with features, of the bias and the mask."""
+    return tiling.block * (tiling.head + tiling.v_head) * ITEM + added_bytes(tiling)
+
+
+@gluon.constexpr_function
+def pair_bytes(tiling):
+    """Bytes of a tile and a block of two arrays with features each, and of the mask."""
+    both = (tiling.rows + tiling.block) * (tiling.head + tiling.v_head) * ITEM
+    return both + tiling.rows * tiling.block * tiling.mask_tiles
 
 
 class Places(NamedTuple):
