@@ -155,6 +155,11 @@ def _fitting(
     return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= most)
 
 
+def _shared_bytes(tiling: HopperTiling) -> int:
+    """Of two arrays' tiles, and of all blocks."""
+    return int(own_bytes(tiling) + tiling.stages * stage_bytes(tiling))
+
+
 def _small(spec: AttentionSpec) -> bool:
     return max(spec.head_dim, spec.v_head_dim) <= 64
 
@@ -187,13 +192,7 @@ class HopperForwardPlan:
     ) -> None:
         self._other = other
         shapes = _forward_shapes(spec, problem)
-        tiling = _fitting(
-            problem,
-            bias_dtype,
-            shapes,
-            spec.kv_len,
-            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling),
-        )
+        tiling = _fitting(problem, bias_dtype, shapes, spec.kv_len, _shared_bytes)
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "out")}
         arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask"), "lse": Array("float32")}
@@ -265,14 +264,7 @@ class HopperBackwardPlan(BackwardPlan):
     def _keys_call(self) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
         shapes = [(2, 64, 4), (2, 64, 3), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 2 :]
-        tiling = _fitting(
-            problem,
-            bias_dtype,
-            shapes,
-            spec.q_len,
-            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling),
-            turned=True,
-        )
+        tiling = _fitting(problem, bias_dtype, shapes, spec.q_len, _shared_bytes, turned=True)
         elements = problem.elements // problem.share
         return self._call(hopper_keys_kernel, tiling, ("dk", "dv"), {"scale": spec.scale}, elements, spec.kv_len)
 
@@ -286,7 +278,7 @@ class HopperBackwardPlan(BackwardPlan):
             bias_dtype,
             shapes,
             spec.kv_len,
-            lambda tiling: tiling.stages * stage_bytes(tiling) + own_bytes(tiling) + tiling.rows * tiling.head * ITEM,
+            lambda tiling: _shared_bytes(tiling) + tiling.rows * tiling.head * ITEM,
             d_bias=d_bias,
         )
         scalars = {"scale": spec.scale}
