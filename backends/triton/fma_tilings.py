@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from einops_fast.backends.triton.contraction_tilings import Contraction, contracted_role, predicted, splits
 from einops_fast.backends.triton.fma_contraction import FmaTiling
-from einops_fast.backends.triton.matrix_tiles import FACTOR, LEFT, RIGHT, fastest, free_role, run_length
+from einops_fast.backends.triton.matrix_tiles import LEFT, RIGHT, fastest, free_role, run_length
 from einops_fast.backends.triton.tiling import power_of_two
 from einops_fast.cost import Ceilings
 
@@ -33,7 +33,7 @@ _SHAPES = (
 def fma_tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTiling]]:
     """Tilings with predicted seconds; none where the other kernel has no trouble with how the operands lie."""
     along = [operand for operand in (LEFT, RIGHT) if fastest(problem.contracted, operand) is not None]
-    if not along or problem.arrays > FACTOR or problem.epilogue is not None or problem.wide:
+    if not along or problem.factored or problem.epilogue is not None or problem.wide:
         return []
     found = [(predicted(problem, tiling, "float32", on), tiling) for tiling in _all(problem, on)]
     return sorted(found, key=lambda each: each[0])
