@@ -14,7 +14,13 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import dropped_tile, load_parameter, load_tile, row_place, store_tile
 
-__all__ = ["ActivationFeatures", "ActivationStrides", "activation_gradient_kernel", "activation_kernel"]
+__all__ = [
+    "ActivationFeatures",
+    "ActivationStrides",
+    "activated_tile",
+    "activation_gradient_kernel",
+    "activation_kernel",
+]
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def _normal(x):
 
 
 @triton.jit
-def _activated(x, f: tl.constexpr):
+def activated_tile(x, f: tl.constexpr):
     kind: tl.constexpr = field(f, "kind")
     found = x
     # A comparison with NaN is False, so that NaN stays.
@@ -168,7 +174,7 @@ def activation_kernel(
     column = start + tl.arange(0, block)
     b = load_parameter(bias, strides.bias, column, columns)
     exists = (row < rows)[:, None] & (column < columns)[None, :]
-    found = _activated(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
+    found = activated_tile(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
     if field(f, "dropout"):
         found = dropped_tile(found, row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f)
     store_tile(out, found, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)

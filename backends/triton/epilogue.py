@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.activation import ActivationFeatures, _activated
+from einops_fast.backends.triton.activation import ActivationFeatures, activated_tile
 
 __all__ = ["activated", "has_bias"]
 
@@ -20,10 +20,10 @@ def has_bias(tiling):
 
 @triton.constexpr_function
 def _features(epilogue, dtype):
-    return ActivationFeatures(0, epilogue.activation, double=dtype.is_fp64())
+    return ActivationFeatures(0, epilogue.activation, double=dtype.is_fp64(), half=dtype.primitive_bitwidth == 16)
 
 
 @triton.jit
 def activated(x, epilogue: tl.constexpr, dtype: tl.constexpr):
     """The activation of a tile in the accumulator's type, for a result of this dtype."""
-    return _activated(x, _features(epilogue, dtype))
+    return activated_tile(x, _features(epilogue, dtype))
