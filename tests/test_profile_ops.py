@@ -1,6 +1,7 @@
 """The study of the operators: what its cases cost, that wrong results are caught, and what becomes of failures."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -9,6 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 pytest.importorskip("torch")
+
+from test_profile_page import CHROMIUM, browse
 
 from einops_fast.profiles import (
     compare,
@@ -24,6 +27,7 @@ from einops_fast.profiles import (
 )
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.ceilings import Ceilings
+from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.ops_cases import CPU_NAMES, FAMILIES, MODELS, ORDER, PASSES, scaled
 from einops_fast.profiles.ops_check import allowed_error, dropout_wrong, errors
 from einops_fast.profiles.ops_plots import draw_ops
@@ -510,3 +514,19 @@ def test_plots_name_every_case_and_way(tmp_path):
         f">{word}<" in texts["ops-bfloat16-columns-forward.svg"] for word in ("ours", "liger", "copy", "softmax")
     )
     assert all(f">{word}<" in texts["ops-bfloat16-ratios.svg"] for word in ("ours", "liger", "bert-large-layer"))
+
+
+def test_the_page_shows_it(tmp_path):
+    wrong = row("softmax@1024", "ours", False, None, failure="wrong: error 1")
+    result = Result("ops", "Some GPU", 1, "2026-01-01", True, {}, (), (*ROWS, wrong))
+    page = html_page([result])
+    assert '<tr class="failed"' in page
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    charts = dict(re.findall(r'<figure data-chart="(\w+)"[^>]*>(.*?)</figure>', dom, re.DOTALL))
+    # A panel of the softmax, and one of all that isn't a point of a curve.
+    assert charts["throughput"].count("<svg") == 2
+    assert charts["roofline"].count("<svg") == 1
+    assert "softmax@1024  failed" in charts["floor"]
