@@ -18,6 +18,7 @@ from einops_fast.profiles import (
     documents,
     frameworks,
     ops_ahead,
+    ops_cases,
     ops_check,
     ops_libraries,
     ops_models,
@@ -27,6 +28,7 @@ from einops_fast.profiles import (
 )
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.ceilings import Ceilings
+from einops_fast.profiles.clocks import HostClock
 from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.ops_cases import CPU_NAMES, FAMILIES, MODELS, ORDER, PASSES, scaled
 from einops_fast.profiles.ops_check import allowed_error, dropout_wrong, errors
@@ -244,6 +246,43 @@ def test_on_a_gpu_the_run_ends_in_time(torch, monkeypatch):
     [row] = [each for each in found if isinstance(each, Row) and each.what == "6 cases"]
     assert row.guest
     assert "linear_cross_entropy-8192x2048x50257 float32" in row.failure
+
+
+def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_libraries, monkeypatch):
+    """A GPU in name only: all but its own functions runs as there."""
+
+    class Pretended(frameworks.Torch):
+        _device = "cpu"
+        normal = frameworks.Framework.normal
+
+        def __init__(self):
+            vars(self).update(vars(torch), device="gpu")
+
+        def clock(self, *, flushes):
+            assert flushes == study_ops.FLUSHES
+            return HostClock(self.synchronize)
+
+        def synchronize(self):
+            pass
+
+    class Compiler:
+        def __init__(self, torch, altogether):
+            pass
+
+        def compiled(self, call, operands, name, fullgraph):
+            return call
+
+    monkeypatch.setattr(study_ops, "Compiler", Compiler)
+    monkeypatch.setattr(study_ops, "compile_ahead", lambda wanted, names, threads: [])
+    monkeypatch.setitem(ops_cases.BYTES, "gpu", 1 << 16)
+    rows = measured(Pretended(), "rms_norm@1024")
+    assert {what for _, case, what in rows if case != ALL} == {"ours", "native", "compile", "liger"}
+    assert {row.dtype for row in rows.values() if row.case != ALL} == {"float32"}  # measured last
+    for row in rows.values():
+        if row.case != ALL:
+            assert not row.failure
+            assert row.host > 0
+            assert row.seconds > 0
 
 
 # Other libraries
