@@ -39,10 +39,12 @@ def draw_ops(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling]) -> li
                 named = stem.with_name(f"{stem.name}-{dtype}-columns-{direction}")
                 paths += saved(named, partial(_curves, swept, title, copied))
         others = [row for row in of if not curve(row.case) and row.what != LINEAR]
-        if others:
-            title = f"operators, {dtype}: native time over that of each"
-            draw = partial(bars, others, WAYS, title, _speedup, "native time / this", at_one=True)
-            paths += saved(stem.with_name(f"{stem.name}-{dtype}-ratios"), draw)
+        for kind, epoi in (("ratios", False), ("epoi", True)):
+            some = [row for row in others if row.case.startswith("epoi") is epoi]
+            if some:
+                title = f"operators, {dtype}: native time over that of each"
+                draw = partial(bars, some, WAYS, title, _speedup, "native time / this", at_one=True)
+                paths += saved(stem.with_name(f"{stem.name}-{dtype}-{kind}"), draw)
     return paths
 
 

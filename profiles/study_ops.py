@@ -118,7 +118,9 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
             yield skipped(framework.name, OURS, str(missing), dtype=dtype)
             continue
         yield Ceiling(framework.name, dtype, ceilings[dtype].bandwidth, ceilings[dtype].flops)
-    wanted = [(case, dtype) for case in cases for dtype in ceilings if dtype in HALF or not case.halves]
+    # Who asks for a dtype gets it, and on a CPU all is small.
+    every = bool(options.dtypes) or not on_gpu
+    wanted = [(case, dtype) for case in cases for dtype in ceilings if every or dtype in HALF or not case.halves]
     yield Extent(len(wanted) * len(directions))
     yield from libraries(framework, names, cases)
     if on_gpu:
@@ -129,20 +131,30 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
         if on_gpu and perf_counter() - start > TOGETHER:
             left_out.append(f"{named.name} {dtype}")
             continue
+        _forget(framework)
         case = scaled(named, framework.device, dtype)
         ways = tuple(make_ways(case, framework, names, compiler, dtype))
         job = _Job(framework, case, dtype, ways, ceilings[dtype], directions)
         try:
-            yield from _rows(job, effort, options.trace)
-        except Unavailable as missing:
-            failed = Timing(OURS, failure=str(missing))
-            yield from (replace(job.row(failed, backward), guest=True) for backward in directions)
-        except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
-            yield from (job.row(Timing.failed(OURS, error), backward) for backward in directions)
-        _forget(framework)
+            checked = _check(job)
+        except Exception as error:
+            yield from (_failed(job, error, backward) for backward in directions)
+            continue
+        for backward in directions:
+            try:
+                yield from _rows(job, checked, backward, effort, options.trace)
+            except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
+                yield _failed(job, error, backward)
     if left_out:
         why = f"{TOGETHER:.0f} s were over; choose cases: {', '.join(left_out)}"
         yield skipped(framework.name, f"{len(left_out)} cases", why)
+
+
+def _failed(job: _Job, error: Exception, backward: bool) -> Row:
+    """The row of ours where nothing could be measured; nobody's fault if what it needs isn't here."""
+    missing = isinstance(error, Unavailable)
+    row = job.row(Timing(OURS, failure=str(error)) if missing else Timing.failed(OURS, error), backward)
+    return replace(row, guest=missing)
 
 
 def _torch(framework: Any) -> Any:
@@ -163,50 +175,43 @@ def _cases(framework: Framework, options: Options) -> Sequence[OpCase]:
     return [case for case in found if case.name in CPU_NAMES]
 
 
-def _rows(job: _Job, effort: Effort, trace: str) -> Iterator[Record]:
-    checked = _check(job)
+def _rows(job: _Job, checked: Sequence[_Checked], backward: bool, effort: Effort, trace: str) -> Iterator[Record]:
     # Not the inputs of the check: nothing remembered from there can help.
     given = job.inputs(1)
-    for backward in job.directions:
-        right = [each for each in checked if not each.timings[backward].failure]
-        bound = [each.way.bind(given, True) for each in right]
-        calls = [_call(job, each, given, backward) for each in bound]
-        around = [_without_gradients(job, backward)] * len(calls)
-        clock = job.framework.clock(flushes=FLUSHES)
-        rounds = time_calls(calls, clock, around, effort) if calls else []
-        timings = [timed(each.timings[backward], times) for each, times in zip(right, rounds, strict=True)]
-        native = next((timing for timing in timings if timing.name == NATIVE), None)
-        others = [timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR]
-        best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
-        for call, timing in zip(calls, timings, strict=True):
-            row = job.row(replace(timing, speedup=paired_ratio(native, timing) if native else None), backward)
-            if timing.name == LINEAR:
-                row = replace(row, speedup=None)
-            if best is not None and is_own(timing.name):
-                row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
-            traced: list[Note] = []
-            with around[0]():
-                with suppress(Exception):  # who can't tell was measured all the same
-                    row = replace(row, peak_bytes=peak_memory(job.framework, call))
-                if job.framework.device == "gpu":
-                    row = replace(row, host=host_seconds(job.framework, call))
-                if trace:
-                    traced += write_trace(trace, row, job.framework, partial(_same, call))
-            yield row
-            yield from traced
-        for each in checked:
-            if each.timings[backward].failure:
-                row = job.row(each.timings[backward], backward)
-                yield replace(row, guest=row.guest or each.unavailable)
+    right = [each for each in checked if not each.timings[backward].failure]
+    calls = [_call(job, each.way.bind(given, True), given, backward) for each in right]
+    torch = job.framework.torch
+    around = torch.enable_grad if backward else torch.no_grad
+    clock = job.framework.clock(flushes=FLUSHES)
+    rounds = time_calls(calls, clock, [around] * len(calls), effort) if calls else []
+    timings = [timed(each.timings[backward], times) for each, times in zip(right, rounds, strict=True)]
+    native = next((timing for timing in timings if timing.name == NATIVE), None)
+    others = [timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR]
+    best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+    for call, timing in zip(calls, timings, strict=True):
+        # Without its activation it isn't the same.
+        speedup = paired_ratio(native, timing) if native and timing.name != LINEAR else None
+        row = job.row(replace(timing, speedup=speedup), backward)
+        if best is not None and is_own(timing.name):
+            row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
+        traced: list[Note] = []
+        with around():
+            with suppress(Exception):  # who can't tell was measured all the same
+                row = replace(row, peak_bytes=peak_memory(job.framework, call))
+            if job.framework.device == "gpu":
+                row = replace(row, host=host_seconds(job.framework, call))
+            if trace:
+                traced += write_trace(trace, row, job.framework, partial(_same, call))
+        yield row
+        yield from traced
+    for each in checked:
+        if each.timings[backward].failure:
+            row = job.row(each.timings[backward], backward)
+            yield replace(row, guest=row.guest or each.unavailable)
 
 
 def _same(call: Call) -> Call:
     return call
-
-
-def _without_gradients(job: _Job, backward: bool) -> Any:
-    torch = job.framework.torch
-    return torch.enable_grad if backward else torch.no_grad
 
 
 def _call(job: _Job, bound: Bound, given: OpInputs, backward: bool) -> Call:

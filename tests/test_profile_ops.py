@@ -1,6 +1,7 @@
 """The study of the operators: what its cases cost, that wrong results are caught, and what becomes of failures."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,11 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from test_profile_page import CHROMIUM, browse
+
 from einops_fast.profiles import (
     compare,
     documents,
     frameworks,
     ops_ahead,
+    ops_cases,
     ops_check,
     ops_libraries,
     ops_models,
@@ -24,6 +28,8 @@ from einops_fast.profiles import (
 )
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.ceilings import Ceilings
+from einops_fast.profiles.clocks import HostClock
+from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.ops_cases import CPU_NAMES, FAMILIES, MODELS, ORDER, PASSES, scaled
 from einops_fast.profiles.ops_check import allowed_error, dropout_wrong, errors
 from einops_fast.profiles.ops_plots import draw_ops
@@ -240,6 +246,43 @@ def test_on_a_gpu_the_run_ends_in_time(torch, monkeypatch):
     [row] = [each for each in found if isinstance(each, Row) and each.what == "6 cases"]
     assert row.guest
     assert "linear_cross_entropy-8192x2048x50257 float32" in row.failure
+
+
+def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_libraries, monkeypatch):
+    """A GPU in name only: all but its own functions runs as there."""
+
+    class Pretended(frameworks.Torch):
+        _device = "cpu"
+        normal = frameworks.Framework.normal
+
+        def __init__(self):
+            vars(self).update(vars(torch), device="gpu")
+
+        def clock(self, *, flushes):
+            assert flushes == study_ops.FLUSHES
+            return HostClock(self.synchronize)
+
+        def synchronize(self):
+            pass
+
+    class Compiler:
+        def __init__(self, torch, altogether):
+            pass
+
+        def compiled(self, call, operands, name, fullgraph):
+            return call
+
+    monkeypatch.setattr(study_ops, "Compiler", Compiler)
+    monkeypatch.setattr(study_ops, "compile_ahead", lambda wanted, names, threads: [])
+    monkeypatch.setitem(ops_cases.BYTES, "gpu", 1 << 16)
+    rows = measured(Pretended(), "rms_norm@1024")
+    assert {what for _, case, what in rows if case != ALL} == {"ours", "native", "compile", "liger"}
+    assert {row.dtype for row in rows.values() if row.case != ALL} == {"float32"}  # measured last
+    for row in rows.values():
+        if row.case != ALL:
+            assert not row.failure
+            assert row.host > 0
+            assert row.seconds > 0
 
 
 # Other libraries
@@ -510,3 +553,19 @@ def test_plots_name_every_case_and_way(tmp_path):
         f">{word}<" in texts["ops-bfloat16-columns-forward.svg"] for word in ("ours", "liger", "copy", "softmax")
     )
     assert all(f">{word}<" in texts["ops-bfloat16-ratios.svg"] for word in ("ours", "liger", "bert-large-layer"))
+
+
+def test_the_page_shows_it(tmp_path):
+    wrong = row("softmax@1024", "ours", False, None, failure="wrong: error 1")
+    result = Result("ops", "Some GPU", 1, "2026-01-01", True, {}, (), (*ROWS, wrong))
+    page = html_page([result])
+    assert '<tr class="failed"' in page
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    charts = dict(re.findall(r'<figure data-chart="(\w+)"[^>]*>(.*?)</figure>', dom, re.DOTALL))
+    # A panel of the softmax, and one of all that isn't a point of a curve.
+    assert charts["throughput"].count("<svg") == 2
+    assert charts["roofline"].count("<svg") == 1
+    assert "softmax@1024  failed" in charts["floor"]
