@@ -99,6 +99,7 @@ def _normal(x):
 
 @triton.jit
 def activated_tile(x, f: tl.constexpr):
+    """The activation of a tile in the type that is computed in."""
     kind: tl.constexpr = field(f, "kind")
     found = x
     # A comparison with NaN is False, so that NaN stays.
