@@ -57,9 +57,9 @@ def read_mask(mask: Tensor, length: int, kv_length: int) -> Seen:
     return Seen(found.causal, _first(found.mask, kv_length), _first(found.bias, kv_length))
 
 
-def hides_all_keys(mask: Tensor) -> bool:
+def hides_all_keys(mask: Tensor, length: int) -> bool:
     """Whether a mask of numbers, looked at as by :func:`read_mask`, leaves some query without any key."""
-    if mask.dtype == torch.bool or mask.shape[2] == 1:
+    if mask.dtype == torch.bool or length == 1:
         return False
     found = _remembered(mask)
     return found is not None and found.hides_all

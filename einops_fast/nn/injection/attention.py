@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from einops_fast.nn.bert import bert_attention
 from einops_fast.nn.gpt import gpt_attention
 from einops_fast.nn.heads import attend_heads
-from einops_fast.nn.injection.conditions import collector, needs_original
+from einops_fast.nn.injection.conditions import OTHER_VERSION, collector, needs_original
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = ["BertAttention", "GPTAttention", "LlamaAttention"]
-
-
-_OTHER_VERSION = "this version of transformers calls it otherwise"
 
 
 class _Attention(Replacement):
@@ -29,7 +26,7 @@ class _Attention(Replacement):
         names = inspect.signature(type(module).forward).parameters
         known = {"hidden_states", "attention_mask", "past_key_values"} <= names.keys()
         if not known or not all(hasattr(module, name) for name in ("config", "is_causal", "layer_idx", "scaling")):
-            return _OTHER_VERSION
+            return OTHER_VERSION
         if getattr(module, "position_embedding_type", None) not in (None, "absolute"):
             return "its scores depend on distances"
         if getattr(module, "is_cross_attention", False):
@@ -47,7 +44,7 @@ class _Attention(Replacement):
         self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **options: Any
     ) -> Any:
         """What the class that was replaced returns, without weights."""
-        if args or needs_original(self, attention_mask, options):
+        if args or needs_original(self, hidden_states, attention_mask, options):
             return super().forward(
                 hidden_states, *args, attention_mask=attention_mask, past_key_values=past_key_values, **options
             )
@@ -94,7 +91,7 @@ class LlamaAttention(_Attention):
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
         if not hasattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb"):
-            return _OTHER_VERSION
+            return OTHER_VERSION
         return super().unfit(module)
 
     @classmethod

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.nn.injection.attention import GPTAttention
-from einops_fast.nn.injection.conditions import is_plain, is_plain_norm, is_plain_rms_norm, needs_original, observed
+from einops_fast.nn.injection.conditions import (
+    OTHER_VERSION,
+    is_plain,
+    is_plain_norm,
+    is_plain_rms_norm,
+    needs_original,
+    observed,
+)
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = ["GPTBlock", "LlamaBlock"]
@@ -22,13 +29,19 @@ class _Block(Replacement):
         names = [*inspect.signature(type(module).forward).parameters]
         wanted = [*inspect.signature(cls.forward).parameters][:-1]
         ours = names[: len(wanted)] == wanted
-        return None if ours else "this version of transformers calls it otherwise"
+        return None if ours else OTHER_VERSION
 
 
 class GPTBlock(_Block):
     """GPT-2's block."""
 
     does = "ops.dropout_add_layer_norm after attention"
+
+    @classmethod
+    def unfit(cls, module: Any) -> str | None:
+        """It asks its attention for what comes before the dropout."""
+        kept = not isinstance(module.attn, GPTAttention)
+        return super().unfit(module) or ("its attention isn't replaced" if kept else None)
 
     def forward(
         self,
@@ -49,7 +62,7 @@ class GPTBlock(_Block):
             or observed(attention)
             or not is_plain(dropout, nn.Dropout)
             or not is_plain_norm(norm)
-            or needs_original(attention, attention_mask, options)
+            or needs_original(attention, hidden_states, attention_mask, options)
         ):
             return super().forward(
                 hidden_states, past_key_values, attention_mask, encoder_hidden_states, encoder_attention_mask,

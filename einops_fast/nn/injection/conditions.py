@@ -14,6 +14,7 @@ from einops_fast.nn.masks import hides_all_keys
 __all__ = [
     "BERT_FAMILY",
     "LLAMA_FAMILY",
+    "OTHER_VERSION",
     "activation_of",
     "collector",
     "is_plain",
@@ -23,6 +24,9 @@ __all__ = [
     "observed",
     "of_transformers",
 ]
+
+OTHER_VERSION = "this version of transformers calls it otherwise"
+"""Why a module of this name isn't replaced, if it isn't the one that is known."""
 
 BERT_FAMILY = ("Bert", "Camembert", "Electra", "Ernie", "Roberta", "XLMRoberta")
 """How the names of transformers' classes begin whose code is BERT's."""
@@ -87,7 +91,7 @@ def activation_of(function: Any) -> str | None:
     return _ACTIVATIONS.get(kind.__name__) if kind in (nn.ReLU, nn.SiLU) or of_transformers(kind) else None
 
 
-def needs_original(module: Any, mask: Any, options: dict[str, Any]) -> bool:
+def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[str, Any]) -> bool:
     """Whether a call of attention is for the module's own ``forward``.
 
     It is where weights are asked for, where keys come from elsewhere, where a mask of lowest numbers leaves a query no
@@ -97,7 +101,8 @@ def needs_original(module: Any, mask: Any, options: dict[str, Any]) -> bool:
     config = module.config
     return bool(
         getattr(config, "_attn_implementation", None) not in ("eager", "sdpa")
-        or (mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 4 or hides_all_keys(mask)))
+        or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4))
+        or (mask is not None and hides_all_keys(mask, hidden_states.shape[1]))
         or options.get("encoder_hidden_states") is not None
         or options.get("head_mask") is not None
         or options.get("position_bias") is not None
@@ -109,13 +114,15 @@ def needs_original(module: Any, mask: Any, options: dict[str, Any]) -> bool:
 
 def _weights_collected(module: Any) -> bool:
     """Whether transformers' hooks collect weights in this call: it doesn't tell all modules that it does."""
-    collector = module.collector
-    if not module._forward_hooks or collector is None:
+    known = module.collector
+    if not module._forward_hooks or known is None:
         return False
-    if torch.compiler.is_compiling():
-        collected = collector.global_var if collector.compiling else None
-    else:
-        collected = collector.get()
+    if torch.compiler.is_compiling():  # which can't follow `get` of what isn't set there
+        return bool(known.compiling) and _holds_weights(known.global_var)
+    return _holds_weights(known.get())
+
+
+def _holds_weights(collected: Any) -> bool:
     return any(name.endswith("attentions") for name in collected or ())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -87,20 +88,20 @@ def optimize(
     """
     modules = dict(model.named_modules())
     unwanted = selected(modules, only, exclude)
+    # A block asks whether its parts were replaced: they come first.
+    reasons = {name: unwanted.get(name) or _put(modules[name]) for name in reversed(modules)}
     rows = []
     for name, module in modules.items():
-        kind = original_class(module).__name__
-        reason = unwanted.get(name) or _unfit(module, modules.get(name.rpartition(".")[0]) if name else None)
-        replacement = _replacement(module)
-        if not reason and replacement is not None:
-            put(replacement, module)
-            rows.append(Row(name, kind, replacement.does))
-        else:
-            rows.append(Row(name, kind, reason=reason or ""))
+        reason = reasons[name]
+        if reason == _UNKNOWN and name and isinstance(modules.get(name.rpartition(".")[0]), Replacement):
+            reason = "part of what is replaced"
+        now = module.does if isinstance(module, Replacement) and not reason else ""
+        rows.append(Row(name, original_class(module).__name__, now, reason or ""))
+        loss = Row(f"{name}.loss_function" if name else "loss_function", "ForCausalLMLoss")
         if module.__dict__.get("_loss_function") is causal_lm_loss:
-            rows.append(Row(_loss_name(name), "ForCausalLMLoss", reason=_ALREADY))
+            rows.append(replace(loss, reason=_ALREADY))
         elif name not in unwanted and put_loss(module):
-            rows.append(Row(_loss_name(name), "ForCausalLMLoss", "ops.cross_entropy"))
+            rows.append(replace(loss, now="ops.cross_entropy"))
     return OptimizeReport(tuple(rows))
 
 
@@ -117,26 +118,20 @@ def restore(model: nn.Module) -> int:
 
 
 _ALREADY = "is replaced already"
+_UNKNOWN = "there is nothing in its place"
 
 
-def _replacement(module: nn.Module) -> type[Replacement] | None:
-    kind = type(module)
-    return _OF_TORCH.get(kind) or (_OF_TRANSFORMERS.get(kind.__name__) if of_transformers(kind) else None)
-
-
-def _unfit(module: nn.Module, around: nn.Module | None) -> str | None:
-    """Why a module isn't replaced; ``None`` if it can be."""
+def _put(module: nn.Module) -> str | None:
+    """Replace a module, or say why not."""
     if isinstance(module, Replacement):
         return _ALREADY
-    replacement = _replacement(module)
+    kind = type(module)
+    replacement = _OF_TORCH.get(kind) or _OF_TRANSFORMERS.get(kind.__name__)
     if replacement is None:
-        if type(module).__name__ in _OF_TRANSFORMERS:
-            return "not transformers' class of this name"
-        return "part of what is replaced" if isinstance(around, Replacement) else "there is nothing in its place"
-    if "forward" in module.__dict__:
-        return "it has a forward of its own"
-    return replacement.unfit(module)
-
-
-def _loss_name(name: str) -> str:
-    return f"{name}.loss_function" if name else "loss_function"
+        return _UNKNOWN
+    if kind not in _OF_TORCH and not of_transformers(kind):
+        return "not transformers' class of this name"
+    reason = "it has a forward of its own" if "forward" in module.__dict__ else replacement.unfit(module)
+    if reason is None:
+        put(replacement, module)
+    return reason
