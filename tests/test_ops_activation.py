@@ -71,6 +71,37 @@ def test_dropout() -> None:
         assert not ops.dropout_bias_activation(x, p=1.0).any()
 
 
+@pytest.mark.parametrize("columns", [20, 21])
+def test_dropout_is_the_same_for_all_layouts_and_dtypes(columns: int) -> None:
+    """Whether elements are drawn in fours or one by one."""
+    ones = torch.ones(6, columns, device=DEVICE)
+    found = []
+    with kernels():
+        for layout in LAYOUTS:
+            for dtype in (torch.float32, torch.float16):
+                torch.manual_seed(5)
+                found.append(ops.dropout_bias_activation(laid_out(ones.to(dtype), layout), p=0.5) != 0)
+        torch.manual_seed(5)
+        _, summed = ops.dropout_add_layer_norm(ones, p=0.5)
+    assert found[0].any()
+    assert not found[0].all()
+    assert all(torch.equal(each, found[0]) for each in (*found, summed != 0))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.9])
+def test_dropout_has_no_pattern(p: float) -> None:
+    with kernels():
+        kept = (ops.dropout_bias_activation(torch.ones(64, 256, device=DEVICE), p=p) != 0).double()
+    spread = (p * (1 - p)) ** 0.5
+    for axis in (0, 1):
+        means = kept.mean(axis) - (1 - p)
+        assert float(means.abs().max()) < 5 * spread / kept.shape[axis] ** 0.5
+    # Neighbours, of one Philox and of two, aren't alike.
+    for apart in (1, 2, 3, 4):
+        alike = ((kept[:, apart:] - 1 + p) * (kept[:, :-apart] - 1 + p)).mean() / spread**2
+        assert abs(float(alike)) < 5 / kept.numel() ** 0.5
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear(activation: str) -> None:
     tensors = [leaf(randn(2, 4, 6)), leaf(randn(9, 6)), leaf(randn(9))]

@@ -76,6 +76,7 @@ CASES = [
     "strided_norm bfloat16 512 4096",
     "cross_entropy bfloat16 64 50257",
     "cross_entropy float32 1000 30",
+    "rms_norm float64 200 40000",
     "plain float16 512 2048",
     "plain float16 4 100000",
     "dropped bfloat16 64 4096",

@@ -52,9 +52,16 @@ def oracle(
     return losses.sum() if reduction == "sum" else losses.sum() / ((one_hot @ weight) * counts).sum()
 
 
-@pytest.fixture(params=[RowTiling(4, 32, True), RowTiling(2, 16, False)], ids=["whole", "looped"])
+TILES = {
+    "whole": RowTiling(4, 32, True),
+    "looped": RowTiling(2, 16, False),
+    "cut": RowTiling(1, 8, False, 2),  # at addresses from which vectors can be read
+}
+
+
+@pytest.fixture(params=TILES)
 def tiles(request: pytest.FixtureRequest) -> Any:
-    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=request.param):
+    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=TILES[request.param]):
         torch_cross_entropy._plan.cache_clear()
         yield
     torch_cross_entropy._plan.cache_clear()
@@ -96,6 +103,25 @@ def test_layouts(dim: int, layout: str) -> None:
         found = gradients(lambda x: ops.cross_entropy(x, target, dim=dim), [leaf(laid_out(values, layout))])
     for got, expected in zip(found, gradients(lambda x: oracle(x, target, dim=dim), [leaf(values)]), strict=True):
         assert_near(got, expected)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 9, 16, 37])
+def test_rows_of_any_length_from_any_address(columns: int) -> None:
+    """Of which there may be no whole vector, or no edge."""
+    wide = randn(5, columns + 6, dtype="float32")
+    target = targets(5, classes=columns)
+    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=TILES["cut"]):
+        torch_cross_entropy._plan.cache_clear()
+        for first in range(4):
+            x = leaf(wide[:, first : first + columns])
+            with kernels():
+                found = ops.cross_entropy(x, target, reduction="sum")
+                (gradient,) = torch.autograd.grad(found, x)
+            exact = leaf(x.double())
+            expected = oracle(exact, target, reduction="sum")
+            assert_near(found, expected)
+            assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+    torch_cross_entropy._plan.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

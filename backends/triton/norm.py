@@ -1,9 +1,10 @@
 """Layer norm and RMS norm along rows, after dropout and the sum with a residual if need be, and their gradients.
 
 With ``h = dropout(x) + residual``, ``y = (h - mean) * rstd * weight + bias``; RMS norm has no mean. A whole row in one
-block is read once; of a longer one, blocks are brought together by the formula of Chan, Golub and LeVeque (1983,
-https://doi.org/10.1080/00031305.1983.10483115). Gradients of weight and bias are sums down the columns: every program
-writes a sum of its own rows, and these are added in a fixed order.
+block is read once; of a longer one, each place of a block keeps a mean and squares of its own, by the formula of
+Welford (1962, https://doi.org/10.1080/00401706.1962.10490022), and these are brought together by that of Chan, Golub
+and LeVeque (1983, https://doi.org/10.1080/00031305.1983.10483115). Gradients of weight and bias are sums down the
+columns: every program writes a sum of its own rows, and these are added in a fixed order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -135,7 +136,7 @@ def _statistics(h, exists, count, f: tl.constexpr):
 
 @triton.jit
 def _one_more(h, exists, count, mean, squares, f: tl.constexpr):
-    """Means and sums of squares of each place of a tile (Welford, 1962), of which this is number ``count``."""
+    """Means and sums of squares of each place of a tile, of which this is number ``count``."""
     if field(f, "centred"):
         apart = tl.where(exists, h - mean, 0.0)
         mean += apart / count
