@@ -155,20 +155,24 @@ def _block_mask(spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes, q_
 
 def _band(causal: bool, window: tuple[int | None, int | None], shift: int) -> _Modifier:
     """Causality and window."""
-    before, after = window
 
     def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
         ahead = i + shift - j
-        found = ahead == ahead
-        if causal:
-            found = found & (ahead >= 0)
-        if before is not None:
-            found = found & (ahead <= before)
-        if after is not None:
-            found = found & (ahead >= -after)
-        return found
+        return _near(ahead == ahead, ahead, causal, window)
 
     return allowed
+
+
+def _near(found: Any, ahead: Any, causal: bool, window: tuple[int | None, int | None]) -> Any:
+    """``found``, and that causality and window let a query see a key that it is so far ahead of."""
+    before, after = window
+    if causal:
+        found = found & (ahead >= 0)
+    if before is not None:
+        found = found & (ahead <= before)
+    if after is not None:
+        found = found & (ahead >= -after)
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -190,18 +194,9 @@ def _packed_mask(spec: AttentionSpec, q_ends: Any, kv_ends: Any, q_len: int, kv_
     shifts = kv_lengths - q_lengths if at_end else torch.zeros_like(q_lengths)
     # Where key j faces query i: i - start of q + shift == j - start of kv.
     offset = (shifts - q_ends[:-1] + kv_ends[:-1])[q_of.clamp(max=max(0, last - 1))]
-    before, after = spec.window
-    causal = spec.causal
+    causal, window = spec.causal, spec.window
 
     def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
-        ahead = i + offset[i] - j
-        found = q_of[i] == kv_of[j]
-        if causal:
-            found = found & (ahead >= 0)
-        if before is not None:
-            found = found & (ahead <= before)
-        if after is not None:
-            found = found & (ahead >= -after)
-        return found
+        return _near(q_of[i] == kv_of[j], i + offset[i] - j, causal, window)
 
     return allowed
