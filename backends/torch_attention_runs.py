@@ -64,8 +64,9 @@ class _Forward:
         found = problem(spec, _layouts(spec, arrays), _precision(spec), _upcast(spec))
         plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
         capability, units = _device(q.device)
-        suits = suits_hopper(spec, found, capability)
-        self.run = HopperForwardPlan(spec, found, units, plan) if suits else plan
+        of_bias = _bias_dtype(arrays)
+        suits = suits_hopper(spec, found, capability, of_bias)
+        self.run = HopperForwardPlan(spec, found, units, plan, of_bias) if suits else plan
 
 
 class _Backward:
@@ -92,12 +93,11 @@ class _Backward:
         found = problem(spec, layouts, _precision(spec), _upcast(spec))
         tilings = backward_candidates(spec, found, q.device)[0]
         capability, units = _device(q.device)
-        suits = suits_hopper_backward(spec, found, capability)
-        rows = q.shape[-2]
-        plan = (
-            HopperBackwardPlan(spec, found, rows, tilings, units) if suits else BackwardPlan(spec, found, rows, tilings)
-        )
-        self.run = plan
+        rows, bias_dtype = q.shape[-2], _bias_dtype(arrays)
+        if suits_hopper_backward(spec, found, capability, bias_dtype):
+            self.run: BackwardPlan = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
+        else:
+            self.run = BackwardPlan(spec, found, rows, tilings)
         self.missing = {name: missing_axes(spec, name) for name in ("q", "k", "v")}
 
     def array(self, layout: tuple[tuple[int, ...], tuple[int, ...] | None] | None, like: Any) -> Any:
@@ -237,6 +237,12 @@ def _device(device: Any) -> tuple[tuple[int, int], int]:
         return (9, 0), 132
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor), int(properties.multi_processor_count)
+
+
+def _bias_dtype(arrays: Arrays) -> str:
+    """Of the bias, if there is one."""
+    bias = arrays[3]
+    return "" if bias is None else str(bias.dtype).removeprefix("torch.")
 
 
 def _precision(spec: AttentionSpec) -> str:

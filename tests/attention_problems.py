@@ -173,7 +173,7 @@ def in_its_precision(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
     if spec.softcap:
         score = torch.tanh(score / spec.softcap) * spec.softcap
     if inputs.bias is not None:
-        score = score + inputs.bias
+        score = score + inputs.bias.to(score.dtype)
     i = torch.arange(spec.q_len, device=score.device)[:, None]
     j = torch.arange(spec.kv_len, device=score.device)[None, :]
     facing = i + (spec.kv_len - spec.q_len if spec.alignment == "bottom_right" else 0)
@@ -181,10 +181,12 @@ def in_its_precision(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
     hidden = (j < facing - left) if left is not None else torch.zeros_like(j > i)
     hidden = hidden | (j > facing + right) if right is not None else hidden
     hidden = hidden | (j > facing) if spec.causal else hidden
-    score = score.masked_fill(hidden, -math.inf)
+    hidden = hidden | ~inputs.mask if inputs.mask is not None else hidden
     # A row without keys has weight nowhere.
-    weights = torch.where(hidden.all(-1, keepdim=True), 0.0, torch.softmax(score, -1)).to(score.dtype)
-    return weights @ inputs.v, torch.logsumexp(score.float(), -1)
+    nothing = hidden.all(-1, keepdim=True)
+    score = score.masked_fill(hidden & ~nothing, -math.inf)
+    weights = torch.where(nothing, 0.0, torch.softmax(score, -1)).to(score.dtype)
+    return weights @ inputs.v, torch.where(nothing[..., 0], -math.inf, torch.logsumexp(score.float(), -1))
 
 
 def rms(found: Any, expected: Any) -> float:
@@ -193,9 +195,11 @@ def rms(found: Any, expected: Any) -> float:
 
 def check_half(spec: AttentionSpec, inputs: AttentionInputs) -> None:
     """Errors are at most twice those of separate calls in the same precision, of gradients three times."""
-    doubles = AttentionInputs(*(None if each is None else each.double() for each in vars(inputs).values()))
+    doubles = AttentionInputs(
+        *(each if each is None or each.dtype == torch.bool else each.double() for each in vars(inputs).values())
+    )
     expected, theirs, found = (
-        {name: torch.nan_to_num(value, neginf=0.0) for name, value in run(spec, of, way=way).items()}
+        {name: torch.nan_to_num(value, nan=math.nan, neginf=0.0) for name, value in run(spec, of, way=way).items()}
         for of, way in ((doubles, oracle), (inputs, in_its_precision), (inputs, None))
     )
     eps = torch.finfo(inputs.q.dtype).eps

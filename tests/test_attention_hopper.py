@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -72,6 +73,90 @@ def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int],
     assert queued == [True] * 3
 
 
+ADDED: dict[str, dict[str, Any]] = {
+    "bias": {"bias": (2, 3, 300, 400)},
+    "bias, causal": {"bias": (2, 3, 300, 400), "causal": True},
+    "bias, softcap": {"bias": (2, 3, 300, 400), "softcap": 5.0},
+    "bias over batch": {"bias": (1, 3, 300, 400)},
+    "bias over heads, window": {"bias": (2, 1, 300, 400), "window": (100, 30)},
+    "one bias": {"bias": (1, 1, 300, 400), "softcap": 5.0, "causal": True},
+    "bias by key": {"bias": (1, 3, 1, 400)},
+    "bias by query": {"bias": (2, 1, 300, 1), "causal": True},
+    "one number": {"bias": (1, 1, 1, 1)},
+    "mask": {"mask": (2, 1, 300, 400)},
+    "mask, causal": {"mask": (2, 3, 300, 400), "causal": True},
+    "mask by key": {"mask": (2, 1, 1, 400)},
+    "mask by query": {"mask": (1, 3, 300, 1)},
+    "both": {"bias": (1, 3, 300, 400), "mask": (2, 1, 300, 400), "softcap": 5.0},
+    "both, few": {"bias": (2, 1, 1, 400), "mask": (2, 1, 300, 1), "causal": True},
+    "both, grouped": {
+        "batch": (2, 2, 3), "k_batch": (2, 2, 1), "bias": (1, 2, 3, 300, 400), "mask": (2, 1, 1, 300, 400),
+        "causal": True,
+    },
+    "long": {"q_len": 1100, "kv_len": 1040, "bias": (2, 3, 1100, 1040), "mask": (2, 1, 1100, 1040)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("features", [(64, 64), (128, 128), (80, 40)])
+@pytest.mark.parametrize("case", ADDED)
+def test_bias_and_mask(case: str, features: tuple[int, int], queued: list[bool]) -> None:
+    dtype = "bfloat16" if features[0] == 128 else "float16"
+    options = {"batch": (2, 3), "q_len": 300, "kv_len": 400, **ADDED[case]}
+    spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
+    if inputs.mask is not None and spec.mask[-2:] == (300, 400):
+        # Rows without keys, and a whole tile of them.
+        inputs.mask[..., :140, :] = False
+        inputs.mask[..., 170, :] = False
+    if inputs.bias is not None and inputs.bias.shape[-1] > 1:
+        inputs.bias[..., 3::7] = -math.inf
+    check_half(spec, inputs)
+    assert queued == [True] * 3
+
+
+@pytest.mark.parametrize("bias", [(2, 3), (1, 3)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_biases_of_odd_lengths(bias: tuple[int, int], dtype: str, queued: list[bool]) -> None:
+    """Rows that lie apart by multiples of 16 bytes can be copied; their gradient has no gaps and can't be."""
+    spec, inputs = attention((2, 3), 129, 203, 64, dtype="bfloat16", bias=(*bias, 129, 203), causal=True)
+    memory = randn(*bias, 129, 208, dtype=dtype, seed=3)
+    inputs.bias = memory[..., :203]
+    inputs.mask = None
+    check_half(spec, inputs)
+    assert queued == [True] * (2 + (bias == (1, 3)))
+
+
+def test_biases_of_another_precision(queued: list[bool]) -> None:
+    for shape in (2, 3, 300, 400), (1, 3, 300, 400), (1, 3, 1, 400):
+        spec, inputs = attention((2, 3), 300, 400, 64, dtype="bfloat16", bias=shape)
+        inputs.bias = inputs.bias.float()
+        check_half(spec, inputs)
+    assert queued == [True] * 9
+
+
+def test_biases_and_masks_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]) -> None:
+    spec, inputs = attention((2, 3), 300, 399, 64, dtype="float16", bias=(2, 3, 300, 399))
+    check_half(spec, inputs)
+    spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", mask=(2, 3, 300, 400))
+    inputs.mask = inputs.mask.mT.contiguous().mT
+    check_half(spec, inputs)
+    assert queued == []
+    spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", mask=(2, 3, 300, 400))
+    expected = run(spec, inputs)
+    assert queued == [True] * 3
+    odd = torch.empty(inputs.mask.numel() + 1, dtype=torch.bool, device="cuda")[1:].view_as(inputs.mask)
+    found = run(spec, AttentionInputs(inputs.q, inputs.k, inputs.v, mask=odd.copy_(inputs.mask)))
+    assert queued[3:] == [False] * 3
+    for each, value in expected.items():
+        torch.testing.assert_close(found[each], value, atol=4e-3, rtol=4e-3)
+
+
+def test_tiles_of_keys_that_no_query_sees(queued: list[bool]) -> None:
+    """Among many tiles of one program: their zeros must not get in the way of the next tile."""
+    spec, inputs = attention((8, 40), 200, 700, 64, dtype="float16", causal=True)
+    check_half(spec, inputs)
+    assert queued == [True] * 3
+
+
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3)])
 def test_any_order_of_axes(axes: tuple[int, ...], queued: list[bool]) -> None:
     spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", causal=True, order=axes)
@@ -106,8 +191,9 @@ def test_strides_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]
     assert queued == []
 
 
-def test_the_same_bits_again(queued: list[bool]) -> None:
-    spec, inputs = attention((4, 4), 1000, 1000, 128, dtype="bfloat16", causal=True)
+@pytest.mark.parametrize("added", [{}, {"bias": (1, 4, 1008, 1008), "mask": (4, 1, 1008, 1008)}])
+def test_the_same_bits_again(added: dict[str, Any], queued: list[bool]) -> None:
+    spec, inputs = attention((4, 4), 1008, 1008, 128, dtype="bfloat16", causal=True, **added)
     first = run(spec, inputs)
     for _ in range(3):
         again = run(spec, inputs)

@@ -16,7 +16,7 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 from einops_fast.cost import is_integer
 
-__all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted"]
+__all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted", "spelled"]
 
 DTYPES = {
     "float16": tl.float16,
@@ -42,9 +42,9 @@ def accumulator(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _pointer(dtype: str) -> str:
-    """The type of an array's address, as Triton's compiler spells it."""
-    return f"*{DTYPES[dtype].name.replace('int', 'i').replace('ui', 'u')}"
+def spelled(dtype: str) -> str:
+    """A type as Triton's compiler spells it; that of an array's address begins with an asterisk."""
+    return str(DTYPES[dtype].name.replace("int", "i").replace("ui", "u"))
 
 
 def interpreted() -> bool:
@@ -65,7 +65,7 @@ class Kernel:
         self.tiling = tiling
         self._grid = tiling.grid
         acc = DTYPES[accumulator(dtype)]
-        operand, out = _pointer(dtype), _pointer(result)
+        operand, out = "*" + spelled(dtype), "*" + spelled(result)
         self._function: Any
         self._types: dict[str, Any]
         self._constants: dict[str, Any] = {"tiling": tiling, "acc_type": acc}

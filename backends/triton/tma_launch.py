@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
-from einops_fast.backends.triton.launch import DTYPES, interpreted
+from einops_fast.backends.triton.launch import DTYPES, interpreted, spelled
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_contraction import BoxTiling, box_kernel
 
@@ -60,7 +60,7 @@ class Descriptor:
 def descriptor_type(block: list[int], dtype: str) -> str:
     """How Triton writes the type of a descriptor whose boxes have this shape."""
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])
-    return f"tensordesc<{DTYPES[dtype].name}{block},{layout!r}>"
+    return f"tensordesc<{spelled(dtype)}{block},{layout!r}>"
 
 
 class BoxKernel:

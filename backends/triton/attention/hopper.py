@@ -23,14 +23,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from einops_fast.backends.triton.attention.hopper_scores import (
+    added_arrays,
+    added_of,
+    added_tiles,
+    fetch_added,
+    hidden,
+    scored,
+)
 from einops_fast.backends.triton.attention.hopper_tiles import (
+    OUT,
+    K,
+    Q,
+    V,
+    added_bytes,
     coordinates,
+    fetch,
     flat,
     keys_of,
     pipe,
     released,
     room,
-    squashed,
     there,
     without,
 )
@@ -47,6 +60,7 @@ class _Shared(NamedTuple):
     k: Any
     v: Any
     out: Any
+    added: Any
 
 
 class _State(NamedTuple):
@@ -67,12 +81,13 @@ class _State(NamedTuple):
 
 
 @gluon.jit
-def _copy(q_desc, k_desc, v_desc, shared, numbers, tiling: gl.constexpr):
+def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
     count = 0
     done = 0
     for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
@@ -80,16 +95,15 @@ def _copy(q_desc, k_desc, v_desc, shared, numbers, tiling: gl.constexpr):
         if first < end:
             full = room(shared.q, done, 1, q_bytes)
             for group in gl.static_range(groups):
-                place = coordinates(element, start + 64 * group, 0, numbers, tiling)
-                tma.async_copy_global_to_shared(q_desc, place, full, shared.q.buffers.index(group))
+                fetch(q_desc, shared.q.buffers, group, full, element, start + 64 * group, Q, numbers, tiling)
             done += 1
             for at in range(end - 1, first - 1, -1):
-                full = room(shared.k, count, stages, k_desc.block_type.nbytes)
-                place = coordinates(element, at * block, 1, numbers, tiling)
-                tma.async_copy_global_to_shared(k_desc, place, full, shared.k.buffers.index(count % stages))
+                stage = count % stages
+                full = room(shared.k, count, stages, k_bytes)
+                fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+                fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
                 full = room(shared.v, count, stages, v_desc.block_type.nbytes)
-                place = coordinates(element, at * block, 2, numbers, tiling)
-                tma.async_copy_global_to_shared(v_desc, place, full, shared.v.buffers.index(count % stages))
+                fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
                 count += 1
 
 
@@ -109,35 +123,50 @@ def _values(weights, sums, values, count, stages: gl.constexpr):
 
 
 @gluon.jit
-def _weights(scores, i, at, most, total, numbers, tiling: gl.constexpr, masked: gl.constexpr):
+def _weights(products, extra, i, at, most, total, numbers, tiling: gl.constexpr, masked: gl.constexpr):
     """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
     block: gl.constexpr = field(tiling, "block")
-    scale = numbers.scale
-    if field(tiling, "softcap"):
-        scores = squashed(scores, numbers)
-        scale = numbers.cap
+    bias, mask = extra
+    scores, scale, _ = scored(products, bias, numbers, tiling)
+    scores = hidden(scores, mask, float("-inf"), tiling)
     if masked:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
         scores = gl.where((j < numbers.kv_len)[None, :], scores, float("-inf"))
         scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
     new = gl.maximum(most, gl.max(scores, 1) * scale)
-    # A row that has seen nothing yet.
-    reference = gl.where(new == float("-inf"), 0.0, new) if masked else new
+    reference = new
+    if masked or field(tiling, "patchy"):
+        # A row that has seen nothing yet.
+        reference = gl.where(new == float("-inf"), 0.0, new)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
     fade = gl.exp2(most - reference)
     return weights, fade, new, total * fade + gl.sum(weights, 1)
 
 
 @gluon.jit
-def _step(queries, shared, state, i, at, numbers, zeros, tiling: gl.constexpr, masked: gl.constexpr):
+def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, tiling: gl.constexpr):
+    """Bias and mask of a block of keys."""
+    layout: gl.constexpr = zeros.type.layout
+    block: gl.constexpr = field(tiling, "block")
+    j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
+    stage = count % field(tiling, "stages")
+    return added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
+
+
+@gluon.jit
+def _step(
+    queries, shared, state, element, i, at, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr, masked: gl.constexpr,
+):  # fmt: skip
     """One block of keys, and the values of the block before."""
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
     started = _scores(queries, shared.k, count, zeros, stages)
     added = _values(state.weights, state.sums, shared.v, count - 1, stages)
-    scores = warpgroup_mma_wait(1, deps=[started])
+    extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
+    products = warpgroup_mma_wait(1, deps=[started])
     released(shared.k, count, stages)
-    weights, fade, most, total = _weights(scores, i, at, state.most, state.total, numbers, tiling, masked)
+    weights, fade, most, total = _weights(products, extra, i, at, state.most, state.total, numbers, tiling, masked)
     sums = warpgroup_mma_wait(0, deps=[added])
     released(shared.v, count - 1, stages)
     sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
@@ -167,18 +196,20 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
         sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
         if first < end:
             there(shared.q, done, 1)
-            scores = warpgroup_mma_wait(0, deps=[_scores(queries, shared.k, count, zeros, stages)])
+            started = _scores(queries, shared.k, count, zeros, stages)
+            extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
+            products = warpgroup_mma_wait(0, deps=[started])
             released(shared.k, count, stages)
-            weights, _, most, total = _weights(scores, i, end - 1, most, total, numbers, tiling, True)
+            weights, _, most, total = _weights(products, extra, i, end - 1, most, total, numbers, tiling, True)
             weights = gl.convert_layout(weights.to(dtype), of_weights)
             state = _State(weights, sums, most, total, count + 1)
             for at in range(end - 2, gl.maximum(full_end, first) - 1, -1):
-                state = _step(queries, shared, state, i, at, numbers, zeros, tiling, True)
+                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
             for at in range(gl.minimum(full_end, end - 1) - 1, gl.maximum(full, first) - 1, -1):
-                state = _step(queries, shared, state, i, at, numbers, zeros, tiling, False)
+                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, False)
             if field(tiling, "left"):
                 for at in range(gl.minimum(gl.minimum(full, full_end), end - 1) - 1, first - 1, -1):
-                    state = _step(queries, shared, state, i, at, numbers, zeros, tiling, True)
+                    state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
             released(shared.q, done, 1)
             done += 1
             count = state.count
@@ -196,18 +227,19 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
         barrier()
         flat(shared.out, group).store(sums.to(dtype))
         fence_async_shared()
-        place = coordinates(element, start + 64 * group, 3, numbers, tiling)
+        place = coordinates(element, start + 64 * group, 0, OUT, numbers, tiling)
         tma.async_copy_shared_to_global(out_desc, place, shared.out.index(group))
     tma.store_wait(0)
 
 
 @gluon.jit
-def hopper_kernel(q_desc, k_desc, v_desc, out_desc, lse, numbers, tiling: gl.constexpr):
+def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, tiling: gl.constexpr):
     """Write the result, and the logarithms of its rows' sums.
 
     Args:
         q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
             size 1.
+        bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
         lse: one number per batch element and query, without gaps.
         numbers: see :class:`Numbers`.
         tiling: what the kernel is specialised for.
@@ -219,15 +251,16 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, lse, numbers, tiling: gl.con
     k = pipe(k_desc, stages, stages, groups)
     v = pipe(v_desc, stages, stages, groups)
     out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
+    added = added_arrays(bias, mask, lse, tiling)
+    shared = _Shared(q, k, v, out, added_tiles(added, tiling))
     fence_async_shared()
     barrier()
-    shared = _Shared(q, k, v, out)
     if groups == 2:
         gl.warp_specialize(
             [
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, shared, numbers, tiling)),
             ],
             [4, 1],
             [240, 24],
@@ -238,7 +271,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, lse, numbers, tiling: gl.con
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, shared, numbers, tiling)),
             ],
             [4, 4, 1],
             [160, 160, 24],

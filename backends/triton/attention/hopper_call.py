@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,16 +13,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.hopper_tiles import HopperTiling, Numbers
-from einops_fast.backends.triton.attention.problem import Problem
-from einops_fast.backends.triton.launch import ALIGNMENT
+from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, HopperTiling, Numbers, Places
+from einops_fast.backends.triton.attention.problem import ANY, Problem
+from einops_fast.backends.triton.launch import ALIGNMENT, spelled
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_launch import Descriptor, descriptor_type
+from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["BATCH_AXES", "ITEM", "HopperCall", "Layouts"]
-
-ITEM = 2
-"""Bytes of an element."""
+__all__ = ["BATCH_AXES", "Array", "HopperCall", "Layouts"]
 
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
@@ -32,15 +31,37 @@ _REGISTERS = {2: 168, 3: 128}
 """That a thread has before the warp groups share them out anew, by number of groups."""
 
 
+@dataclass(frozen=True)
+class Array:
+    """An array that a kernel takes.
+
+    Attributes:
+        dtype: of it.
+        shape, strides, box: for the hardware, which copies it; without these, the kernel gets its address.
+        aligned: whether the address has to be a multiple of 16.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    box: tuple[int, ...] = ()
+    aligned: bool = True
+
+    @property
+    def type(self) -> str:
+        """As Triton's compiler spells it."""
+        if self.box:
+            return descriptor_type(list(self.box), self.dtype)
+        return "*" + spelled(self.dtype)
+
+
 class HopperCall:
     """One kernel with everything fixed but its arrays.
 
     Args:
         function: the kernel.
         tiling: what it is specialised for.
-        described: shape, strides and box of the arrays that the hardware copies, by the kernel's names.
-        dtype: of these.
-        pointed: names of the arrays that follow them.
+        arrays: by the kernel's names and in its order; ``None`` for those that there aren't.
         scalars: the numbers after that, by the kernel's names.
         numbers: the last ones.
         programs: how many there are.
@@ -50,27 +71,30 @@ class HopperCall:
         self,
         function: Any,
         tiling: HopperTiling,
-        described: Mapping[str, tuple[list[int], list[int], list[int]]],
-        dtype: str,
-        pointed: Sequence[str],
+        arrays: Mapping[str, Array | None],
         scalars: Mapping[str, float],
         numbers: Numbers,
         programs: int,
     ) -> None:
         self._programs = programs
-        self._descriptors = [Descriptor(shape, strides) for shape, strides, _ in described.values()]
-        types: dict[str, Any] = {name: descriptor_type(box, dtype) for name, (_, _, box) in described.items()}
-        types |= dict.fromkeys(pointed, "*fp32")
-        types |= dict.fromkeys(scalars, "fp32")
-        types["numbers"] = Numbers(*("fp32" if isinstance(each, float) else "i32" for each in numbers))
+        self._aligned = [array is not None and array.aligned for array in arrays.values()]
+        self._descriptors = [
+            Descriptor(list(array.shape), list(array.strides)) if array is not None and array.box else None
+            for array in arrays.values()
+        ]
+        types: dict[str, Any] = {name: array.type if array else "constexpr" for name, array in arrays.items()}
+        types |= {name: _number_type(number) for name, number in scalars.items()}
+        types["numbers"] = _number_type(numbers)
         # What begins at a multiple of 16 bytes, numbers included, can be loaded several at a time.
-        aligned: list[tuple[int, ...]] = [(list(types).index(name),) for name in pointed]
+        aligned: list[tuple[int, ...]] = [
+            (at,) for at, array in enumerate(arrays.values()) if array and array.aligned and not array.box
+        ]
         if numbers.q_len % ALIGNMENT == 0:
             aligned.append((list(types).index("numbers"), Numbers._fields.index("q_len")))
         self._kind = function, tuple(types.items()), tuple(aligned), tiling
         self._rest = (*scalars.values(), numbers, tiling)
 
-    def __call__(self, memory: Memory, device: int, described: Sequence[Any], pointed: Sequence[Any]) -> bool:
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
         """Queue the kernel, unless an array lies at an odd address: then do nothing.
 
         Returns:
@@ -78,16 +102,25 @@ class HopperCall:
         """
         if not self._programs:
             return True
-        addresses = [memory.pointer(array) for array in (*described, *pointed)]
-        if any(address % ALIGNMENT for address in addresses):
-            return False
+        given: list[Any] = []
+        for array, descriptor, aligned in zip(arrays, self._descriptors, self._aligned, strict=True):
+            address: Any = None if array is None else memory.pointer(array)
+            if aligned and address % ALIGNMENT:
+                return False
+            given.append(address if descriptor is None else descriptor.at(address))
         compiled = compiled_for(*self._kind, device)
-        arrays = [each.at(address) for each, address in zip(self._descriptors, addresses, strict=False)]
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *arrays, *addresses[len(arrays) :], *self._rest,
+            None, None, None, *given, *self._rest,
         )  # fmt: skip
         return True
+
+
+def _number_type(number: Any) -> Any:
+    """As Triton's compiler spells it; of a tuple, those of what is in it."""
+    if isinstance(number, tuple):
+        return type(number)(*map(_number_type, number))
+    return "fp32" if isinstance(number, float) else "i32"
 
 
 @lru_cache(maxsize=512)
@@ -108,7 +141,8 @@ def compiled_for(
         device: number of the device.
     """
     hints = {path: [["tt.divisibility", ALIGNMENT]] for path in aligned}
-    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {"tiling": tiling}, hints)
+    constants = {name: None for name, each in types if each == "constexpr"}
+    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {**constants, "tiling": tiling}, hints)
     options = {"num_warps": 4, "maxnreg": _REGISTERS[tiling.groups]}
     compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
     _ = compiled.run  # loads it on the device, which may fail
@@ -116,24 +150,40 @@ def compiled_for(
 
 
 class Layouts:
-    """Arrays as the hardware sees them, and numbers that all kernels take."""
+    """Arrays as a kernel takes them, and numbers that all kernels take."""
 
-    def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> None:
-        self._spec, self._problem, self._tiling = spec, problem, tiling
+    def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling, bias_dtype: str) -> None:
+        self._spec, self._problem, self._tiling, self._bias_dtype = spec, problem, tiling, bias_dtype
         self._sizes = (*(1,) * (BATCH_AXES - problem.features.axes), *problem.sizes)
 
-    def __call__(self, name: str, rows: int) -> tuple[list[int], list[int], list[int]]:
-        """Shape, strides and box of an array, of which a box has so many rows."""
+    def __call__(self, name: str) -> Array:
+        """Of an array with features."""
         spec, tiling = self._spec, self._tiling
         of_keys, of_values = name in ("k", "v", "dk", "dv"), name in ("v", "dv", "out", "d_out")
+        # Tiles are of keys or of queries, blocks of the others.
+        rows = GROUP_ROWS if of_keys == tiling.turned else tiling.block
+        tail = (spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim)
+        return self._copied(name, spec.dtype, tail, (rows, tiling.v_head if of_values else tiling.head))
+
+    def added(self, name: str) -> Array | None:
+        """Of the bias, its gradient or the mask: in tiles, or an address."""
+        spec, tiling = self._spec, self._tiling
+        along = tiling.mask if name == "mask" else tiling.bias
+        dtype = "uint8" if name == "mask" else self._bias_dtype
+        if along is None or (name == "d_bias" and not tiling.d_bias):
+            return None
+        if along != (True, True):
+            return Array(dtype, aligned=False)
+        box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)
+        return self._copied(name, dtype, (spec.q_len, spec.kv_len), box)
+
+    def _copied(self, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
         strides = getattr(self._problem.strides, name)
         own = (*(0,) * (BATCH_AXES + 2 - len(strides)), *strides)
         batch = [size if stride else 1 for size, stride in zip(self._sizes, own[:BATCH_AXES], strict=True)]
-        shape = [*batch, spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim]
         # Any stride does for an axis of size 1.
-        anything = ALIGNMENT // ITEM
-        box = [1] * BATCH_AXES + [rows, tiling.v_head if of_values else tiling.head]
-        return shape, [stride or anything for stride in own], box
+        anything = ALIGNMENT // ITEM_SIZES[dtype]
+        return Array(dtype, (*batch, *tail), tuple(stride or anything for stride in own), (1,) * BATCH_AXES + box)
 
     def numbers(self, elements: int, length: int, units: int) -> Numbers:
         """Of a kernel whose tiles have so many positions to share."""
@@ -143,7 +193,7 @@ class Layouts:
         return Numbers(
             elements,
             # With half of a section's tiles after the other half, each program has as much to do.
-            max(1, units // max(1, tiles)) if self._tiling.alternating else 1,
+            max(1, units // max(1, tiles)) if self._tiling.right else 1,
             tiles,
             problem.share,
             spec.q_len,
@@ -154,7 +204,16 @@ class Layouts:
             self._sizes[2],
             spec.scale * _LOG2E,
             spec.softcap * _LOG2E,
+            self._places(problem.strides.bias, self._tiling.bias),
+            self._places(problem.strides.mask, self._tiling.mask),
         )
+
+    def _places(self, strides: tuple[int, ...] | None, along: tuple[bool, bool] | None) -> Places:
+        if strides is None or along in (None, (True, True)):
+            return Places(ANY, ANY, ANY, ANY)
+        *batch, of_queries, of_keys = strides
+        own = (*(0,) * (BATCH_AXES - len(batch)), *batch)
+        return Places(own[0], own[1], own[2], of_queries or of_keys)
 
     def programs(self, elements: int, length: int, units: int) -> int:
         """How many are worth starting: one for each multiprocessor, if there are tiles enough."""

@@ -9,30 +9,53 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from einops_fast.backends.triton.indexing import field
 
 __all__ = [
+    "BIAS",
+    "D_BIAS",
     "GROUP_ROWS",
+    "ITEM",
+    "MASK",
+    "OPERANDS",
+    "OUT",
     "HopperTiling",
+    "K",
     "Numbers",
     "Pipe",
+    "Places",
+    "Q",
+    "V",
+    "added_bytes",
     "beside",
+    "blocks_seen",
     "coordinates",
+    "fetch",
     "flat",
+    "has",
     "keys_of",
+    "own_bytes",
     "pipe",
     "queries_of",
     "released",
     "room",
-    "squashed",
+    "stage_bytes",
     "there",
     "without",
 ]
 
 GROUP_ROWS = 64
 """Rows of a tile that a warp group has."""
+
+ITEM = 2
+"""Bytes of an element of what has features."""
+
+OPERANDS = ("q", "k", "v", "out", "bias", "mask", "d_bias")
+"""What has tiles; gradients have those of their operands."""
+
+Q, K, V, OUT, BIAS, MASK, D_BIAS = (gl.constexpr(at) for at in range(len(OPERANDS)))
 
 
 @dataclass(frozen=True)
@@ -44,11 +67,14 @@ class HopperTiling:
         block: keys (or, where a tile has keys, queries) that are worked on at once.
         stages: blocks that shared memory holds.
         head, v_head: features, each a power of two.
-        has: for q, k and v, which of the three batch axes it has.
+        has: for each of :data:`OPERANDS`, which of the three batch axes it has.
         left, right: whether keys far before or after the facing one are hidden.
         softcap: whether scores are capped.
         grouped: whether several elements of the batch share keys.
-        alternating: whether every second section of tiles begins with those that have least to do.
+        turned: a tile has keys, and a block queries.
+        bias, mask: whether there is one, and whether it varies along queries and along keys.
+        bias_item: bytes of an element of the bias.
+        d_bias: whether the gradient of the bias is written.
     """
 
     groups: int
@@ -56,12 +82,16 @@ class HopperTiling:
     stages: int
     head: int
     v_head: int
-    has: tuple[tuple[bool, bool, bool], ...]
+    has: tuple[tuple[bool, ...], ...]
     left: bool = False
     right: bool = False
     softcap: bool = False
     grouped: bool = False
-    alternating: bool = False
+    turned: bool = False
+    bias: tuple[bool, bool] | None = None
+    mask: tuple[bool, bool] | None = None
+    bias_item: int = 2
+    d_bias: bool = False
 
     @property
     def rows(self) -> int:
@@ -69,9 +99,51 @@ class HopperTiling:
         return GROUP_ROWS * self.groups
 
     @property
+    def patchy(self) -> bool:
+        """Whether a query may see no key of a block that positions let it see."""
+        return self.bias is not None or self.mask is not None
+
+    @property
+    def bias_tiles(self) -> bool:
+        """Whether tiles of the bias are copied."""
+        return self.bias == (True, True)
+
+    @property
+    def mask_tiles(self) -> bool:
+        """Whether tiles of the mask are copied."""
+        return self.mask == (True, True)
+
+    @property
     def name(self) -> str:
         """The tiles in short, unique among those of one problem."""
         return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware"
+
+
+@gluon.constexpr_function
+def own_bytes(tiling):
+    """Bytes of a tile of two arrays with features."""
+    return tiling.rows * (tiling.head + tiling.v_head) * ITEM
+
+
+@gluon.constexpr_function
+def added_bytes(tiling):
+    """Bytes of the bias and the mask of a block."""
+    return tiling.rows * tiling.block * (tiling.bias_item * tiling.bias_tiles + tiling.mask_tiles)
+
+
+@gluon.constexpr_function
+def stage_bytes(tiling):
+    """Bytes of a block of two arrays with features, of the bias and the mask."""
+    return tiling.block * (tiling.head + tiling.v_head) * ITEM + added_bytes(tiling)
+
+
+class Places(NamedTuple):
+    """Strides of a bias or mask that doesn't vary along both positions: of the batch axes and of the other position."""
+
+    first: Any
+    second: Any
+    third: Any
+    position: Any
 
 
 class Numbers(NamedTuple):
@@ -86,6 +158,7 @@ class Numbers(NamedTuple):
         left, right: what to add to a query's position to get the first and the last key that it sees.
         second, third: sizes of these batch axes.
         scale, cap: of scores, both times ``log2(e)``.
+        bias, mask: where these are.
     """
 
     elements: Any
@@ -100,6 +173,8 @@ class Numbers(NamedTuple):
     third: Any
     scale: Any
     cap: Any
+    bias: Places
+    mask: Places
 
 
 class Pipe(NamedTuple):
@@ -111,7 +186,8 @@ class Pipe(NamedTuple):
 
 
 @gluon.constexpr_function
-def _has(tiling, operand, axis):
+def has(tiling, operand, axis):
+    """Whether one of :data:`OPERANDS` has a batch axis."""
     return tiling.has[operand][axis]
 
 
@@ -126,7 +202,7 @@ def _position(tile, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
     width = gl.minimum(numbers.elements - section * numbers.together, numbers.together)
     within = tile % (numbers.together * tiles)
     at = within // width
-    if field(tiling, "alternating"):
+    if field(tiling, "right"):
         # A program's next tile is in the next section: what it does in both adds up to the same for all.
         at = at if (section % 2 == 1) == most_last else tiles - 1 - at
     elif most_last:
@@ -140,10 +216,17 @@ def keys_of(tile, numbers, tiling: gl.constexpr):
 
     Blocks from ``first`` to ``end`` are seen, those from ``full`` to ``full_end`` by all queries of the tile in whole.
     """
+    element, at = _position(tile, numbers, field(tiling, "right"), tiling)
+    start = at * field(tiling, "rows")
+    first, full, full_end, end = blocks_seen(start, numbers, tiling)
+    return element, start, first, full, full_end, end
+
+
+@gluon.jit
+def blocks_seen(start, numbers, tiling: gl.constexpr):
+    """The blocks of keys that the tile of queries from ``start`` on sees; see :func:`keys_of`."""
     rows: gl.constexpr = field(tiling, "rows")
     block: gl.constexpr = field(tiling, "block")
-    element, at = _position(tile, numbers, field(tiling, "right"), tiling)
-    start = at * rows
     end = numbers.kv_len
     full_end = numbers.kv_len // block
     first = 0
@@ -155,7 +238,7 @@ def keys_of(tile, numbers, tiling: gl.constexpr):
         first = gl.maximum(start + numbers.left, 0) // block
         full = (gl.maximum(start + rows - 1 + numbers.left, 0) + block - 1) // block
     end = (end + block - 1) // block
-    return element, start, gl.minimum(first, end), full, full_end, end
+    return gl.minimum(first, end), full, full_end, end
 
 
 @gluon.jit
@@ -195,16 +278,22 @@ def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def coordinates(element, row, operand: gl.constexpr, numbers, tiling: gl.constexpr):
-    """Where a tile of q, k or v (0, 1, 2) or of the result (3) begins."""
+def coordinates(element, row, column, operand: gl.constexpr, numbers, tiling: gl.constexpr):
+    """Where a tile of an operand begins."""
     c = element % numbers.third
     b = element // numbers.third % numbers.second
     a = element // numbers.third // numbers.second
-    if operand < 3:
-        a = a if _has(tiling, operand, 0) else 0
-        b = b if _has(tiling, operand, 1) else 0
-        c = c if _has(tiling, operand, 2) else 0
-    return a, b, c, row, 0
+    a = a if has(tiling, operand, 0) else 0
+    b = b if has(tiling, operand, 1) else 0
+    c = c if has(tiling, operand, 2) else 0
+    return a, b, c, row, column
+
+
+@gluon.jit
+def fetch(array, buffers, at, full, element, row, operand: gl.constexpr, numbers, tiling: gl.constexpr, column=0):
+    """Have a tile of an operand copied to buffer number ``at``; the barrier ``full`` is told when it's there."""
+    place = coordinates(element, row, column, operand, numbers, tiling)
+    tma.async_copy_global_to_shared(array, place, full, buffers.index(at))
 
 
 @gluon.jit
@@ -212,13 +301,6 @@ def flat(buffers, at):
     """Tile ``at`` of some as a matrix."""
     shape: gl.constexpr = buffers.type.shape
     return buffers.index(at).reshape([shape[4], shape[5]])
-
-
-@gluon.jit
-def squashed(scores, numbers):
-    """``tanh(scale * scores / cap)``."""
-    # tanh(x) = 1 - 2 / (1 + exp(2 x)); both numbers have log2(e) in them, of which this needs one more.
-    return 1.0 - 2.0 / (1.0 + gl.exp2(scores * (numbers.scale / numbers.cap * 2.8853900817779268)))
 
 
 @gluon.jit
