@@ -1,0 +1,314 @@
+"""Hopper's attention kernels run on a CPU, by NumPy and threads: what they compute, where, and in what order.
+
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Each warp group and the
+copying warp is a thread; barriers, phases and announced bytes are those of the hardware, so that a wrong count is a
+deadlock here, too. What is not here: layouts, registers, alignment, and that reading and writing take time.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from einops_fast.backends.triton import attention
+from einops_fast.backends.triton.attention import hopper_plan
+from einops_fast.backends.triton.attention.hopper_call import HopperCall
+
+__all__ = ["hopper_on_cpu"]
+
+_SECONDS = 60
+"""After which waiting is a deadlock."""
+
+
+class _Tensor(np.ndarray):
+    """An array as kernels see it, numbers included."""
+
+    def to(self, dtype: Any) -> _Tensor:
+        return _tensor(np.asarray(self).astype(dtype))
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(layout=None)
+
+    def __array_wrap__(self, array: Any, *_: Any) -> _Tensor:  # type: ignore[override]
+        return _tensor(array)
+
+    def __iadd__(self, other: Any) -> Any:  # type: ignore[override, misc]
+        # A value, which may have other names.
+        return self + other
+
+    def __getitem__(self, at: Any) -> _Tensor:
+        return _tensor(np.asarray(self)[at])
+
+
+def _tensor(value: Any) -> _Tensor:
+    return np.asarray(value).view(_Tensor)
+
+
+class _Barrier:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.phase = self.count = self.pending = self.bytes = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.pending = count
+
+    def add(self, arrivals: int = 0, size: int = 0) -> None:
+        with self.changed:
+            self.pending -= arrivals
+            self.bytes += size
+            assert self.pending >= 0
+            if self.pending == self.bytes == 0:
+                self.phase += 1
+                self.pending = self.count
+                self.changed.notify_all()
+
+    def wait(self, parity: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase % 2 != int(parity), _SECONDS), "deadlock"
+
+
+class _Barriers:
+    def __init__(self, count: int) -> None:
+        self._all = [_Barrier() for _ in range(count)]
+
+    def index(self, at: Any) -> _Barrier:
+        return self._all[int(at)]
+
+
+class _Shared:
+    """A view of shared memory."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def reshape(self, shape: Sequence[int]) -> _Shared:
+        return _Shared(self.array.reshape(shape))
+
+    def permute(self, axes: Sequence[int]) -> _Shared:
+        return _Shared(self.array.transpose(axes))
+
+    def load(self, layout: Any) -> _Tensor:
+        return _tensor(self.array.copy())
+
+    def store(self, value: Any) -> None:
+        self.array[...] = np.asarray(value)
+
+
+class _Buffers:
+    def __init__(self, shape: Sequence[int], dtype: Any) -> None:
+        self._array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
+        self.type = SimpleNamespace(shape=list(shape))
+
+    def index(self, at: Any) -> _Shared:
+        assert 0 <= int(at) < len(self._array)
+        return _Shared(self._array[int(at)])
+
+
+class _Descriptor:
+    """An array that boxes are copied from and to."""
+
+    layout = None
+
+    def __init__(self, memory: Any, shape: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> None:
+        strides = [stride * memory.itemsize for stride in strides]
+        self.array = np.lib.stride_tricks.as_strided(memory, shape, strides)
+        self.dtype = memory.dtype
+        self.block_type = SimpleNamespace(shape=list(box), nbytes=int(np.prod(box)) * memory.itemsize)
+
+    def inside(self, place: Sequence[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """What of a box there is: where in the array, and where in the box."""
+        starts = [int(each) for each in place]
+        shape = zip(starts, self.block_type.shape, self.array.shape, strict=True)
+        sizes = [max(0, min(box, size - start)) for start, box, size in shape]
+        return (
+            tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True)),
+            tuple(slice(0, size) for size in sizes),
+        )
+
+
+class _Pointer:
+    def __init__(self, memory: Any, offsets: Any = 0) -> None:
+        self.memory, self.offsets = memory, offsets
+
+    def __add__(self, more: Any) -> _Pointer:
+        return _Pointer(self.memory, self.offsets + more)
+
+
+def _copy_in(array: _Descriptor, place: Sequence[Any], barrier: _Barrier, into: _Shared) -> None:
+    there, here = array.inside(place)
+    into.array[...] = 0
+    into.array[here] = array.array[there]
+    barrier.add(size=-array.block_type.nbytes)
+
+
+def _copy_out(array: _Descriptor, place: Sequence[Any], of: _Shared) -> None:
+    there, here = array.inside(place)
+    array.array[there] = of.array[here]
+
+
+def _load(pointer: _Pointer, mask: Any = True, other: Any = 0) -> _Tensor:
+    offsets = np.asarray(pointer.offsets)
+    mask = np.broadcast_to(np.asarray(mask), offsets.shape)
+    found = pointer.memory[np.where(mask, offsets, 0)]
+    return _tensor(np.where(mask, found, np.asarray(other, found.dtype)))
+
+
+def _store(pointer: _Pointer, value: Any, mask: Any) -> None:
+    offsets, mask = np.asarray(pointer.offsets), np.asarray(mask)
+    pointer.memory[offsets[mask]] = np.asarray(value)[mask]
+
+
+def _product(left: Any, right: _Shared, sums: Any, use_acc: bool = True, is_async: bool = False) -> _Tensor:
+    left = left.array if isinstance(left, _Shared) else np.asarray(left)
+    product = left.astype(np.float32) @ right.array.astype(np.float32)
+    return _tensor(product + np.asarray(sums) if use_acc else product)
+
+
+def _memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
+    return _Barriers(shape[0]) if layout == "barriers" else _Buffers(shape, dtype)
+
+
+def _side_by_side(parts: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
+    errors: list[BaseException] = []
+
+    def run(function: Any, arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=part) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _stand_ins(program: int, programs: int) -> dict[str, Any]:
+    """What the kernels find in place of Gluon."""
+
+    def tensors(function: Any) -> Any:
+        return lambda *arguments: _tensor(function(*map(np.asarray, arguments)))
+
+    gl = SimpleNamespace(
+        constexpr=int, float32=np.float32, int64=np.int64, static_range=range, warp_specialize=_side_by_side,
+        program_id=lambda axis: program, num_programs=lambda axis: programs, allocate_shared_memory=_memory,
+        load=_load, store=_store, convert_layout=lambda value, layout: value,
+        arange=lambda start, end, layout: _tensor(np.arange(start, end)),
+        zeros=lambda shape, dtype, layout: _tensor(np.zeros(shape, dtype)),
+        full=lambda shape, value, dtype, layout: _tensor(np.full(shape, value, dtype)),
+        max=lambda value, axis: _tensor(np.asarray(value).max(axis)),
+        sum=lambda value, axis: _tensor(np.asarray(value).sum(axis)),
+        zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
+        minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2),
+        fma=tensors(lambda a, b, c: a * b + c),
+        DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+    )  # fmt: skip
+    return {
+        "gl": gl,
+        "gluon": SimpleNamespace(jit=lambda function: function, constexpr_function=lambda function: function),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=_copy_in, async_copy_shared_to_global=_copy_out, store_wait=_nothing
+        ),
+        "mbarrier": SimpleNamespace(
+            init=_Barrier.init,
+            expect=lambda barrier, size: barrier.add(1, int(size)),
+            arrive=lambda barrier: barrier.add(1),
+            wait=_Barrier.wait,
+            MBarrierLayout=lambda: "barriers",
+        ),
+        "warpgroup_mma": _product,
+        "warpgroup_mma_wait": lambda pendings, deps: deps[0] if len(deps) == 1 else tuple(deps),
+        "fence_async_shared": _nothing,
+        "barrier": _nothing,
+        "field": getattr,
+        "range": lambda *ends: (_tensor(at) for at in range(*map(int, ends))),
+    }
+
+
+def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The names of a module of kernels, with ``stand_ins`` for what it imports from elsewhere."""
+    if name in done:
+        return done[name]
+    module = types.ModuleType(name)
+    module.__dict__.update(stand_ins)
+    tree = ast.parse((Path(attention.__path__[0]) / f"{name}.py").read_text())
+    kept: list[ast.stmt] = []
+    for each in tree.body:
+        source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
+        if ".attention.hopper" in source:
+            assert isinstance(each, ast.ImportFrom)
+            found = _executed(source.rpartition(".")[2], stand_ins, done)
+            module.__dict__.update({alias.name: found[alias.name] for alias in each.names})
+        elif "triton" not in source:
+            kept.append(each)
+    tree.body = kept
+    with mock.patch.dict("sys.modules", {name: module}):
+        exec(compile(tree, name, "exec"), module.__dict__)
+    done[name] = module.__dict__
+    return module.__dict__
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*map(_numbers, value))
+    return _tensor(np.int64(value) if isinstance(value, int) else np.float32(value))
+
+
+def _flat(array: Any) -> Any:
+    """The memory of a tensor from its first element on."""
+    array = array.detach().view(torch.uint8) if array.dtype == torch.bool else array.detach()
+    elements = array.untyped_storage().nbytes() // array.element_size() - array.storage_offset()
+    return torch.as_strided(array, (elements,), (1,)).numpy()
+
+
+@contextmanager
+def hopper_on_cpu() -> Iterator[list[str]]:
+    """Have Hopper's kernels chosen and executed here; gives the names of those that were, in order."""
+    ran: list[str] = []
+    begin = HopperCall.__init__
+
+    def remember(self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int) -> None:
+        begin(self, function, tiling, arrays, scalars, numbers, programs)
+        self.recorded = getattr(function, "fn", function), tiling, tuple(arrays.values()), scalars, numbers, programs
+
+    def execute(self: Any, memory: Any, device: int, *arrays: Any) -> bool:
+        function, tiling, described, scalars, numbers, programs = self.recorded
+        given: list[Any] = []
+        for array, seen in zip(arrays, described, strict=True):
+            assert (array is None) == (seen is None)
+            if array is None:
+                given.append(None)
+            elif seen.box:
+                given.append(_Descriptor(_flat(array), seen.shape, seen.strides, seen.box))
+            else:
+                given.append(_Pointer(_flat(array)))
+        for program in range(programs):
+            names = _executed(function.__module__.rpartition(".")[2], _stand_ins(program, programs), {})
+            names[function.__name__](*given, *map(_numbers, scalars.values()), _numbers(numbers), tiling)
+        ran.append(function.__name__)
+        return True
+
+    with (
+        mock.patch.object(HopperCall, "__init__", remember),
+        mock.patch.object(HopperCall, "__call__", execute),
+        mock.patch.object(hopper_plan, "interpreted", return_value=False),
+    ):
+        yield ran
