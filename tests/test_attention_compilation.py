@@ -155,7 +155,5 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
     for case in HOPPER:
         of_case = [line.split() for line in lines if line.startswith(case)]
         kernels = {"hopper_kernel", "delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"}
-        assert {line[-4] for line in of_case} == kernels | (
-            {"hopper_bias_kernel"} if "broadcast-bias" in case else set()
-        )
+        assert {line[-4] for line in of_case} == kernels | ({"bias_kernel"} if "broadcast-bias" in case else set())
         assert all(line[-1] == "True" for line in of_case if line[-4].startswith("hopper"))

@@ -182,6 +182,7 @@ class HopperForwardPlan:
         problem: the same, as the kernels take it.
         units: multiprocessors of the device.
         other: the same by another kernel, for arrays at odd addresses.
+        bias_dtype: of the bias, if there is one.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class HopperBackwardPlan(BackwardPlan):
 
     Args:
         units: multiprocessors of the device.
+        bias_dtype: of the bias, if there is one.
     """
 
     def __init__(
