@@ -13,14 +13,8 @@ from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.column_sums import column_sums
-from einops_fast.backends.triton.norm import (
-    NormFeatures,
-    NormStrides,
-    norm_columns_kernel,
-    norm_gradient_kernel,
-    norm_kernel,
-    norm_row_sums_kernel,
-)
+from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
+from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
 from einops_fast.backends.triton.rows import (
     column_tiling,
     dense_strides,

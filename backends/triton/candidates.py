@@ -19,8 +19,8 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_tilings import Reduction
-from einops_fast.backends.triton.tma_contraction import BoxTiling
 from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
+from einops_fast.backends.triton.tma_tiles import BoxTiling
 from einops_fast.backends.triton.tma_tilings import box_tilings
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer, step_costs
 from einops_fast.steps import Fused

@@ -12,7 +12,8 @@ from triton.runtime import driver
 
 from einops_fast.backends.triton.launch import ALIGNMENT, DTYPES, interpreted, spelled
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.tma_contraction import BoxTiling, box_kernel
+from einops_fast.backends.triton.tma_contraction import box_kernel
+from einops_fast.backends.triton.tma_tiles import BoxTiling
 
 __all__ = ["BoxKernel", "Descriptor", "copies_boxes", "descriptor_type"]
 

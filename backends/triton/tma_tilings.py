@@ -9,7 +9,7 @@ from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
-from einops_fast.backends.triton.tma_contraction import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
+from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
 from einops_fast.cost import Ceilings
 
 __all__ = ["box_tilings"]

@@ -47,8 +47,8 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     there,
     without,
 )
+from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_contraction import barrier
 
 __all__ = ["hopper_kernel"]
 

@@ -1,0 +1,238 @@
+"""Gradients of layer norm and RMS norm, with those of weight and bias.
+
+These are sums down the columns: every program writes a sum of its own rows, and the sums are added in a fixed order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_tiles import (
+    dropped_tile,
+    load_parameter,
+    load_tile,
+    row_place,
+    store_tile,
+)
+
+__all__ = ["norm_columns_kernel", "norm_gradient_kernel", "norm_row_sums_kernel"]
+
+
+@triton.jit
+def _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):
+    """A tile of ``(h - mean) * rstd``, anything where there is no element, and ``rstd``."""
+    place = row_place(row, sizes, strides.row, f)
+    rstd = tl.load(rstds + place, mask=there, other=0)
+    found = load_tile(h, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
+    if field(f, "centred"):
+        mean = tl.load(means + place, mask=there, other=0)
+        found -= mean[:, None]
+    return found * rstd[:, None], rstd
+
+
+@triton.jit
+def _weighted(d, weight, w, f: tl.constexpr):
+    if weight is not None:
+        d *= w.to(kept_type(f))
+    return d
+
+
+@triton.jit
+def _store_gradient(
+    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes, strides, drop,
+    f: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
+    column = start + tl.arange(0, exists.shape[1])
+    gradient = d - normalised * inner[:, None]
+    if field(f, "centred"):
+        gradient -= mean[:, None]
+    gradient *= rstd[:, None]
+    if d_summed is not None:
+        place = row_place(row, sizes, strides.d_summed, f)
+        gradient += load_tile(d_summed, place, column, strides.d_summed, exists, 0.0, f)
+    if d_residual is not None:
+        place = row_place(row, sizes, strides.d_residual, f)
+        store_tile(d_residual, gradient, place, column, strides.d_residual, exists, f)
+    if dx is not None:
+        if field(f, "dropout"):
+            place = row_place(row, sizes, strides.place, f)
+            gradient = dropped_tile(gradient, place, start, strides.place, seed, drop, f)
+        # `out` has the strides of the gradient of the result, `summed` those of the one written here.
+        store_tile(dx, gradient, row_place(row, sizes, strides.summed, f), column, strides.summed, exists, f)
+
+
+@triton.jit
+def _back(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
+    """A tile of the gradient of the result."""
+    return load_tile(d_out, row_place(row, sizes, strides.out, f), column, strides.out, exists, 0.0, f)
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def norm_gradient_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    seed,
+    d_out,
+    d_summed,
+    dx,
+    d_residual,
+    part_weight,
+    part_bias,
+    sizes,
+    strides,
+    rows,
+    columns,
+    drop,
+    tiles,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
+
+    A program has several tiles of whole rows, and writes what these add to the gradients of weight and bias.
+    """
+    acc: tl.constexpr = kept_type(f)
+    run = tl.arange(0, block)
+    to_weight = tl.zeros((1, block), acc)
+    to_bias = tl.zeros((1, block), acc)
+    w = load_parameter(weight, strides.weight, run, columns)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
+        row = tile * together + tl.arange(0, together)
+        there = row < rows
+        exists = there[:, None] & (run < columns)[None, :]
+        back = _back(d_out, row, run, exists, sizes, strides, f)
+        normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
+        if part_weight is not None:
+            to_weight += tl.sum(back * normalised, 0, keep_dims=True)
+        if part_bias is not None:
+            to_bias += tl.sum(back, 0, keep_dims=True)
+        d = _weighted(back, weight, w, f)
+        inner = tl.sum(normalised * d, 1) / columns
+        mean = tl.sum(d, 1) / columns
+        _store_gradient(
+            dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, 0, exists, sizes, strides, drop, f
+        )
+    place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
+    if part_weight is not None:
+        tl.store(part_weight + place, to_weight, mask=(run < columns)[None, :])
+    if part_bias is not None:
+        tl.store(part_bias + place, to_bias, mask=(run < columns)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_row_sums_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    d_out,
+    part_inner,
+    part_mean,
+    sizes,
+    strides,
+    rows,
+    columns,
+    part,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    there = row < rows
+    begin = tl.program_id(1) * part
+    end = min(begin + part, columns)
+    inner = tl.zeros((together, block), kept_type(f))
+    mean = tl.zeros((together, block), kept_type(f))
+    for start in tl.range(begin, end, block, num_stages=stages):
+        column = start + tl.arange(0, block)
+        exists = there[:, None] & (column < end)[None, :]
+        back = _back(d_out, row, column, exists, sizes, strides, f)
+        normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+        d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
+        inner += normalised * d
+        mean += d
+    place = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(part_inner + place, tl.sum(inner, 1), mask=there)
+    tl.store(part_mean + place, tl.sum(mean, 1), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def norm_columns_kernel(
+    h,
+    means,
+    rstds,
+    weight,
+    seed,
+    d_out,
+    d_summed,
+    dx,
+    d_residual,
+    part_weight,
+    part_bias,
+    part_inner,
+    part_mean,
+    sizes,
+    strides,
+    rows,
+    columns,
+    drop,
+    tiles,
+    f: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+    parts: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the gradient of what was normalised in some tiles of rows, and what these add to those of weight and bias.
+
+    For rows too long for the other kernel: their sums have been made, in ``parts``. Any result may be ``None``.
+    """
+    acc: tl.constexpr = kept_type(f)
+    start = tl.program_id(0) * block
+    column = start + tl.arange(0, block)
+    to_weight = tl.zeros((together, block), acc)
+    to_bias = tl.zeros((together, block), acc)
+    w = load_parameter(weight, strides.weight, column, columns)
+    # The last rows first, since the other kernel has left them in the cache.
+    for tile in tl.range(tl.program_id(1), tiles, tl.num_programs(1), num_stages=stages):
+        row = (tiles - 1 - tile) * together + tl.arange(0, together)
+        there = row < rows
+        exists = there[:, None] & (column < columns)[None, :]
+        back = _back(d_out, row, column, exists, sizes, strides, f)
+        if part_bias is not None:
+            to_bias += back
+        if part_weight is not None or part_inner is not None:
+            normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+            if part_weight is not None:
+                to_weight += back * normalised
+            if part_inner is not None:
+                inner = tl.zeros((together,), acc)
+                mean = tl.zeros((together,), acc)
+                for at in range(0, parts):
+                    place = row.to(tl.int64) * parts + at
+                    inner += tl.load(part_inner + place, mask=there, other=0)
+                    mean += tl.load(part_mean + place, mask=there, other=0)
+                inner /= columns
+                mean /= columns
+                d = _weighted(back, weight, w, f)
+                _store_gradient(
+                    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes,
+                    strides, drop, f,
+                )  # fmt: skip
+    place = tl.program_id(1).to(tl.int64) * columns + column
+    if part_weight is not None:
+        tl.store(part_weight + place, tl.sum(to_weight, 0), mask=column < columns)
+    if part_bias is not None:
+        tl.store(part_bias + place, tl.sum(to_bias, 0), mask=column < columns)

@@ -1,0 +1,213 @@
+"""Tiles of the contraction kernel for Hopper: how the hardware sees arrays, and where a tile's boxes lie in them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from einops_fast.backends.triton.indexing import field
+from einops_fast.steps import Epilogue
+
+__all__ = [
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of", "tile_of",
+    "tiles_of",
+]  # fmt: skip
+
+BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
+
+_SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
+"""Activations of a few instructions, for which no warps are set apart."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One axis of an array as TMA sees it.
+
+    Attributes:
+        size, stride: of the axis, in elements.
+        role: which tile number it belongs to.
+        divisor, count: the position along the axis is ``tile // divisor % count`` …
+        step: … times this.
+        box: how many neighbours are copied at once.
+        shift: from the rows of one warp group to those of the next.
+    """
+
+    size: int
+    stride: int
+    role: int
+    divisor: int
+    count: int
+    step: int
+    box: int
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """An array as TMA sees it: up to five axes, the contiguous one last.
+
+    ``turned`` if the axis that a product has first is the contiguous one.
+    """
+
+    dims: tuple[Dim, ...]
+    turned: bool
+
+    @property
+    def block(self) -> list[int]:
+        return [dim.box for dim in self.dims]
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(frozen=True)
+class BoxTiling:
+    """Everything that the kernel is specialised for.
+
+    Attributes:
+        left, right, out: how the arrays are seen; a box of the left operand and of the result has 64 rows.
+        tiles: how many tiles there are of batch, rows and columns, and how many steps in each.
+        groups: warp groups, each with 64 rows of a tile.
+        width: columns of a tile.
+        depth: contracted extent of a step.
+        stages: steps that shared memory holds.
+        swath: tiles of rows that are worked on together, for the L2 cache.
+        rest: columns of a tile's second part, where their number is no power of two.
+        epilogue: what is done to the sums before they are stored.
+        bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
+    """
+
+    left: View
+    right: View
+    out: View
+    tiles: tuple[int, int, int, int]
+    groups: int
+    width: int
+    depth: int
+    stages: int
+    swath: int = 8
+    rest: int = 0
+    epilogue: Epilogue | None = None
+    bias: tuple[int, ...] = ()
+
+    @property
+    def right_rest(self) -> View:
+        """How the right operand is seen for the second part."""
+        return _narrowed(self.right, self.rest or self.width)
+
+    @property
+    def out_rest(self) -> View:
+        """How the result is seen for it."""
+        return _narrowed(self.out, self.rest or self.width)
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        apart = any(dim.shift == 1 for dim in self.left.dims)
+        rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
+        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the activation has warps of its own, which work on the rounded sums while others multiply on.
+
+        So it is where it takes time, or where there are two results.
+        """
+        return self.epilogue is not None and (self.epilogue.keeps or self.epilogue.activation not in _SHORT)
+
+    @property
+    def worker_warps(self) -> tuple[int, ...]:
+        """Of the parts of a program beside the first warp group: another one, the activation, the copies."""
+        return (4,) * (self.groups - 1) + (2,) * self.apart + (1,)
+
+    @property
+    def worker_registers(self) -> tuple[int, ...]:
+        """Of each of their threads; the last warps are one group to the hardware, which has as many in each."""
+        if self.apart:
+            return (208,) * (self.groups - 1) + (88, 88)
+        return (240,) * (self.groups - 1) + (24,)
+
+    @property
+    def registers(self) -> int | None:
+        """Of each thread before they are shared out; the first warp group is left as many as the second one has."""
+        if self.groups > 1:
+            return 168
+        return 160 if self.apart else None
+
+    @property
+    def total(self) -> int:
+        return prod(self.tiles[:3])
+
+
+def _narrowed(view: View, columns: int) -> View:
+    """The same with boxes of so many columns."""
+    extends = [dim.role == COLUMNS and dim.box > 1 for dim in view.dims]
+    dims = [replace(dim, box=columns) if wide else dim for dim, wide in zip(view.dims, extends, strict=True)]
+    return replace(view, dims=tuple(dims))
+
+
+@gluon.constexpr_function
+def dim_of(view, at):
+    """One axis of an array."""
+    return view.dims[at]
+
+
+@gluon.constexpr_function
+def tiles_of(tiling, role):
+    """How many tiles, or steps, there are of a role."""
+    return tiling.tiles[role]
+
+
+@gluon.jit
+def _position(dim: gl.constexpr, batch, row, column, step, group, columns_on: gl.constexpr):
+    """Where a box begins along one axis."""
+    if field(dim, "role") == 0:
+        index = batch
+    elif field(dim, "role") == 1:
+        index = row
+    elif field(dim, "role") == 2:
+        index = column
+    else:
+        index = step
+    position = index // field(dim, "divisor") % field(dim, "count") * field(dim, "step")
+    position += group * field(dim, "shift")
+    if field(dim, "role") == 2 and field(dim, "box") > 1:
+        position += columns_on
+    return position
+
+
+@gluon.jit
+def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl.constexpr):
+    """Where a warp group's box begins, so many columns into the tile."""
+    place = ()
+    for at in gl.static_range(field(view, "rank")):
+        place = place + (_position(dim_of(view, at), batch, row, column, step, group, columns_on),)
+    return place
+
+
+@gluon.jit
+def tile_of(number, tiling: gl.constexpr):
+    """Batch, row tile and column tile of a tile's number: in swaths of rows."""
+    rows: gl.constexpr = tiles_of(tiling, 1)
+    columns: gl.constexpr = tiles_of(tiling, 2)
+    swath: gl.constexpr = field(tiling, "swath")
+    batch = number // (rows * columns)
+    number = number % (rows * columns)
+    first = number // (swath * columns) * swath
+    height = gl.minimum(rows - first, swath)
+    return batch, first + number % (swath * columns) % height, number % (swath * columns) // height
+
+
+@gluon.jit
+def flat_box(buffer, rows: gl.constexpr, columns: gl.constexpr, turned: gl.constexpr):
+    """A box as a matrix, whichever of its axes is contiguous."""
+    if turned:
+        return buffer.reshape([columns, rows]).permute((1, 0))
+    else:
+        return buffer.reshape([rows, columns])
