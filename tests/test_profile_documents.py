@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from einops_fast.profiles import documents
+from einops_fast.profiles import documents, sections_einsum
 from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES
 from einops_fast.profiles.records import ALL, Ceiling, Row, skipped
 from einops_fast.profiles.results import RESULTS, Result, read_result
@@ -27,7 +27,7 @@ def test_every_section_stands_somewhere():
 
 
 def test_a_section_is_what_was_measured(monkeypatch):
-    real = documents.read_result
+    real = read_result
 
     def slower(path):
         result = real(path)
@@ -35,7 +35,7 @@ def test_a_section_is_what_was_measured(monkeypatch):
         return Result(**{each.name: getattr(result, each.name) for each in fields(result)} | {"rows": tuple(rows)})
 
     before = documents.SECTIONS["overhead"]()
-    monkeypatch.setattr(documents, "read_result", slower)
+    monkeypatch.setattr(sections_einsum, "read_result", slower)
     numbers, doubled = (
         [float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, documents.SECTIONS["overhead"]())
     )
