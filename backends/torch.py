@@ -21,7 +21,7 @@ from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Na
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tuning import current_mode
 
-__all__ = ["TorchBackend"]
+__all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _jit_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -92,7 +92,7 @@ class TorchBackend(Backend):
             # MKL's batched product wants a contiguous result; without it bmm is a loop.
             writes_strided=device.type == "cuda",
             drops_expanded=whole,
-            kernels=_kernel_dtypes(device) if whole and not _negated(operands) else frozenset(),
+            kernels=kernel_dtypes(device) if whole and not _negated(operands) else frozenset(),
             gradients=gradients,
         )
 
@@ -115,7 +115,7 @@ class TorchBackend(Backend):
             return Numerics(name, name, "operands of two dtypes", whole=True)
         if _autocasts(operands[0].device.type):
             return Numerics(name, name, _AUTOCAST, whole=True)
-        if len(operands) > 1 and is_integer(name) and name in _kernel_dtypes(operands[0].device):
+        if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
             # On a GPU torch has no products of them either. What it does with one operand has another dtype.
             return Numerics(name, name, gemm=False)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
@@ -348,7 +348,7 @@ def _name(dtype: Any) -> str:
 
 
 @lru_cache(maxsize=64)
-def _kernel_dtypes(device: torch.device) -> frozenset[str]:
+def kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
     if device.type != "cuda" or torch.version.hip is not None or not usable():
         return frozenset()

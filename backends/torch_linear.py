@@ -100,7 +100,7 @@ def _step(
 ) -> Fused | None:
     """The product as a step that a kernel can run, if it is one of matrices."""
     name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
-    kernels = engine._kernel_dtypes(device) & {name}
+    kernels = engine.kernel_dtypes(device) & {name}
     if not kernels:
         return None
     on = gpu_ceilings(MEMORY.device_name(device.index or 0))

@@ -52,7 +52,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(Choice, "_choose", choose)
     monkeypatch.setattr(choice_module, "_small", lambda _: False)
-    monkeypatch.setattr(torch_backend, "_kernel_dtypes", lambda _: frozenset({"float16", "float32", "float64"}))
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: frozenset({"float16", "float32", "float64"}))
     clear_plans()
     yield ran
     clear_plans()

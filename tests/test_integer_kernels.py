@@ -114,7 +114,7 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(choice_module.Choice, "_choose", first)
     monkeypatch.setattr(choice_module, "_small", lambda _: False)
-    monkeypatch.setattr(torch_backend, "_kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
     clear_plans()
     yield ran
     clear_plans()
@@ -157,7 +157,7 @@ def test_one_operand_is_summed_as_torch_does(on_kernels: list[str]) -> None:
 
 def test_the_library_multiplies_and_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch has no matrix product of integers on a GPU: what is small, or not to be measured, goes this way."""
-    monkeypatch.setattr(torch_backend, "_kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
     clear_plans()
     for dtype in INTEGERS:
         operands = [numbers(9, 7, dtype=dtype), numbers(7, 5, dtype=dtype, seed=1), numbers(5, 3, dtype=dtype, seed=2)]

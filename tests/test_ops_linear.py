@@ -133,7 +133,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(Choice, "_choose", choose)
     monkeypatch.setattr(choice_module, "_small", lambda _: False)
     everything = frozenset({"float16", "bfloat16", "float32", "float64"})
-    monkeypatch.setattr(engine, "_kernel_dtypes", lambda _: everything)
+    monkeypatch.setattr(engine, "kernel_dtypes", lambda _: everything)
     torch_linear._way.cache_clear()
     yield ran
     torch_linear._way.cache_clear()
