@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.mxnet_profiler import configure
 
 __all__ = ["kernel_times", "short_name", "summary"]
 
@@ -73,8 +73,7 @@ def _torch(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[fl
 
 def _mxnet(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[float, str]]:
     profiler = framework.mx.profiler
-    # A trace file is written at exit whether or not anyone asks for it.
-    profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    configure(profiler)
     # What was profiled before, for a trace, is still in the sums.
     profiler.dumps(reset=True)
     profiler.set_state("run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.measure import reason
+from einops_fast.profiles.mxnet_profiler import configure
 from einops_fast.profiles.ranges import phase, ranged
 from einops_fast.profiles.records import Note, Row
 from einops_fast.profiles.watch import calls_to_watch
@@ -80,11 +80,11 @@ def _torch(framework: Any, call: Call, path: Path, row: Row) -> None:
 def _mxnet(framework: Any, call: Call, path: Path, row: Row) -> None:
     profiler = framework.mx.profiler
     # What was profiled before is still waiting to be written.
-    profiler.set_config(profile_all=True, aggregate_stats=True, filename=os.devnull)
+    configure(profiler)
     profiler.set_state("run")
     profiler.set_state("stop")
     profiler.dump(finished=False)
-    profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(path))
+    configure(profiler, path)
     profiler.set_state("run")
     for _ in range(calls_to_watch(row)):
         call()

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import os
 import sqlite3
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from einops_fast.profiles import frameworks, kernel_table, ranges, traces
+from einops_fast.profiles.mxnet_profiler import configure
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.trace_readers import UnknownFormat, read_kernels
 
@@ -237,3 +240,16 @@ def test_ranges_and_gates_are_for_profilers_only(monkeypatch):
     monkeypatch.setenv(ranges.WATCHED[0], "1")
     measure.compare(case, ways, "float32", effort=measure.QUICK)
     assert log == [True, *["small/native/forward"] * 3, False]
+
+
+def test_mxnet_is_not_told_to_write_to_the_null_device(tmp_path):
+    class Profiler:
+        def set_config(self, filename, **options):
+            self.filename = Path(filename)
+
+    profiler = Profiler()
+    configure(profiler)
+    assert profiler.filename != Path(os.devnull)
+    assert profiler.filename.parent.is_dir()
+    configure(profiler, tmp_path / "trace.json")
+    assert profiler.filename == tmp_path / "trace.json"
