@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -186,7 +185,8 @@ _forward_plan = lru_cache(maxsize=4096)(_Plan)
 _gradient_plan = lru_cache(maxsize=4096)(_GradientPlan)
 
 
-def _row_strides(shape: Sequence[int], dim: int) -> Strides:
+@lru_cache(maxsize=4096)
+def _row_strides(shape: Strides, dim: int) -> Strides:
     """Of the statistics, in C order."""
     found = list(contiguous_strides([1 if at == dim else size for at, size in enumerate(shape)]))
     found[dim] = 0

@@ -25,6 +25,8 @@ _USABLE = usable()
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+_NAMES = {each: str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
@@ -60,16 +62,16 @@ class Operator:
             self.recorded = _recorded(name, compute, setup, backward)
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or any(
-            isinstance(each, torch.Tensor) and type(each) not in (torch.Tensor, torch.nn.Parameter)
-            for each in arguments
-        ):
+        if torch.compiler.is_compiling():
             return self.traced(*arguments)
-        if (
-            self.recorded is not None
-            and torch.is_grad_enabled()
-            and any(isinstance(each, torch.Tensor) and each.requires_grad for each in arguments)
-        ):
+        wanted = False
+        for each in arguments:  # in one go: every call comes through here
+            kind = type(each)
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                wanted = wanted or each.requires_grad
+            elif isinstance(each, torch.Tensor):
+                return self.traced(*arguments)
+        if wanted and self.recorded is not None and torch.is_grad_enabled():
             return self.recorded(*arguments)
         return self.compute(*arguments)
 
@@ -121,7 +123,7 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """As NumPy spells it."""
-    return str(dtype).removeprefix("torch.")
+    return _NAMES[dtype]
 
 
 def result_dtype(tensor: Any) -> torch.dtype:

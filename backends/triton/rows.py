@@ -234,6 +234,13 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
     >>> dense_strides((2, 3, 4), (0, 1, 8))
     (12, 1, 3)
     """
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != step:
+            break
+        step *= size
+    else:
+        return tuple(strides)  # C order, as most are
     found = [0] * len(shape)
     step = 1
     order = sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at]))
