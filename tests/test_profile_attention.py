@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from einops_fast.profiles import attention_ways, documents, frameworks, results, study_attention
+from einops_fast.profiles import attention_ways, documents, frameworks, results, sections_cases, study_attention
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.attention_cases import FAMILIES, scaled, visible_pairs
 from einops_fast.profiles.attention_check import allowed_error, canonical, largest_error, reference, seen
@@ -195,7 +195,7 @@ ROWS = tuple(
 
 
 def test_the_document_shows_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "RESULTS", tmp_path)
+    monkeypatch.setattr(sections_cases, "RESULTS", tmp_path)
     assert "No result is kept yet" in documents.SECTIONS["attention"]()
     kept = Result("attention", "Some GPU", 1, "2026-01-01", True, {}, (), ROWS)
     kept.write_json(tmp_path / "attention-rows-some-gpu.json")

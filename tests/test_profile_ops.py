@@ -24,6 +24,7 @@ from einops_fast.profiles import (
     ops_models,
     ops_ways,
     results,
+    sections_cases,
     study_ops,
 )
 from einops_fast.profiles.__main__ import main
@@ -525,7 +526,7 @@ def test_backward_alone_is_what_is_left(torch):
 
 
 def test_the_document_shows_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "RESULTS", tmp_path)
+    monkeypatch.setattr(sections_cases, "RESULTS", tmp_path)
     assert "No result is kept yet" in documents.SECTIONS["ops"]()
     assert "No result is kept yet" in documents.SECTIONS["ops-plots"]()
     kept = Result("ops", "Some GPU", 1, "2026-01-01", True, {}, (), ROWS)
