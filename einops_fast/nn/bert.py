@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from einops_fast.errors import ShapeError
-from einops_fast.nn.heads import attend_heads, refuse
+from einops_fast.nn.heads import attend_heads, head_dim_of, refuse
 
 __all__ = ["BertSelfAttention", "bert_attention"]
 
@@ -45,10 +44,8 @@ class BertSelfAttention(nn.Module):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise ShapeError(f"hidden_size {hidden_size} isn't a multiple of num_attention_heads {num_attention_heads}")
         self.num_attention_heads = num_attention_heads
-        self.attention_head_size = hidden_size // num_attention_heads
+        self.attention_head_size = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.attention_head_size**-0.5
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.errors import ShapeError
-from einops_fast.nn.heads import attend_heads, refuse
+from einops_fast.nn.heads import attend_heads, head_dim_of, refuse
 
 __all__ = ["Conv1D", "GPTAttention", "gpt_attention"]
 
@@ -72,10 +71,8 @@ class GPTAttention(nn.Module):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise ShapeError(f"hidden_size {hidden_size} isn't a multiple of num_attention_heads {num_attention_heads}")
         self.num_heads = num_attention_heads
-        self.head_dim = hidden_size // num_attention_heads
+        self.head_dim = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
         self.c_attn = Conv1D(3 * hidden_size, hidden_size)
         self.c_proj = Conv1D(hidden_size, hidden_size)

@@ -7,13 +7,24 @@ from typing import Any
 from torch import Tensor
 
 from einops_fast.attention.attend import attention
-from einops_fast.errors import EinsumError
+from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import Seen, read_mask
 
-__all__ = ["attend_heads", "refuse"]
+__all__ = ["attend_heads", "head_dim_of", "refuse"]
 
 _LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
 _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
+
+
+def head_dim_of(hidden_size: int, num_attention_heads: int) -> int:
+    """Features of a head.
+
+    Raises:
+        ShapeError: the heads don't share all features evenly.
+    """
+    if hidden_size % num_attention_heads:
+        raise ShapeError(f"hidden_size {hidden_size} isn't a multiple of num_attention_heads {num_attention_heads}")
+    return hidden_size // num_attention_heads
 
 
 def attend_heads(
