@@ -172,7 +172,7 @@ class BackwardPlan:
         if into.q is not None:
             self._run_queries(memory, device, q, k, v, d_out, lse, delta, into.q, direct, extras)
         if into.bias is not None and self._bias is not None:
-            self._bias(memory, device, q, k, v, d_out, lse, delta, into.bias, extras)
+            self._run_bias(memory, device, q, k, v, d_out, lse, delta, into.bias, extras)
         return delta
 
     def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
@@ -180,3 +180,7 @@ class BackwardPlan:
 
     def _run_queries(self, memory: Memory, device: int, *arrays: Any) -> None:
         self._queries(memory, device, *arrays)
+
+    def _run_bias(self, memory: Memory, device: int, *arrays: Any) -> None:
+        assert self._bias is not None
+        self._bias(memory, device, *arrays)

@@ -1,5 +1,5 @@
-"""What Hopper's backward kernels share: :mod:`hopper_queries_gradient` and :mod:`hopper_keys_gradient`, which are built
-like the forward one.
+"""What Hopper's backward kernels share: :mod:`hopper_queries_gradient`, :mod:`hopper_keys_gradient` and
+:mod:`hopper_bias_gradient`, which are built like the forward one.
 
 Each recomputes the weights from the logarithms of the rows' sums. That is more products than one kernel would need that
 owned keys and added to the gradient of q from all sides; but nothing is added atomically, so the bits are the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
@@ -10,6 +11,7 @@ from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper import hopper_kernel
+from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bias_kernel
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
@@ -18,6 +20,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     OPERANDS,
     HopperTiling,
     own_bytes,
+    pair_bytes,
     stage_bytes,
 )
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
@@ -182,7 +185,6 @@ class HopperForwardPlan:
         problem: the same, as the kernels take it.
         units: multiprocessors of the device.
         other: the same by another kernel, for arrays at odd addresses.
-        bias_dtype: of the bias, if there is one.
     """
 
     def __init__(
@@ -209,7 +211,6 @@ class HopperBackwardPlan(BackwardPlan):
 
     Args:
         units: multiprocessors of the device.
-        bias_dtype: of the bias, if there is one.
     """
 
     def __init__(
@@ -234,6 +235,9 @@ class HopperBackwardPlan(BackwardPlan):
         self._hopper_queries: HopperCall | None = None
         if strides.dq is not None and (writable or not whole):
             self._hopper_queries = self._queries_call(whole)
+        self._hopper_bias: HopperCall | None = None
+        if self._bias is not None and writable and self.bias_parts == 1:
+            self._hopper_bias = self._shared_bias_call()
 
     def _call(
         self,
@@ -243,7 +247,9 @@ class HopperBackwardPlan(BackwardPlan):
         scalars: Mapping[str, float],
         elements: int,
         length: int,
+        times: int = 1,
     ) -> HopperCall:
+        """A call of a kernel with so many tiles for each ``tiling.rows`` positions of an element."""
         spec, problem, units, bias_dtype = self._given
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "d_out", *made)}
@@ -252,7 +258,7 @@ class HopperBackwardPlan(BackwardPlan):
             arrays["d_bias"] = layouts.added("d_bias")
         arrays |= {"lse": Array("float32"), "delta": Array("float32")}
         numbers = layouts.numbers(elements, length, units)
-        programs = layouts.programs(elements, length, units)
+        programs = layouts.programs(elements * times, length, units)
         return HopperCall(function, tiling, arrays, scalars, numbers, programs)
 
     def _keys_call(self) -> HopperCall:
@@ -278,6 +284,26 @@ class HopperBackwardPlan(BackwardPlan):
         scalars = {"scale": spec.scale}
         return self._call(hopper_queries_kernel, tiling, ("dq",), scalars, problem.elements, spec.q_len)
 
+    def _shared_bias_call(self) -> HopperCall:
+        spec, problem, _, bias_dtype = self._given
+        features = problem.features
+        shapes = [(2, 64, 3), (2, 64, 2), (2, 32, 2)]
+        if _small(spec) and not (features.masked or features.left or features.right or bias_dtype == "float32"):
+            # More of these take more registers than there are.
+            shapes = [(2, 128, 2)]
+        tiling = _fitting(
+            problem,
+            bias_dtype,
+            shapes,
+            spec.kv_len,
+            lambda tiling: tiling.stages * pair_bytes(tiling) + tiling.rows * tiling.block * tiling.bias_item,
+            d_bias=True,
+        )
+        own = prod(size for size, stride in zip(problem.sizes, problem.strides.d_bias, strict=False) if stride)
+        key_tiles = -(-spec.kv_len // tiling.block)
+        scalars = {"key_tiles": key_tiles, "sharers": problem.elements // own}
+        return self._call(hopper_bias_kernel, tiling, (), scalars, own, spec.q_len, key_tiles)
+
     def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
         q, k, v, d_out, lse, delta, dk, dv, extras = arrays
         given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, lse, delta)
@@ -289,3 +315,9 @@ class HopperBackwardPlan(BackwardPlan):
         given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, lse, delta)
         if self._hopper_queries is None or not self._hopper_queries(memory, device, *given):
             super()._run_queries(memory, device, *arrays)
+
+    def _run_bias(self, memory: Memory, device: int, *arrays: Any) -> None:
+        q, k, v, d_out, lse, delta, d_bias, extras = arrays
+        given = (q, k, v, d_out, extras.bias, extras.mask, d_bias, lse, delta)
+        if self._hopper_bias is None or not self._hopper_bias(memory, device, *given):
+            super()._run_bias(memory, device, *arrays)

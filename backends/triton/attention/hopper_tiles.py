@@ -37,6 +37,7 @@ __all__ = [
     "has",
     "keys_of",
     "own_bytes",
+    "pair_bytes",
     "pipe",
     "queries_of",
     "released",
@@ -135,6 +136,13 @@ def added_bytes(tiling):
 def stage_bytes(tiling):
     """Bytes of a block of two arrays with features, of the bias and the mask."""
     return tiling.block * (tiling.head + tiling.v_head) * ITEM + added_bytes(tiling)
+
+
+@gluon.constexpr_function
+def pair_bytes(tiling):
+    """Bytes of a tile and a block of two arrays with features each, and of the mask."""
+    both = (tiling.rows + tiling.block) * (tiling.head + tiling.v_head) * ITEM
+    return both + tiling.rows * tiling.block * tiling.mask_tiles
 
 
 class Places(NamedTuple):

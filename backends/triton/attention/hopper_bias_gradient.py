@@ -1,0 +1,222 @@
+"""The gradient of a bias that batch elements share, on Hopper: a program owns tiles of it and goes through these.
+
+One warp has tiles copied, warp groups have 64 queries each, as in the other kernels. A tile's sum stays in registers,
+and elements come in one order, so the bits are the same every time.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper_backward import Operands, Rows, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_scores import Added, added_arrays, bias_of, mask_of
+from einops_fast.backends.triton.attention.hopper_tiles import (
+    BIAS,
+    D_BIAS,
+    MASK,
+    OUT,
+    K,
+    Q,
+    V,
+    beside,
+    blocks_seen,
+    coordinates,
+    fetch,
+    flat,
+    has,
+    pair_bytes,
+    pipe,
+    released,
+    room,
+    there,
+    without,
+)
+from einops_fast.backends.triton.barriers import barrier
+from einops_fast.backends.triton.indexing import field
+
+__all__ = ["hopper_bias_kernel"]
+
+
+class _Counts(NamedTuple):
+    """Tiles of the bias along the keys, and batch elements that share each."""
+
+    key_tiles: Any
+    sharers: Any
+
+
+@gluon.jit
+def _position(tile, counts, numbers, tiling: gl.constexpr):
+    """Of a tile: which of the batch elements that differ in their bias it is of, its first query, its block of keys."""
+    at = tile % counts.key_tiles
+    rest = tile // counts.key_tiles
+    return rest // numbers.tiles, rest % numbers.tiles * field(tiling, "rows"), at
+
+
+@gluon.jit
+def _element(own, sharer, numbers, tiling: gl.constexpr):
+    """Number of the batch element that is counted by ``own`` along the axes that the bias has, else by ``sharer``."""
+    if has(tiling, D_BIAS, 2):
+        c = own % numbers.third
+        own = own // numbers.third
+    else:
+        c = sharer % numbers.third
+        sharer = sharer // numbers.third
+    if has(tiling, D_BIAS, 1):
+        b = own % numbers.second
+        own = own // numbers.second
+    else:
+        b = sharer % numbers.second
+        sharer = sharer // numbers.second
+    a = own if has(tiling, D_BIAS, 0) else sharer
+    return (a * numbers.second + b) * numbers.third + c
+
+
+@gluon.jit
+def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    bias_bytes: gl.constexpr = arrays.added.bias.block_type.nbytes * groups
+    step_bytes: gl.constexpr = pair_bytes(tiling)
+    count = 0
+    done = 0
+    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
+        own, start, at = _position(tile, counts, numbers, tiling)
+        element = _element(own, 0, numbers, tiling)
+        # Even of a tile that isn't seen: the memory has to be waited for, since the gradient leaves from there.
+        full = room(shared.added.bias, done, 1, bias_bytes)
+        for group in gl.static_range(groups):
+            fetch(
+                arrays.added.bias, shared.added.bias.buffers, group, full, element, start + 64 * group, BIAS,
+                numbers, tiling, at * block,
+            )  # fmt: skip
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+        first, _, _, end = blocks_seen(start, numbers, tiling)
+        if (at >= first) & (at < end):
+            for sharer in range(counts.sharers):
+                element = _element(own, sharer, numbers, tiling)
+                stage = count % stages
+                full = room(shared.q, count, stages, step_bytes)
+                for group in gl.static_range(groups):
+                    tile_at = stage * groups + group
+                    row = start + 64 * group
+                    fetch(arrays.q, shared.q.buffers, tile_at, full, element, row, Q, numbers, tiling)
+                    fetch(arrays.d_out, shared.d_out.buffers, tile_at, full, element, row, OUT, numbers, tiling)
+                    if field(tiling, "mask_tiles"):
+                        fetch(
+                            arrays.added.mask, shared.added.mask, tile_at, full, element, row, MASK,
+                            numbers, tiling, at * block,
+                        )  # fmt: skip
+                fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+                fetch(arrays.v, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+                count += 1
+
+
+@gluon.jit
+def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling: gl.constexpr, group: gl.constexpr):
+    """``total`` with the gradient of one batch element's scores."""
+    stages: gl.constexpr = field(tiling, "stages")
+    layout: gl.constexpr = zeros.type.layout
+    stage = count % stages
+    at = stage * field(tiling, "groups") + group
+    offset = element.to(gl.int64) * numbers.q_len
+    logs = logs_of(rows, offset, i, numbers)
+    delta = delta_of(rows, offset, i, numbers)
+    there(shared.q, count, stages)
+    keys = flat(shared.k.buffers, stage)
+    values = flat(shared.v.buffers, stage)
+    started = warpgroup_mma(flat(shared.q.buffers, at), keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    more = warpgroup_mma(flat(shared.d_out.buffers, at), values.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    bias = bias_of(shared.added.bias.buffers, group, element, i[:, None], j[None, :], layout, numbers, tiling)
+    mask = mask_of(shared.added.mask, at, element, i[:, None], j[None, :], layout, numbers, tiling)
+    products = warpgroup_mma_wait(1, deps=[started])
+    weights, _ = weights_of(products, (bias, mask), logs[:, None], numbers, tiling)
+    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
+        if partly:
+            weights = without(weights, i[:, None], j[None, :], 0.0, numbers, tiling)
+    d_weights = warpgroup_mma_wait(0, deps=[more])
+    released(shared.q, count, stages)
+    return total + weights * (d_weights - delta[:, None])
+
+
+@gluon.jit
+def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """What a warp group does."""
+    block: gl.constexpr = field(tiling, "block")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
+        own, start, at = _position(tile, counts, numbers, tiling)
+        first, whole, whole_end, end = blocks_seen(start, numbers, tiling)
+        i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
+        j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
+        total = gl.zeros([64, block], gl.float32, layout=of_scores)
+        there(shared.added.bias, done, 1)
+        if (at >= first) & (at < end):
+            partly = (at < whole) | (at >= whole_end)
+            for sharer in range(counts.sharers):
+                element = _element(own, sharer, numbers, tiling)
+                total = _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling, group)
+                count += 1
+        # The sum leaves from where the bias was.
+        flat(shared.added.bias.buffers, group).store(total.to(d_bias.dtype))
+        fence_async_shared()
+        place = coordinates(_element(own, 0, numbers, tiling), start + 64 * group, at * block, D_BIAS, numbers, tiling)
+        tma.async_copy_shared_to_global(d_bias, place, shared.added.bias.buffers.index(group))
+        tma.store_wait(0)
+        released(shared.added.bias, done, 1)
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+
+
+@gluon.jit
+def hopper_bias_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, lse, delta, key_tiles, sharers, numbers,
+    tiling: gl.constexpr,
+):  # fmt: skip
+    """Write the gradient of the bias; see :func:`hopper_kernel`. ``delta`` lies as ``lse`` does.
+
+    Args:
+        key_tiles: tiles of the bias along the keys.
+        sharers: batch elements that share each.
+        numbers: its elements are those whose bias differs.
+    """
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    q = pipe(q_desc, stages * groups, stages, groups)
+    d_out = beside(q, d_out_desc, stages * groups)
+    k = beside(q, k_desc, stages)
+    v = beside(q, v_desc, stages)
+    masks = lse
+    if field(tiling, "mask_tiles"):
+        masks = beside(q, mask, stages * groups).buffers
+    elif field(tiling, "mask") is not None:
+        masks = mask
+    shared = Operands(q, k, v, d_out, Added(pipe(bias, groups, 1, groups), masks))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, lse, tiling))
+    fence_async_shared()
+    barrier()
+    rows = Rows(lse, delta)
+    counts = _Counts(key_tiles, sharers)
+    gl.warp_specialize(
+        [
+            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 0)),
+            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 1)),
+            (_copy, (arrays, shared, counts, numbers, tiling)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
