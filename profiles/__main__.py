@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
     options = parser.parse_args(arguments)
     try:
         names = _studies(options)
-        for path in options.compare:
+        for path in (*options.compare, *options.resume):
             read_result(path)
     except (ValueError, OSError) as wrong:
         parser.error(str(wrong))
@@ -51,14 +51,18 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         forward_only=options.forward_only,
         trace=str(options.out.resolve() / "traces") if options.trace else "",
     )
-    return run_studies(
-        names,
-        chosen,
-        frameworks=_names(options.framework, tuple(FRAMEWORKS)),
-        folder=options.out,
-        earlier=options.compare,
-        verbose=options.verbose,
-    )
+    try:
+        return run_studies(
+            names,
+            chosen,
+            frameworks=_names(options.framework, tuple(FRAMEWORKS)),
+            folder=options.out,
+            earlier=options.compare,
+            resumed=options.resume,
+            verbose=options.verbose,
+        )
+    except ValueError as wrong:
+        parser.error(str(wrong))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -103,6 +107,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
         default=[],
         metavar="FILE",
         help="JSON of an earlier run: ratios to it, regressions marked; once per study, if you like",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSON of a run that was interrupted, or of some of the cases: measure the others and keep all",
     )
     parser.add_argument(
         "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"

@@ -28,14 +28,13 @@ ELEMENTS = 1 << 30
 
 
 def compile_ahead(
-    cases: Sequence[AttentionCase], dtype: str, directions: Sequence[bool], names: Sequence[str], threads: int
+    tasks: Sequence[tuple[AttentionCase, bool]], dtype: str, names: Sequence[str], threads: int
 ) -> list[str]:
     """Compile what the cases need.
 
     Args:
-        cases: of :data:`~einops_fast.profiles.attention_cases.FAMILIES`.
+        tasks: cases of :data:`~einops_fast.profiles.attention_cases.FAMILIES`, each with gradients or without.
         dtype: of the operands.
-        directions: with gradients or without.
         names: of the ways that are to be measured.
         threads: of the CPU; each process takes one.
 
@@ -44,8 +43,7 @@ def compile_ahead(
     """
     jobs = [
         (case.name, dtype, backward, name)
-        for case in cases
-        for backward in directions[: 2 if case.trained else 1]
+        for case, backward in tasks
         for name in COMPILED
         if name in names and case.elements() <= ELEMENTS
     ]

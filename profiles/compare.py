@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from einops_fast.profiles.report import (
     slug,
 )
 from einops_fast.profiles.results import RESULTS, Result
+from einops_fast.profiles.resume import check_same_machine, finished
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.worker import run_worker
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["Outcome", "run_studies", "run_study"]
+
+_INTERRUPTED = "Interrupted: what is missing was not measured."
 
 INTERRUPTED = 130
 """The exit status of a run that Ctrl-C ended, as a shell has it."""
@@ -58,12 +61,25 @@ class Outcome:
 
 @dataclass
 class _Found:
-    """What the processes have told so far."""
+    """What the processes have told so far, and an earlier run before them."""
 
+    before: Result | None = None
     machines: list[Machine] = field(default_factory=list)
     rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
-    ceilings: list[Ceiling] = field(default_factory=list)
+    ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, before: Result | None, done: Sequence[str]) -> _Found:
+        """What an earlier run has done."""
+        if before is None:
+            return cls()
+        rows = [row for row in before.measured if row.task in done]
+        ceilings = {(each.framework, each.dtype): each for each in before.ceilings}
+        notes = [note for note in before.notes if note != _INTERRUPTED]
+        if done:
+            notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
+        return cls(before, [], {row.key: row for row in rows}, ceilings, notes)
 
 
 def run_studies(
@@ -73,6 +89,7 @@ def run_studies(
     frameworks: Sequence[str] = (),
     folder: Path = RESULTS,
     earlier: Sequence[Path] = (),
+    resumed: Sequence[Path] = (),
     verbose: bool = False,
 ) -> int:
     """Run studies one after another, and put all that they found on one page.
@@ -83,14 +100,20 @@ def run_studies(
         frameworks: those to measure; default: all that a study is about and that are installed.
         folder: where the files go.
         earlier: results of earlier runs to compare with.
+        resumed: results of earlier runs whose cases aren't measured again, but kept beside the others.
         verbose: show whole tracebacks of what failed or was left out.
+
+    Raises:
+        ValueError: a result to go on from isn't of the same kind of run.
 
     Returns:
         An exit status: 0 if every result of every study was right.
     """
     outcomes = []
     for name in names:
-        outcome = run_study(name, options, frameworks=frameworks, folder=folder, earlier=earlier, verbose=verbose)
+        outcome = run_study(
+            name, options, frameworks=frameworks, folder=folder, earlier=earlier, resumed=resumed, verbose=verbose
+        )
         outcomes.append(outcome)
         if outcome.interrupted:
             break
@@ -109,12 +132,16 @@ def run_study(
     frameworks: Sequence[str] = (),
     folder: Path = RESULTS,
     earlier: Sequence[Path] = (),
+    resumed: Sequence[Path] = (),
     verbose: bool = False,
 ) -> Outcome:
     """Measure in one process per framework, one after another. Arguments as for :func:`run_studies`."""
     study = STUDIES[name]
     to = console()
-    found = _Found()
+    before = earlier_result(resumed, name)
+    done = () if before is None else finished(before, options)
+    options = replace(options, done=done)
+    found = _Found.of(before, done)
     # Not on Windows.
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
         found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
@@ -128,17 +155,17 @@ def run_study(
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-        found.notes.append("Interrupted: what is missing was not measured.")
+        found.notes.append(_INTERRUPTED)
     found.notes = list(dict.fromkeys(found.notes))
     rows = list(found.rows.values())
     # Such a row is of a process that crashed.
     ended = interrupted or any(row.case == ALL and not row.guest for row in rows)
     whole = not ended and _is_whole(options, frameworks, study.peers)
     tables = study.tables([row for row in rows if row.case != ALL])
-    result = _result(name, found, rows, tables, whole) if found.machines else None
-    before = earlier_result(earlier, name)
-    if result is not None and before is not None:
-        tables = [*tables, compared(result, before)]
+    result = _result(name, found, rows, tables, whole, options) if found.machines else None
+    other = earlier_result(earlier, name)
+    if result is not None and other is not None:
+        tables = [*tables, compared(result, other)]
     _show(to, tables, found, rows, verbose)
     paths: list[Path] = []
     if result is not None and result.measured:
@@ -160,11 +187,13 @@ def _keep(record: Record, found: _Found, progress: Progress) -> None:
             found.rows[record.key] = record
             progress.measured(record)
         case Machine():
+            if found.before is not None:
+                check_same_machine(found.before, record)
             found.machines.append(record)
         case Extent():
             progress.expect(record.cases)
         case Ceiling():
-            found.ceilings.append(record)
+            found.ceilings[record.framework, record.dtype] = record
         case Note():
             found.notes.append(record.text)
 
@@ -179,7 +208,9 @@ def _family(options: Options) -> str:
     return "" if options.cases == "public" else f"-{Path(options.cases).stem}"
 
 
-def _result(name: str, found: _Found, rows: Sequence[Row], tables: Sequence[Table], whole: bool) -> Result:
+def _result(
+    name: str, found: _Found, rows: Sequence[Row], tables: Sequence[Table], whole: bool, options: Options
+) -> Result:
     machine = measured_on(found.machines)
     return Result(
         name,
@@ -190,9 +221,11 @@ def _result(name: str, found: _Found, rows: Sequence[Row], tables: Sequence[Tabl
         {library: number for each in found.machines for library, number in each.versions.items()},
         tuple(found.notes),
         tuple(rows),
-        tuple(found.ceilings),
+        tuple(found.ceilings.values()),
         {each.framework: each.environment for each in found.machines if each.environment},
         tuple({"title": table.title, **table.figures} for table in tables if table.figures),
+        options.quick,
+        options.peers,
     )
 
 

@@ -111,10 +111,17 @@ def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, grad
     return max(plain, 3 * native) if native is not None else min(0.2, 4 * plain)
 
 
-def dropped_share(case: OpCase, gradient: Any) -> str:
-    """What is wrong with how many elements were dropped, by the gradient of the input; empty if nothing is."""
-    count = gradient.numel()
-    share = 1 - float(gradient.count_nonzero()) / count
+def dropped_share(case: OpCase, gradient: Any, other: Any) -> str:
+    """What is wrong with how many elements were dropped; empty if nothing is.
+
+    Args:
+        case: what was computed.
+        gradient: of the input, of which elements were dropped.
+        other: of what was added to it. Where that is 0, too, it is so by itself, as the sum of two gradients may be.
+    """
+    counted = other != 0
+    count = int(counted.sum())
+    share = float((counted & (gradient == 0)).sum()) / max(count, 1)
     # Six standard deviations, and what 16 bits resolve.
     if abs(share - case.p) > 6 * sqrt(case.p * (1 - case.p) / count) + 2.0**-16:
         return f"wrong: {share:.4f} of all elements were dropped, not {case.p}"

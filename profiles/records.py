@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from einops_fast.profiles.cases import Described
+    from einops_fast.profiles.cases import Described, Named
     from einops_fast.profiles.ceilings import Work
     from einops_fast.profiles.measure import Timing
 
@@ -25,6 +26,7 @@ __all__ = [
     "is_ours",
     "is_own",
     "skipped",
+    "task",
 ]
 
 ALL = "all cases"
@@ -45,6 +47,7 @@ class Options:
         quick: three rounds.
         forward_only: leave backward out.
         trace: folder for a trace of every case; none is written without one.
+        done: what an earlier run has measured already, as :func:`task` names it.
     """
 
     device: str = ""
@@ -56,6 +59,20 @@ class Options:
     quick: bool = False
     forward_only: bool = False
     trace: str = ""
+    done: Sequence[str] = ()
+
+    def left(self, framework: str, dtype: str, case: Named, backward: bool) -> bool:
+        """Whether a case is still to be measured."""
+        return task(framework, dtype, case.name, backward) not in self.done
+
+
+def task(framework: str, dtype: str, case: str, backward: bool) -> str:
+    """What a study measures at a time, in words.
+
+    >>> task('torch', 'float16', 'mx0', True)
+    'torch float16 mx0 backward'
+    """
+    return f"{framework} {dtype} {case} {'backward' if backward else 'forward'}"
 
 
 @dataclass(frozen=True)
@@ -156,6 +173,11 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """What there is to say, for JSON: fields that say nothing are left out."""
         return {each.name: getattr(self, each.name) for each in fields(self) if not _says_nothing(self, each.name)}
+
+    @property
+    def task(self) -> str:
+        """What it is a row of, among others."""
+        return task(self.framework, self.dtype, self.case, self.backward)
 
     @property
     def key(self) -> tuple[object, ...]:

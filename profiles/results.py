@@ -33,6 +33,8 @@ class Result:
         threads: of the CPU.
         date: ISO, UTC.
         whole: everything that the study measures by default was measured.
+        quick: in three rounds.
+        peers: what ours was measured against, where it wasn't the study's own choice.
         versions: by package.
         notes: what the reader has to know.
         rows: what was measured.
@@ -52,6 +54,8 @@ class Result:
     ceilings: tuple[Ceiling, ...] = ()
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
     summaries: tuple[Mapping[str, Any], ...] = ()
+    quick: bool = False
+    peers: tuple[str, ...] = ()
 
     @property
     def measured(self) -> tuple[Row, ...]:
@@ -104,6 +108,8 @@ def read_result(path: Path) -> Result:
             tuple(ceilings),
             data.get("environment", {}),
             tuple(data.get("summaries", ())),
+            data.get("quick", False),
+            tuple(data.get("peers", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of a study: {error}") from None

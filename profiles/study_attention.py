@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 
 from einops_fast.errors import OperandError
 from einops_fast.profiles.attention_ahead import compile_ahead
@@ -69,9 +68,6 @@ EFFORTS = {
 FIRST_CALL = 60.0
 """Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
-TOGETHER = 230.0
-"""Seconds after which no further case is begun on a GPU: a run is to end within five minutes."""
-
 
 @dataclass(frozen=True)
 class _Job:
@@ -94,7 +90,6 @@ class _Job:
 
 def measure(framework: Framework, options: Options) -> Iterator[Record]:
     """A row per dtype, case, direction and way, with the most memory it holds; ours with what was chosen."""
-    start = perf_counter()
     if framework.name != "torch":
         yield skipped(framework.name, OURS, "attention is measured on torch's tensors")
         return
@@ -102,13 +97,21 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     cases = _cases(framework, options)
     directions = (False,) if options.forward_only else (False, True)
     dtypes = options.dtypes or DTYPES[framework.device]
-    yield Extent(len(dtypes) * sum(case.trained or not backward for case in cases for backward in directions))
+    tasks = {
+        dtype: [
+            (case, backward)
+            for case in cases
+            for backward in directions[: 2 if case.trained else 1]
+            if options.left(framework.name, dtype, case, backward)
+        ]
+        for dtype in dtypes
+    }
+    yield Extent(sum(map(len, tasks.values())))
     # Ours comes last: its choice measures what is compiled by then.
     names = (*(name for name in WAYS if name != OURS and name in (options.peers or peers)), OURS)
     if framework.device == "cpu":
         names = tuple(name for name in names if name in ON_CPU)
-    left_out = []
-    for dtype in dtypes:
+    for dtype in filter(tasks.get, dtypes):
         try:
             ceilings = measure_ceilings(framework, dtype, effort)
         except Unavailable as missing:
@@ -116,22 +119,14 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
             continue
         yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
         if framework.device == "gpu":
-            yield from map(Note, compile_ahead(cases, dtype, directions, names, framework.threads))
-        for case in cases:
-            given = extras(case, framework)
-            for backward in directions[: 2 if case.trained else 1]:
-                if framework.device == "gpu" and perf_counter() - start > TOGETHER:
-                    left_out.append(f"{case.name} {dtype} {'backward' if backward else 'forward'}")
-                    continue
-                job = _Job(framework, case, dtype, backward, given, names)
-                work = _work(case, dtype, ceilings, backward)
-                try:
-                    yield from _rows(job, work, effort, options.trace)
-                except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
-                    yield job.row(Timing.failed(OURS, error), work)
-    if left_out:
-        why = f"{TOGETHER:.0f} s were over; choose cases: {', '.join(left_out)}"
-        yield skipped(framework.name, f"{len(left_out)} cases", why)
+            yield from map(Note, compile_ahead(tasks[dtype], dtype, names, framework.threads))
+        for case, backward in tasks[dtype]:
+            job = _Job(framework, case, dtype, backward, extras(case, framework), names)
+            work = _work(case, dtype, ceilings, backward)
+            try:
+                yield from _rows(job, work, effort, options.trace)
+            except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
+                yield job.row(Timing.failed(OURS, error), work)
 
 
 def _cases(framework: Framework, options: Options) -> list[AttentionCase]:

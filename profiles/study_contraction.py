@@ -54,11 +54,20 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     cases = fitting(chosen_cases(FAMILIES, options), framework.device)
     trained = [case for case in cases if _is_trained(framework, case, options)]
     dtypes = options.dtypes or DTYPES.get((framework.name, framework.device), ("float32",))
-    yield Extent(len(dtypes) * (len(cases) + len(trained)))
+    tasks = {
+        dtype: [
+            (case, backward)
+            for backward, chosen in ((False, cases), (True, trained))
+            for case in chosen
+            if options.left(framework.name, dtype, case, backward)
+        ]
+        for dtype in dtypes
+    }
+    yield Extent(sum(map(len, tasks.values())))
     peers, told = present(framework, options.peers)
     yield from told
     done: list[tuple[Case, Row]] = []
-    for dtype in dtypes:
+    for dtype in filter(tasks.get, dtypes):
         try:
             ceilings = measure_ceilings(framework, dtype, effort)
         except Unavailable as missing:
@@ -69,13 +78,12 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
             f"{framework.name} {dtype} reaches {ceilings.bandwidth / 1e9:.0f} GB/s in a copy"
             f" and {ceilings.flops / 1e9:.0f} GFLOP/s in a GEMM"
         )
-        for backward, chosen in ((False, cases), (True, trained)):
-            for case in chosen:
-                work = (backward_work if backward else forward_work)(case, dtype, ceilings)
-                for row in _rows(framework, case, dtype, peers, work, effort, backward):
-                    yield row
-                    if row.what not in UNWATCHED and not row.failure:
-                        done.append((case, row))
+        for case, backward in tasks[dtype]:
+            work = (backward_work if backward else forward_work)(case, dtype, ceilings)
+            for row in _rows(framework, case, dtype, peers, work, effort, backward):
+                yield row
+                if row.what not in UNWATCHED and not row.failure:
+                    done.append((case, row))
     for case, row in done:
         make = partial(_call, framework, case, row, peers)
         if row.what == OURS and not row.backward:

@@ -40,24 +40,32 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     dtypes = options.dtypes or default
     cases = chosen_cases(families, options)
     trains = framework.name in DIFFERENTIABLE and not options.forward_only
-    yield Extent(len(dtypes) * len(cases) * (1 + trains))
+    tasks = {
+        dtype: [
+            (case, backward)
+            for backward in ((False, True) if trains else (False,))
+            for case in cases
+            if options.left(framework.name, dtype, case, backward)
+        ]
+        for dtype in dtypes
+    }
+    yield Extent(sum(map(len, tasks.values())))
     done: list[tuple[Case, Way, Row]] = []
-    for dtype in dtypes:
+    for dtype in filter(tasks.get, dtypes):
         try:
             ceilings = measure_ceilings(framework, dtype, effort)
         except Unavailable as missing:
             yield skipped(framework.name, "every mode", str(missing), dtype=dtype)
             continue
         yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
-        for backward in (False, True) if trains else (False,):
-            for case in cases:
-                work = (backward_work if backward else forward_work)(case, dtype, ceilings)
-                ways = _ways(case, framework, None if backward else torch)
-                for way, timing in zip(ways, _timings(case, ways, dtype, effort, backward), strict=True):
-                    row = Row.of(framework.name, case, dtype, timing, work, backward=backward)
-                    yield row
-                    if not row.failure:
-                        done.append((case, way, row))
+        for case, backward in tasks[dtype]:
+            work = (backward_work if backward else forward_work)(case, dtype, ceilings)
+            ways = _ways(case, framework, None if backward else torch)
+            for way, timing in zip(ways, _timings(case, ways, dtype, effort, backward), strict=True):
+                row = Row.of(framework.name, case, dtype, timing, work, backward=backward)
+                yield row
+                if not row.failure:
+                    done.append((case, way, row))
     for case, way, row in done:
         make = partial(_call, case, way, row)
         with way.around():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
+from math import ceil
 from typing import Any
 
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
-from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
 from einops_fast.profiles.limits import limited
 from einops_fast.profiles.measure import QUICK, Effort, Timing, paired_ratio, time_calls, timed
 from einops_fast.profiles.memory import peak_memory
@@ -59,11 +59,8 @@ FIRST_CALL = 60.0
 COMPILING = 90.0
 """Seconds that torch.compile may take for all cases together."""
 
-TOGETHER = 215.0
-"""Seconds after which no further case is begun on a GPU: a run is to end within four minutes."""
-
-FLUSHES = 3
-"""How often the cache is emptied before a call: while that runs, the host queues all of a small operator's kernels."""
+MOST_FLUSHES = 32
+"""How often the cache is emptied before a call at most."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ class _Job:
     dtype: str
     ways: tuple[OpWay, ...]
     ceilings: Ceilings
-    directions: tuple[bool, ...]
 
     def inputs(self, seed: int) -> OpInputs:
         return op_inputs(self.case, self.framework, self.dtype, seed)
@@ -98,7 +94,6 @@ class _Checked:
 
 def measure(framework: Framework, options: Options) -> Iterator[Record]:
     """A row per dtype, case, direction and way, with its host time and the most memory that it holds."""
-    start = perf_counter()
     if framework.name != "torch":
         yield skipped(framework.name, OURS, "the operators are measured on torch's tensors")
         return
@@ -121,33 +116,31 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     # Who asks for a dtype gets it, and on a CPU all is small.
     every = bool(options.dtypes) or not on_gpu
     wanted = [(case, dtype) for case in cases for dtype in ceilings if every or dtype in HALF or not case.halves]
-    yield Extent(len(wanted) * len(directions))
+    tasks = {
+        (case, dtype): [way for way in directions if options.left(framework.name, dtype, case, way)]
+        for case, dtype in wanted
+    }
+    tasks = {task: left for task, left in tasks.items() if left}
+    yield Extent(sum(map(len, tasks.values())))
     yield from libraries(framework, names, cases)
     if on_gpu:
-        yield from map(Note, compile_ahead(wanted, names, framework.threads))
+        yield from map(Note, compile_ahead(list(tasks), names, framework.threads))
     compiler = Compiler(_torch(framework), altogether=COMPILING)
-    left_out = []
-    for named, dtype in wanted:
-        if on_gpu and perf_counter() - start > TOGETHER:
-            left_out.append(f"{named.name} {dtype}")
-            continue
+    for (named, dtype), left in tasks.items():
         _forget(framework)
         case = scaled(named, framework.device, dtype)
         ways = tuple(make_ways(case, framework, names, compiler, dtype))
-        job = _Job(framework, case, dtype, ways, ceilings[dtype], directions)
+        job = _Job(framework, case, dtype, ways, ceilings[dtype])
         try:
             checked = _check(job)
         except Exception as error:
-            yield from (_failed(job, error, backward) for backward in directions)
+            yield from (_failed(job, error, backward) for backward in left)
             continue
-        for backward in directions:
+        for backward in left:
             try:
                 yield from _rows(job, checked, backward, effort, options.trace)
             except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
                 yield _failed(job, error, backward)
-    if left_out:
-        why = f"{TOGETHER:.0f} s were over; choose cases: {', '.join(left_out)}"
-        yield skipped(framework.name, f"{len(left_out)} cases", why)
 
 
 def _failed(job: _Job, error: Exception, backward: bool) -> Row:
@@ -182,24 +175,23 @@ def _rows(job: _Job, checked: Sequence[_Checked], backward: bool, effort: Effort
     calls = [_call(job, each.way.bind(given, True), given, backward) for each in right]
     torch = job.framework.torch
     around = torch.enable_grad if backward else torch.no_grad
-    clock = job.framework.clock(flushes=FLUSHES)
+    hosts = [_host(job, call, around) for call in calls]
+    clock = job.framework.clock(flushes=_flushes(job, hosts))
     rounds = time_calls(calls, clock, [around] * len(calls), effort) if calls else []
     timings = [timed(each.timings[backward], times) for each, times in zip(right, rounds, strict=True)]
     native = next((timing for timing in timings if timing.name == NATIVE), None)
     others = [timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR]
     best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
-    for call, timing in zip(calls, timings, strict=True):
+    for call, timing, host in zip(calls, timings, hosts, strict=True):
         # Without its activation it isn't the same.
         speedup = paired_ratio(native, timing) if native and timing.name != LINEAR else None
-        row = job.row(replace(timing, speedup=speedup), backward)
+        row = replace(job.row(replace(timing, speedup=speedup), backward), host=host)
         if best is not None and is_own(timing.name):
             row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
         traced: list[Note] = []
         with around():
             with suppress(Exception):  # who can't tell was measured all the same
                 row = replace(row, peak_bytes=peak_memory(job.framework, call))
-            if job.framework.device == "gpu":
-                row = replace(row, host=host_seconds(job.framework, call))
             if trace:
                 traced += write_trace(trace, row, job.framework, partial(_same, call))
         yield row
@@ -208,6 +200,20 @@ def _rows(job: _Job, checked: Sequence[_Checked], backward: bool, effort: Effort
         if each.timings[backward].failure:
             row = job.row(each.timings[backward], backward)
             yield replace(row, guest=row.guest or each.unavailable)
+
+
+def _host(job: _Job, call: Call, around: Callable[[], Any]) -> float | None:
+    """Seconds of the host for a call, where that isn't the time itself."""
+    if job.framework.device != "gpu":
+        return None
+    with around():
+        return host_seconds(job.framework, call)
+
+
+def _flushes(job: _Job, hosts: Sequence[float | None]) -> int:
+    """How often the cache is to be emptied for the host to queue all of a call while that runs, and half as much."""
+    wanted = 1.5 * max((host or 0.0 for host in hosts), default=0.0)
+    return min(1 + ceil(wanted * job.ceilings.bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
 
 
 def _same(call: Call) -> Call:
@@ -291,7 +297,7 @@ def _compared(
     dropped = ""
     if case.p:
         if expected is None:
-            dropped = dropped_share(case, gradients[0])
+            dropped = dropped_share(case, *gradients[:2])
         else:
             bound = way.bind(given, True)
             with job.framework.torch.no_grad():

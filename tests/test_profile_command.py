@@ -18,6 +18,7 @@ from einops_fast.profiles.progress import Progress
 from einops_fast.profiles.records import Extent, Machine, Options, Row
 from einops_fast.profiles.report import skips_table
 from einops_fast.profiles.results import Result, read_result
+from einops_fast.profiles.resume import check_same_machine, finished
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
@@ -374,6 +375,53 @@ def test_compare_takes_the_result_of_the_same_study(run, tmp_path):
     assert "now/before" in printed
     _, _, printed = run("overhead", *arguments)
     assert "against the run of" not in printed
+
+
+# Going on from an earlier run
+
+
+def test_resume_measures_what_is_missing(run, tmp_path):
+    chosen = ("contraction", "--framework", "numpy", "--forward-only")
+    run(*chosen, "--only-run", "outer")
+    [kept] = (tmp_path / "out").glob("contraction*.json")
+    kept = kept.rename(tmp_path / "before.json")
+    before = {row.key: row for row in read_result(kept).measured}
+    status, found, printed = run(*chosen, "--only-run", "outer,scale", "--resume", str(kept))
+    assert status == 0
+    rows = {row.key: row for row in found["contraction"].measured}
+    assert {row.case for row in rows.values()} == {"outer", "scale"}
+    assert {key: row for key, row in rows.items() if row.case == "outer"} == before
+    assert "of an earlier run, of" in printed
+    with pytest.raises(SystemExit):
+        run(*chosen, "--only-run", "scale", "--peers", "native", "--resume", str(kept))
+
+
+def test_resume_tries_again_what_failed_or_was_not_finished():
+    rows = (
+        timed("whole", 1.0, peak_bytes=3),
+        timed("unwatched", 1.0),
+        timed("failed", None, failure="no room", peak_bytes=3),
+        replace(timed("others", 1.0, peak_bytes=3), what="native"),
+    )
+    assert finished(result(*rows), Options()) == ("torch float32 whole forward",)
+    for options in (Options(quick=True), Options(peers=("native",))):
+        with pytest.raises(ValueError, match="thoroughly against its own choice of peers, not"):
+            finished(result(*rows), options)
+
+
+def test_resume_stays_on_the_machine():
+    then = replace(result(timed("a", 1.0)), versions={"torch": "2"}, environment={"torch": {"CPU": "a", "memory": "1"}})
+    now = Machine("Some CPU", 1, {"torch": "2", "numpy": "1"}, framework="torch", environment={"CPU": "a"})
+    check_same_machine(then, now)
+    check_same_machine(then, replace(now, framework="numpy", environment={}))
+    for machine, what in (
+        (replace(now, device="A GPU", gpu=True), "device was Some CPU and is A GPU"),
+        (replace(now, threads=2), "CPU threads was 1 and is 2"),
+        (replace(now, versions={"torch": "3"}), "torch was 2 and is 3"),
+        (replace(now, environment={"CPU": "b"}), "CPU was a and is b"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            check_same_machine(then, machine)
 
 
 # Progress

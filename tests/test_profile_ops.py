@@ -34,7 +34,7 @@ from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.ops_cases import CPU_NAMES, FAMILIES, MODELS, ORDER, PASSES, scaled
 from einops_fast.profiles.ops_check import allowed_error, dropout_wrong, errors
 from einops_fast.profiles.ops_plots import draw_ops
-from einops_fast.profiles.records import ALL, Ceiling, Extent, Machine, Note, Options, Row
+from einops_fast.profiles.records import ALL, Ceiling, Extent, Machine, Note, Options, Row, task
 from einops_fast.profiles.results import Result
 
 CASES = {case.name: case for case in FAMILIES["public"]}
@@ -126,13 +126,16 @@ def test_what_was_dropped_is_read_off_exactly(torch, monkeypatch):
     bound = way.bind(given, True)
     found = (bound.forward(),)
     gradients = list(torch.torch.autograd.grad(found, bound.leaves, given.cotangents))
-    assert not ops_check.dropped_share(case, gradients[0])
-    assert "not 0.5" in ops_check.dropped_share(replace(case, p=0.5), gradients[0])
+    assert not ops_check.dropped_share(case, *gradients[:2])
+    assert "not 0.5" in ops_check.dropped_share(replace(case, p=0.5), *gradients[:2])
     # A gradient that is 0 by itself hides what was dropped; the result tells.
     for each in gradients[:2]:
         each[3, ::20] = 0
+    assert not ops_check.dropped_share(case, *gradients[:2])
     value, _ = errors(case, given, found, gradients)
     assert value < 1e-10
+    gradients[0][:20] = 0
+    assert "not 0.1" in ops_check.dropped_share(case, *gradients[:2])
 
 
 def test_a_module_without_dropout_is_found_out(torch):
@@ -236,17 +239,23 @@ def test_it_is_about_torch():
     assert (row.case, row.guest) == (ALL, True)
 
 
-def test_on_a_gpu_the_run_ends_in_time(torch, monkeypatch):
-    """A GPU in name only: no further case is begun when time is over, and the table says which are missing."""
+def test_what_is_done_is_not_compiled_again(torch, monkeypatch):
+    """A GPU in name only."""
     monkeypatch.setattr(torch, "device", "gpu")
     monkeypatch.setattr(study_ops, "compile_ahead", lambda wanted, names, threads: [f"{len(wanted)} ahead"])
-    monkeypatch.setattr(study_ops, "TOGETHER", -1.0)
-    found = list(study_ops.measure(torch, Options(cases="losses", only="linear_cross_entropy")))
-    assert Note("6 ahead") in found
-    assert Extent(12) in found
-    [row] = [each for each in found if isinstance(each, Row) and each.what == "6 cases"]
-    assert row.guest
-    assert "linear_cross_entropy-8192x2048x50257 float32" in row.failure
+    done = [
+        task("torch", dtype, f"linear_cross_entropy-{sizes}", backward)
+        for dtype in ("bfloat16", "float32")
+        for sizes in ("8192x2048x50257", "8192x4096x32000", "4096x1024x50257")
+        for backward in (False, True)
+    ]
+    monkeypatch.setattr(study_ops, "make_ways", lambda *arguments: [])
+    monkeypatch.setattr(study_ops, "_forget", lambda framework: None)
+    for count, cases, tasks in ((0, 6, 12), (3, 5, 9), (12, 0, 0)):
+        options = Options(cases="losses", only="linear_cross_entropy", done=done[:count])
+        found = list(study_ops.measure(torch, options))
+        assert Note(f"{cases} ahead") in found
+        assert Extent(tasks) in found
 
 
 def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_libraries, monkeypatch):
@@ -260,7 +269,7 @@ def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_librarie
             vars(self).update(vars(torch), device="gpu")
 
         def clock(self, *, flushes):
-            assert flushes == study_ops.FLUSHES
+            assert 1 < flushes <= study_ops.MOST_FLUSHES
             return HostClock(self.synchronize)
 
         def synchronize(self):
