@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import einops_fast
 from einops_fast.plan_cache import clear_plans
 from einops_fast.profiles.cases import BACKWARD, Case
 from einops_fast.profiles.ceilings import Work, backward_work, forward_work, measure_ceilings
+from einops_fast.profiles.contraction_ahead import compile_ahead
 from einops_fast.profiles.contraction_tables import OURS, tables
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
@@ -21,7 +21,7 @@ from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record,
 from einops_fast.profiles.sweep_cases import fitting
 from einops_fast.profiles.traces import write_trace
 from einops_fast.profiles.watch import watched
-from einops_fast.profiles.ways import Call, Way, bind, inputs
+from einops_fast.profiles.ways import Call, Way, bind, inputs, our_way
 
 __all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
 
@@ -66,6 +66,9 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     yield Extent(sum(map(len, tasks.values())))
     peers, told = present(framework, options.peers)
     yield from told
+    if framework.device == "gpu":
+        each = [(case, dtype, backward) for dtype, chosen in tasks.items() for case, backward in chosen]
+        yield from map(Note, compile_ahead(framework.name, each, peers, framework.threads))
     done: list[tuple[Case, Row]] = []
     for dtype in filter(tasks.get, dtypes):
         try:
@@ -112,7 +115,7 @@ def _rows(
     guests = {peer.name for peer in peers if peer.guest}
     # Backward is timed against the native einsum alone.
     rivals = [peer for peer in peers if peer.name == NATIVE] if backward else peers
-    ways = [*make_ways(rivals, case, dtype), _ours(framework, case)]
+    ways = [*make_ways(rivals, case, dtype), our_way(OURS, framework, case)]
     for timing, best, to_best in _against_best(case, ways, dtype, effort, backward=backward):
         row = Row.of(framework.name, case, dtype, timing, work, backward=backward)
         yield replace(row, guest=timing.name in guests, best=best, to_best=to_best)
@@ -134,13 +137,10 @@ def _against_best(
     ]
 
 
-def _ours(framework: Framework, case: Case) -> Way:
-    return Way(OURS, partial(einops_fast.fast_einsum, case.called), framework)
-
-
 def _call(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Call:
     """The call that a row is of, on new operands."""
-    ways = [_ours(framework, case), *make_ways([peer for peer in peers if peer.name == row.what], case, row.dtype)]
+    rivals = [peer for peer in peers if peer.name == row.what]
+    ways = [our_way(OURS, framework, case), *make_ways(rivals, case, row.dtype)]
     way = next(way for way in ways if way.name == row.what)
     return bind(way, inputs(case, framework, row.dtype, 1, row.backward, shared=False))
 

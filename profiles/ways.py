@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import einops_fast
 from einops_fast.profiles.accuracy import random_values
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.layouts import laid_out, stored_shapes
 
-__all__ = ["Around", "Call", "Inputs", "Way", "bind", "inputs"]
+__all__ = ["Around", "Call", "Inputs", "Way", "bind", "inputs", "our_way"]
 
 Around = Callable[[], AbstractContextManager[Any]]
 Call = Callable[[], Any]
@@ -43,6 +44,11 @@ class Way:
     around: Around = nullcontext
     prepare: Callable[..., Call] = partial
     finish: Callable[[Any], Any] = _same
+
+
+def our_way(name: str, framework: Framework, case: Case) -> Way:
+    """``fast_einsum`` as its users call it."""
+    return Way(name, partial(einops_fast.fast_einsum, case.called), framework)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import einops_fast
 from einops_fast import cli
 from einops_fast.profiles import __main__ as command
 from einops_fast.profiles import compare, earlier, frameworks, own_cases, records, study_contraction, study_einsum
@@ -275,7 +276,7 @@ def raises(torch):
 )
 def test_a_wrong_implementation_is_caught_and_excluded(run, monkeypatch, tmp_path, implementation, failing):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(study_contraction.einops_fast, "fast_einsum", implementation(torch))
+    monkeypatch.setattr(einops_fast, "fast_einsum", implementation(torch))
     status, found, printed = run("contraction", "--framework", "torch", "--dtype", "float32", "--only-run", "mx2")
     assert status == 1
     result = found["contraction"]

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from einops_fast.profiles import compare, frameworks, kernels, limits, study_contraction, watch
+import einops_fast
+from einops_fast.profiles import compare, contraction_ahead, frameworks, kernels, limits, study_contraction, watch
+from einops_fast.profiles.cases import CONTRACTIONS, Case
 from einops_fast.profiles.ceilings import Ceilings
 from einops_fast.profiles.contraction_tables import OURS, tables
+from einops_fast.profiles.peers import Peer
 from einops_fast.profiles.records import Machine, Note, Options, Row, decode, encode
 
 CEILINGS = Ceilings(bandwidth=1e10, flops=1e11)
@@ -71,7 +74,7 @@ def test_wrong_gradients_fail(torch, monkeypatch):
     def detached(equation, left, right):
         return torch.torch.einsum(equation, left, right.detach() + 0 * right)
 
-    monkeypatch.setattr(study_contraction.einops_fast, "fast_einsum", detached)
+    monkeypatch.setattr(einops_fast, "fast_einsum", detached)
     rows, _ = measured(torch, only="mx2", peers=("native",))
     assert not rows[False, "mx2", OURS].failure
     assert rows[True, "mx2", OURS].failure.startswith("wrong")
@@ -379,3 +382,48 @@ def test_a_watched_row_travels():
     watched = replace(watched, kernel_seconds={"k": 1e-3}, peak_bytes=9, host=1e-5, moved=4, flops=5, error=1e-7)
     assert decode(encode(watched)) == watched
     assert decode(encode(H200)) == H200
+
+
+# Compiling ahead
+
+
+def test_what_is_compiled_ahead(monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        contraction_ahead,
+        "run_ahead",
+        lambda module, jobs, threads, seconds, variables: told.append((jobs, variables)) or [],
+    )
+    known = {case.name: case for case in CONTRACTIONS}
+    tasks = [
+        (known["mx0"], "float16", False),
+        (known["mx0"], "float16", True),
+        (Case("own", "i->", ((2,),)), "", False),
+    ]
+    for peers in ([], ["native", "compile"]):
+        given = [Peer(name, lambda case, dtype: None) for name in peers]
+        assert contraction_ahead.compile_ahead("torch", tasks, given, 16) == []
+    (ours, variables), (both, _) = told
+    assert ours == [("torch", "mx0", "float16", False, ""), ("torch", "mx0", "float16", True, "")]
+    assert sorted(set(both) - set(ours)) == [("torch", "mx0", "float16", False, "compile")]
+    # What is measured beside other processes isn't kept.
+    assert list(variables) == ["EINOPS_FAST_CACHE_DIR"]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch isn't installed")
+def test_jobs_are_called_once_and_failures_left_for_later(monkeypatch):
+    framework = frameworks.load("torch", "cpu", 1)
+    called = []
+    monkeypatch.setattr(contraction_ahead, "load", lambda *arguments: framework)
+    monkeypatch.setattr(
+        contraction_ahead,
+        "bind",
+        lambda way, given: lambda: called.append((way.name, given.cotangent is not None, way.call(*given.operands))),
+    )
+    known = {name: Case(name, "ij,jk->ik", ((2, 3), (rows, 4))) for name, rows in (("small", 3), ("wrong", 0))}
+    monkeypatch.setattr(contraction_ahead, "_known", lambda: known)
+    jobs = [("torch", name, "float32", backward, peer) for name, backward, peer in (
+        ("small", False, ""), ("wrong", False, ""), ("small", True, ""), ("small", False, "opt_einsum"),
+    )]  # fmt: skip
+    contraction_ahead.main(jobs)
+    assert [each[:2] for each in called] == [("", False), ("", True), ("opt_einsum", False)]
