@@ -41,7 +41,10 @@ families: dict[str, tuple[AttentionCase, ...]] = FAMILIES
 own_cases = False
 peers: tuple[str, ...] = tuple(name for name in WAYS if name != OURS)
 
-DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16",)}
+DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16", "float16")}
+
+ROWS_ONLY = "float16"
+"""Of this one only the ``rows`` are measured, unless someone asks for it: it takes as long as bfloat16."""
 
 ON_CPU = (OURS, NATIVE, NAIVE)
 
@@ -101,6 +104,7 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
         dtype: [
             (case, backward)
             for case in cases
+            if options.dtypes or dtype != ROWS_ONLY or case in FAMILIES["rows"]
             for backward in directions[: 2 if case.trained else 1]
             if options.left(framework.name, dtype, case, backward)
         ]

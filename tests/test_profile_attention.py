@@ -14,7 +14,7 @@ from einops_fast.profiles.attention_cases import FAMILIES, scaled, visible_pairs
 from einops_fast.profiles.attention_check import allowed_error, canonical, largest_error, reference, seen
 from einops_fast.profiles.attention_plots import draw_attention
 from einops_fast.profiles.ceilings import Ceilings
-from einops_fast.profiles.records import ALL, Options, Row
+from einops_fast.profiles.records import ALL, Extent, Note, Options, Row
 from einops_fast.profiles.results import Result
 
 CASES = {case.name: case for case in FAMILIES["public"]}
@@ -215,3 +215,31 @@ def test_plots_name_every_case_and_way(tmp_path):
     for path, unit in zip(sorted(tmp_path.glob("*.svg")), ("GB/s", "TFLOP/s"), strict=True):
         words = path.read_text("utf-8")
         assert all(f">{word}<" in words for word in ("ours", "cudnn", unit))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Options(), {"bfloat16": FAMILIES["public"], "float16": FAMILIES["rows"]}),
+        (Options(cases="layouts"), {"bfloat16": FAMILIES["layouts"]}),
+        (Options(cases="layouts", dtypes=("float16",)), {"float16": FAMILIES["layouts"]}),
+    ],
+)
+def test_a_gpu_does_the_rows_in_float16_too(torch, monkeypatch, options, expected):
+    """A GPU in name only."""
+    ahead = {}
+    monkeypatch.setattr(torch, "device", "gpu")
+    monkeypatch.setattr(
+        study_attention, "compile_ahead", lambda tasks, dtype, names, threads: ahead.update({dtype: tasks}) or []
+    )
+    monkeypatch.setattr(study_attention, "extras", lambda case, framework: None)
+    monkeypatch.setattr(study_attention, "_rows", lambda job, *others: [Note(f"{job.case.name} {job.dtype}")])
+    found = list(study_attention.measure(torch, options))
+    tasks = {
+        dtype: [(case, backward) for case in cases for backward in (False, True)[: 1 + case.trained]]
+        for dtype, cases in expected.items()
+    }
+    assert ahead == tasks
+    assert found[0] == Extent(sum(map(len, tasks.values())))
+    notes = [record.text for record in found if isinstance(record, Note)]
+    assert notes == [f"{case.name} {dtype}" for dtype, each in tasks.items() for case, _ in each]
