@@ -118,6 +118,8 @@ def _chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
     The gradient of the matrix is read and written again for each chunk: the larger it is, the larger are these.
     """
     rows, (classes, features), size = int(x.shape[0]), map(int, matrix.shape), int(matrix.itemsize)
+    if not torch_operator.on_gpu(x):
+        size = max(size, 4)  # torch's functions have them in float32, too
     room = _BYTES + classes * features * size // 2 if gradients else _BYTES // 2
     most = max(room // max(classes * size, 1), 1)
     chunks = max(-(-rows // most), 1)

@@ -268,11 +268,13 @@ def test_chunks() -> None:
         )
         return torch_linear_cross_entropy._chunk_rows(x, matrix, **options)
 
-    assert rows(8192, 2048, 50_257, gradients=False) == 1280
-    assert rows(8192, 2048, 50_257, gradients=True) == 2816
-    assert rows(8192, 4096, 32_000, gradients=True) == 4096
-    assert rows(100, 8, 1000, gradients=True) == 256
-    assert rows(100, 8, 1 << 27, gradients=False) == 1
+    with kernels(queued=False):
+        assert rows(8192, 2048, 50_257, gradients=False) == 1280
+        assert rows(8192, 2048, 50_257, gradients=True) == 2816
+        assert rows(8192, 4096, 32_000, gradients=True) == 4096
+        assert rows(100, 8, 1000, gradients=True) == 256
+        assert rows(100, 8, 1 << 27, gradients=False) == 1
+    assert rows(8192, 2048, 50_257, gradients=True) == 1792
 
 
 def test_errors() -> None:
