@@ -274,7 +274,7 @@ def test_chunks() -> None:
         assert rows(8192, 4096, 32_000, gradients=True) == 4096
         assert rows(100, 8, 1000, gradients=True) == 256
         assert rows(100, 8, 1 << 27, gradients=False) == 1
-    assert rows(8192, 2048, 50_257, gradients=True) == 1792
+    assert rows(8192, 2048, 50_257, gradients=True) == 2048
 
 
 def test_errors() -> None:
