@@ -1,7 +1,7 @@
-"""Cross entropy of a linear layer of torch's tensors, which never has all logits: these are made some rows at a time.
+"""Cross entropy of a linear layer of torch's tensors, which never has all logits.
 
-The gradient of a chunk's logits is written over them, and multiplied at once. Where the loss is one number, gradients
-are made so in the forward pass, and backward only scales them: of four products of matrices three are left.
+Where the loss is one number, its gradients are made in the forward pass, while a chunk's logits are there, and backward
+only scales them: of four products of matrices three are left.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from einops_fast.backends import torch_operator
 from einops_fast.backends.torch_cross_entropy import losses_of, mean_divisor, reduced
+from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
 from einops_fast.backends.torch_operator import (
     PLAIN,
     Operator,
@@ -29,24 +29,6 @@ from einops_fast.backends.torch_row_losses import RowLoss
 from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]
-
-_BYTES = 1 << 28
-"""Of the logits of a chunk with gradients; without, half of that."""
-
-_ROWS = 256
-"""Chunks are multiples of so many rows, as the tiles of the libraries' products are."""
-
-_LINE = 128
-"""Rows of logits begin at multiples of so many bytes."""
-
-_VECTOR = 16
-"""What cuBLAS's fast kernels read at once, in bytes."""
-
-_ROUNDINGS = 4
-"""Chunks whose parts of a gradient may be added in a dtype of few digits; those of more are in float32."""
-
-_WIDENS = torch.version.cuda is not None and hasattr(torch.ops.aten.addmm, "dtype_out")
-"""Whether the products of few digits can be added up in float32, on a GPU."""
 
 _graph_is_kept: Callable[[], bool] = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
@@ -98,7 +80,7 @@ def _by_checkpoints(
 
     A chunk's logits are made again for its gradients, but in transforms, which have no checkpoints: all are kept there.
     """
-    size = chunk or _chunk_rows(x, matrix, gradients=False)
+    size = chunk or chunk_rows(x, matrix, gradients=False)
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
         logits = F.linear(part, matrix, bias)
@@ -112,92 +94,13 @@ def _by_checkpoints(
     return reduced(losses, divisor, reduction)
 
 
-def _chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
-    """How many rows to take at a time.
-
-    The gradient of the matrix is read and written again for each chunk: the larger it is, the larger are these.
-    """
-    rows, (classes, features), size = int(x.shape[0]), map(int, matrix.shape), int(matrix.itemsize)
-    if not torch_operator.on_gpu(x):
-        size = max(size, 4)  # torch's functions have them in float32, too
-    room = _BYTES + classes * features * size // 2 if gradients else _BYTES // 2
-    most = max(room // max(classes * size, 1), 1)
-    chunks = max(-(-rows // most), 1)
-    even = max(-(-rows // chunks), 1)
-    return -(-even // _ROWS) * _ROWS if most >= _ROWS else even
-
-
-def _in_chunks(
-    x: Any, matrix: Any, bias: Any, target: Any, row_loss: RowLoss, size: int, d_losses: Any, wanted: tuple[bool, ...]
-) -> tuple[Any, tuple[Any, ...]]:
-    """The loss of each row and, for the given gradients of these, those of ``x``, ``matrix`` and ``bias``.
-
-    What isn't wanted is empty.
-    """
-    rows, classes = x.shape[0], matrix.shape[0]
-    size = min(size, rows)
-    parts, width = _aligned(classes, x.itemsize) if torch_operator.on_gpu(x) else ([slice(classes)], classes)
-    room = x.new_empty(size, width)
-    dx, d_matrix, d_bias = _gradients_like(x, matrix, bias, wanted)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    few = size * _ROUNDINGS >= rows
-    total = d_matrix if few or not wanted[1] else torch.empty_like(d_matrix, dtype=wide)
-    sums = torch.zeros_like(d_bias, dtype=wide)
-    found = []
-    for start in range(0, rows, size):
-        chunk = slice(start, min(start + size, rows))
-        logits = room[: chunk.stop - start, :classes]
-        for part in parts:
-            _multiply(x[chunk], matrix[part].T, logits[:, part], None if bias is None else bias[part])
-        found.append(row_loss(logits, target[chunk], None if d_losses is None else d_losses[chunk]))
-        if wanted[0]:
-            into = dx[chunk]
-            for at, part in enumerate(parts):
-                _multiply(logits[:, part], matrix[part], into, into if at else None)
-        for part in parts if wanted[1] else ():
-            into = total[part]
-            _multiply(logits[:, part].T, x[chunk], into, into if start else None)
-        if wanted[2]:
-            sums += logits.sum(0, dtype=wide)
-    del room, logits
-    return torch.cat(found), (dx, d_matrix if total is d_matrix else d_matrix.copy_(total), d_bias.copy_(sums))
-
-
-def _aligned(classes: int, size: int) -> tuple[list[slice], int]:
-    """The parts of all classes to multiply by, and how wide rows of logits are.
-
-    cuBLAS has fast kernels only for whole vectors of 16 bytes, both at which rows begin and of which they have: what is
-    left is a part of its own. It comes first, as sums that the larger part is added to are rounded less.
-    """
-    vector, line = max(_VECTOR // size, 1), max(_LINE // size, 1)
-    body = classes // vector * vector
-    parts = [slice(body, classes), slice(body)]
-    return [each for each in parts if each.stop > (each.start or 0)], -(-classes // line) * line
-
-
-def _multiply(a: Any, b: Any, out: Any, plus: Any = None) -> None:
-    """``a @ b + plus`` into ``out``, which may be ``plus`` itself, and in float32."""
-    if out.dtype == a.dtype:
-        torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b, out=out)
-    elif _WIDENS and a.is_cuda:
-        wide = {"out_dtype": out.dtype, "out": out}
-        torch.mm(a, b, **wide) if plus is None else torch.addmm(plus, a, b, **wide)
-    else:
-        out.copy_(a @ b) if plus is None else torch.add(plus, a @ b, out=out)
-
-
-def _gradients_like(x: Any, matrix: Any, bias: Any, wanted: tuple[bool, ...]) -> tuple[Any, ...]:
-    given = zip((x, matrix, bias), wanted, strict=True)
-    return tuple(torch.empty_like(each) if really else x.new_empty(0) for each, really in given)
-
-
 def _shapes(
     x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
     reduction: str, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     dtype = torch.promote_types(x.dtype, torch.float32)
     found = x.new_empty(target.shape if reduction == "none" else (), dtype=dtype)
-    return found, *_gradients_like(x, matrix, bias, (of_x, of_matrix, of_bias))
+    return found, *gradients_like(x, matrix, bias, (of_x, of_matrix, of_bias))
 
 
 def _compute(
@@ -210,23 +113,23 @@ def _compute(
     d_losses = None
     if any(wanted):
         d_losses = (x.new_ones((), dtype=dtype) if divisor is None else divisor.reciprocal()).expand(target.shape)
-    size = chunk or _chunk_rows(x, matrix, gradients=any(wanted))
+    size = chunk or chunk_rows(x, matrix, gradients=any(wanted))
     row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    losses, gradients = _in_chunks(x, matrix, bias, target, row_loss, size, d_losses, wanted)
+    losses, gradients = in_chunks(x, matrix, bias, target, row_loss, size, d_losses, wanted)
     return reduced(losses, divisor, reduction), *gradients
 
 
 def _gradient_shapes(x: Any, matrix: Any, bias: Any, *others: Any) -> tuple[Any, ...]:
-    return _gradients_like(x, matrix, bias, others[-3:])
+    return gradients_like(x, matrix, bias, others[-3:])
 
 
 def _compute_gradients(
     x: Any, matrix: Any, bias: Any, target: Any, weight: Any, d_losses: Any, ignore_index: int, smoothing: float,
     z_loss: float, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    size = chunk or _chunk_rows(x, matrix, gradients=True)
+    size = chunk or chunk_rows(x, matrix, gradients=True)
     row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    return _in_chunks(x, matrix, bias, target, row_loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
+    return in_chunks(x, matrix, bias, target, row_loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
 
 
 def _scale(x: Any, factor: Any, out: Any) -> None:

@@ -25,7 +25,7 @@ from ops_problems import (  # noqa: E402
 )
 
 from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
-from einops_fast.backends import torch_linear_cross_entropy  # noqa: E402
+from einops_fast.backends import torch_linear_cross_entropy, torch_logit_chunks  # noqa: E402
 
 WEIGHT = randn(21, seed=1).abs()
 
@@ -74,8 +74,9 @@ def test_gradients(option: str, reduction: str, by_kernels: bool) -> None:
 def test_how_often_logits_are_made(by_kernels: bool) -> None:
     """Once; and only the products that are needed follow. Twice where what comes backward isn't one number."""
     (x, matrix, _), target = problem(10)
+    on_gpu = by_kernels or DEVICE == "cuda"
     made: list[Any] = []
-    multiply = torch_linear_cross_entropy._multiply
+    multiply = torch_logit_chunks.multiply
 
     def counted(a: Any, b: Any, out: Any, plus: Any = None) -> None:
         made.append(tuple(out.shape))
@@ -83,19 +84,19 @@ def test_how_often_logits_are_made(by_kernels: bool) -> None:
 
     def products(x: Any, matrix: Any, reduction: str = "mean") -> list[Any]:
         made.clear()
-        with where(by_kernels), mock.patch.object(torch_linear_cross_entropy, "_multiply", counted):
+        with where(by_kernels), mock.patch.object(torch_logit_chunks, "multiply", counted):
             loss = ops.linear_cross_entropy(x, matrix, target, reduction=reduction, chunk=10)
             if loss.requires_grad:
                 loss.sum().backward()
         return made
 
     def split(*shape: int) -> list[tuple[int, ...]]:
-        """Under the kernels the last class is multiplied on its own."""
-        if not by_kernels:
+        """On a GPU the last class is multiplied on its own."""
+        if not on_gpu:
             return [shape]
         return [tuple(each if size == 21 else size for size in shape) for each in (1, 20)]
 
-    logits, of_matrix, of_x = split(10, 21), split(21, 6), [(10, 6)] * (1 + by_kernels)
+    logits, of_matrix, of_x = split(10, 21), split(21, 6), [(10, 6)] * (1 + on_gpu)
     assert products(x, matrix) == logits + of_x + of_matrix
     assert products(x, matrix.detach()) == logits + of_x
     assert products(x.detach(), matrix) == logits + of_matrix
@@ -266,12 +267,14 @@ def test_chunks() -> None:
         x, matrix = (
             torch.empty(*each, dtype=torch.bfloat16, device="meta") for each in ((count, features), (classes, features))
         )
-        return torch_linear_cross_entropy._chunk_rows(x, matrix, **options)
+        return torch_logit_chunks.chunk_rows(x, matrix, **options)
 
     with kernels(queued=False):
         assert rows(8192, 2048, 50_257, gradients=False) == 1280
         assert rows(8192, 2048, 50_257, gradients=True) == 2816
         assert rows(8192, 4096, 32_000, gradients=True) == 4096
+        assert rows(16_384, 4096, 128_256, gradients=True) == 4096
+        assert rows(32_768, 1024, 50_257, gradients=True) == 3072
         assert rows(100, 8, 1000, gradients=True) == 256
         assert rows(100, 8, 1 << 27, gradients=False) == 1
     assert rows(8192, 2048, 50_257, gradients=True) == 2048
