@@ -27,6 +27,8 @@ from ops_problems import (  # noqa: E402
 from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_linear_cross_entropy, torch_logit_chunks  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
 WEIGHT = randn(21, seed=1).abs()
 
 OPTIONS: dict[str, dict[str, Any]] = {
