@@ -1,4 +1,4 @@
-"""Cross entropy of torch's tensors: by our kernels on a GPU, else by torch's own function; also of a linear layer."""
+"""Cross entropy of torch's tensors: by our kernels on a GPU, else by torch's own function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from einops_fast.backends.torch_operator import Operator, by_kernel, launch, result_dtype
 from einops_fast.backends.triton.attention.launch import KernelCall
@@ -20,12 +19,16 @@ from einops_fast.backends.triton.cross_entropy import (
 from einops_fast.backends.triton.rows import dense_strides, loss_tiling, neighbours, rows_of
 from einops_fast.errors import EinsumError
 
-__all__ = ["cross_entropy", "cross_entropy_by_kernel", "linear_cross_entropy"]
+__all__ = [
+    "cross_entropy",
+    "cross_entropy_by_kernel",
+    "losses_of",
+    "mean_divisor",
+    "reduced",
+    "write_gradient",
+]
 
 Strides = tuple[int, ...]
-
-_CHUNK = 1 << 26
-"""Logits that a linear layer makes at a time."""
 
 
 def cross_entropy(
@@ -37,8 +40,8 @@ def cross_entropy(
         _check_inplace(x)
     if not z_loss and not _by_kernel(x, target, weight):
         return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
-    losses, divisor = _losses(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction, inplace)
-    return _reduced(losses, divisor, reduction).to(result_dtype(x))
+    losses, divisor = losses_of(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction, inplace)
+    return reduced(losses, divisor, reduction).to(result_dtype(x))
 
 
 def _check_inplace(x: Any) -> None:
@@ -66,13 +69,14 @@ def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smo
     return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=smoothing)
 
 
-def _reduced(losses: Any, divisor: Any, reduction: str) -> Any:
+def reduced(losses: Any, divisor: Any, reduction: str) -> Any:
+    """The losses of rows as ``reduction`` has them."""
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / divisor
 
 
-def _divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
     """What the mean divides by: the weights of the rows that count."""
     counts = target != ignore_index
     if weight is None:
@@ -80,7 +84,7 @@ def _divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
     return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
 
 
-def _losses(
+def losses_of(
     x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
     inplace: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -95,7 +99,7 @@ def _losses(
         losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
     if reduction != "mean":
         return losses, None
-    divisor = _divisor(target, weight, ignore_index, losses.dtype) if indices else max(losses.numel(), 1)
+    divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if indices else max(losses.numel(), 1)
     return losses, divisor
 
 
@@ -109,28 +113,6 @@ def _losses_by_torch(
         extra = z_loss * wide.logsumexp(dim).square()
         losses = losses + (extra if target.is_floating_point() else torch.where(target != ignore_index, extra, 0.0))
     return losses
-
-
-def linear_cross_entropy(
-    x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    reduction: str, chunk: int | None,
-) -> Any:  # fmt: skip
-    """See :func:`einops_fast.ops.linear_cross_entropy`. A chunk's logits are made again for its gradients."""
-    rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    size = chunk or max(_CHUNK // max(linear_weight.shape[0], 1), 1)
-
-    def losses_of(part: Any, matrix: Any, offset: Any, classes: Any) -> Any:
-        logits = F.linear(part, matrix, offset)
-        return _losses(logits, classes, 1, weight, ignore_index, smoothing, z_loss, "none")[0]
-
-    found = [
-        checkpoint(losses_of, part, linear_weight, bias, classes, use_reentrant=False, preserve_rng_state=False)
-        for part, classes in zip(rows.split(size), targets.split(size), strict=True)
-    ]
-    losses = torch.cat(found)
-    divisor = _divisor(targets, weight, ignore_index, losses.dtype) if reduction == "mean" else None
-    found_loss = _reduced(losses, divisor, reduction).to(result_dtype(x))
-    return found_loss.view(target.shape) if reduction == "none" else found_loss
 
 
 class _Plan:
@@ -199,11 +181,11 @@ def _compute_gradient(
     smoothing: float, z_loss: float,
 ) -> Any:  # fmt: skip
     dx = _gradient_shape(x)
-    _write_gradient(dx, x, target, weight, weights, logs, d_losses, dim, ignore_index, smoothing, z_loss)
+    write_gradient(dx, x, target, weight, weights, logs, d_losses, dim, ignore_index, smoothing, z_loss)
     return dx
 
 
-def _write_gradient(
+def write_gradient(
     dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
     smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
@@ -237,7 +219,7 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()
-            _write_gradient(dx, x, target, weight, weights, logs, d_losses, *ctx.numbers)
+            write_gradient(dx, x, target, weight, weights, logs, d_losses, *ctx.numbers)
             torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from einops_fast.backends.torch_activation import bias_activation
-from einops_fast.backends.torch_cross_entropy import cross_entropy, linear_cross_entropy
+from einops_fast.backends.torch_cross_entropy import cross_entropy
 from einops_fast.backends.torch_linear import linear
+from einops_fast.backends.torch_linear_cross_entropy import linear_cross_entropy
 from einops_fast.backends.torch_norm import dropout_add_norm, norm
 from einops_fast.backends.torch_softmax import softmax
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from einops_fast.attention.torch_state import autocasts
 from einops_fast.backends import torch as engine
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch_activation import (
@@ -20,7 +19,7 @@ from einops_fast.backends.torch_activation import (
     activation_gradients,
     bias_activation,
 )
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name
+from einops_fast.backends.torch_operator import MEMORY, PLAIN, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.triton.choice import Choice, chosen_run
 from einops_fast.backends.triton.problems import multiplies_matrices
 from einops_fast.einsum import fast_einsum
@@ -35,16 +34,13 @@ __all__ = ["linear"]
 _FROM_RESULT = ("relu", "leaky_relu")
 """Activations whose slope is that at the result: nothing else has to be kept for it."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
 
 def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     """See :func:`einops_fast.ops.linear`."""
     tensors = [x, weight] if bias is None else [x, weight, bias]
-    ours = by_kernel(tensors) and weight.numel() > 0 and all(type(each) in _PLAIN for each in tensors)
-    if ours and autocasts(x):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        tensors = [each if each.dtype == torch.float64 else each.to(dtype) for each in tensors]
+    ours = by_kernel(tensors) and weight.numel() > 0 and all(type(each) in PLAIN for each in tensors)
+    if ours:
+        tensors = [*autocasted(tensors)]
     if not ours or any(each.dtype != tensors[0].dtype for each in tensors):
         product = F.linear(x, weight)
         return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)

@@ -17,13 +17,30 @@ from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable
 from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["MEMORY", "Operator", "by_kernel", "dtype_name", "launch", "on_gpu", "result_dtype", "transformed"]
+__all__ = [
+    "MEMORY",
+    "PLAIN",
+    "Operator",
+    "autocasted",
+    "by_kernel",
+    "dtype_name",
+    "launch",
+    "on_gpu",
+    "result_dtype",
+    "transformed",
+]
 
 MEMORY = TorchMemory()
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that nobody has overridden anything of."""
+
 _USABLE = usable()
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
+"""What autocast casts."""
+
+_DTYPES = (*_CAST, torch.float64)
 
 _NAMES = {each: str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
@@ -124,6 +141,15 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
 def dtype_name(dtype: torch.dtype) -> str:
     """As NumPy spells it."""
     return _NAMES[dtype]
+
+
+def autocasted(operands: Sequence[Any]) -> Sequence[Any]:
+    """Operands of a product, some of them perhaps ``None``, in the dtype that autocast wants."""
+    first = operands[0]
+    if not autocasts(first):
+        return operands
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return [each if each is None or each.dtype not in _CAST else each.to(dtype) for each in operands]
 
 
 def result_dtype(tensor: Any) -> torch.dtype:

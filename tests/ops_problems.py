@@ -71,6 +71,31 @@ def randn(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
     return torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE, getattr(torch, dtype))
 
 
+def targets(*shape: int, classes: int = 21) -> Any:
+    """Numbers of classes; each fifth one doesn't count."""
+    found = (randn(*shape, seed=5).abs() * 1e6).long() % classes
+    found.view(-1)[::5] = -100
+    return found
+
+
+def cross_entropy(
+    x: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, z_loss: float = 0.0, dim: int = -1,
+) -> Any:  # fmt: skip
+    """By the definition, with a matrix of targets."""
+    x = x.movedim(dim, -1)
+    counts = (target != ignore_index).to(x.dtype)
+    one_hot = torch.nn.functional.one_hot(target.clamp_min(0), x.shape[-1]).to(x.dtype)
+    weight = torch.ones_like(x[(0,) * (x.dim() - 1)]) if weight is None else weight.to(x.dtype)
+    lse = x.logsumexp(-1)
+    less = weight * (lse[..., None] - x)
+    share = (1 - label_smoothing) * one_hot + label_smoothing / x.shape[-1]
+    losses = ((share * less).sum(-1) + z_loss * lse**2) * counts
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / ((one_hot @ weight) * counts).sum()
+
+
 def laid_out(values: Any, layout: str) -> Any:
     """The same values with other strides."""
     if layout == "reversed":

@@ -1,4 +1,4 @@
-"""cross_entropy and linear_cross_entropy: kernels, torch's functions, other frameworks."""
+"""cross_entropy: kernels, torch's functions, other frameworks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
-from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
+from ops_problems import (  # noqa: E402
+    DEVICE,
+    LAYOUTS,
+    assert_near,
+    gradients,
+    kernels,
+    laid_out,
+    leaf,
+    namespace,
+    randn,
+    targets,
+)
+from ops_problems import cross_entropy as oracle  # noqa: E402
 
 from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_cross_entropy  # noqa: E402
@@ -26,30 +38,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "z": {"z_loss": 0.01},
     "everything": {"weight": randn(21, seed=1).abs(), "label_smoothing": 0.3, "z_loss": 0.1, "ignore_index": 3},
 }
-
-
-def targets(*shape: int, classes: int = 21) -> Any:
-    found = (randn(*shape, seed=5).abs() * 1e6).long() % classes
-    found.view(-1)[::5] = -100
-    return found
-
-
-def oracle(
-    x: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean",
-    label_smoothing: float = 0.0, z_loss: float = 0.0, dim: int = -1,
-) -> Any:  # fmt: skip
-    """By the definition, with a matrix of targets."""
-    x = x.movedim(dim, -1)
-    counts = (target != ignore_index).to(x.dtype)
-    one_hot = torch.nn.functional.one_hot(target.clamp_min(0), x.shape[-1]).to(x.dtype)
-    weight = torch.ones_like(x[(0,) * (x.dim() - 1)]) if weight is None else weight.to(x.dtype)
-    lse = x.logsumexp(-1)
-    less = weight * (lse[..., None] - x)
-    share = (1 - label_smoothing) * one_hot + label_smoothing / x.shape[-1]
-    losses = ((share * less).sum(-1) + z_loss * lse**2) * counts
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / ((one_hot @ weight) * counts).sum()
 
 
 TILES = {
@@ -214,34 +202,6 @@ def test_compiles_and_autocasts() -> None:
             assert function(x).dtype == torch.float32
 
 
-@pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_linear(by_kernels: bool, reduction: str) -> None:
-    tensors = [leaf(randn(2, 5, 6)), leaf(randn(21, 6)), leaf(randn(21))]
-    target = targets(2, 5)
-    options = {"weight": randn(21, seed=1).abs(), "label_smoothing": 0.1, "reduction": reduction}
-    made: list[int] = []
-    linear = torch.nn.functional.linear
-
-    def counted(x: Any, *others: Any) -> Any:
-        made.append(x.shape[0])
-        return linear(x, *others)
-
-    def function(x: Any, w: Any, b: Any) -> Any:
-        return ops.linear_cross_entropy(x, w, target, b, chunk=4, **options)
-
-    with mock.patch.object(torch_cross_entropy.F, "linear", counted):
-        if by_kernels:
-            with kernels():
-                found = gradients(function, tensors)
-        else:
-            found = gradients(function, tensors)
-    assert sorted(made) == [2, 2, 4, 4, 4, 4]
-    expected = gradients(lambda x, w, b: oracle(linear(x, w, b), target, **options), tensors)
-    for got, each in zip(found, expected, strict=True):
-        assert_near(got, each)
-
-
 @pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_other_frameworks(framework: str, option: str) -> None:
@@ -263,5 +223,3 @@ def test_errors() -> None:
         ops.cross_entropy(x, target, reduction="max")
     with pytest.raises(EinsumError, match="label_smoothing"):
         ops.cross_entropy(x, target, label_smoothing=2)
-    with pytest.raises(ShapeError, match="linear_weight"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2))

@@ -95,8 +95,10 @@ def linear_cross_entropy(
 ) -> Any:
     """``cross_entropy(linear(input, linear_weight, bias), target)`` without all of the logits, for tensors of torch.
 
-    Some rows at a time are multiplied, and their logits forgotten. Backward, they are made again: that is one more
-    product of matrices, and of the size of the logits there are only those of a chunk and their gradient.
+    Some rows at a time are multiplied, and their logits forgotten. Where a gradient is needed and the loss is one
+    number, it is made in the same go, from the gradient of the logits that is written over them; backward only scales
+    it. With ``reduction='none'``, and in float16, whose gradients have to be scaled up before they are rounded,
+    backward makes logits again. Evaluate under ``torch.no_grad()``: no gradients are made there.
 
     Args:
         input: (..., features).
@@ -104,7 +106,15 @@ def linear_cross_entropy(
         target: (...), the numbers of the classes.
         bias: (classes,).
         weight, ignore_index, reduction, label_smoothing, z_loss: as for :func:`cross_entropy`.
-        chunk: how many rows at a time; as many as give 2²⁶ logits if ``None``.
+        chunk: how many rows at a time. If ``None``, about as many as have 128 MiB of logits without gradients; with
+            gradients, 256 MiB and half as much as the weight's has.
+
+    Returns:
+        The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``.
+
+    Raises:
+        ShapeError: a size is wrong.
+        EinsumError: an option is wrong.
 
     Example:
         >>> import torch

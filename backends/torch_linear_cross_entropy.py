@@ -1,0 +1,206 @@
+"""Cross entropy of a linear layer of torch's tensors, which never has all logits.
+
+Where the loss is one number, its gradients are made in the forward pass, while a chunk's logits are there, and backward
+only scales them: of four products of matrices three are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from einops_fast.backends.torch_cross_entropy import losses_of, mean_divisor, reduced
+from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
+from einops_fast.backends.torch_operator import (
+    PLAIN,
+    Operator,
+    autocasted,
+    by_kernel,
+    launch,
+    result_dtype,
+    transformed,
+)
+from einops_fast.backends.torch_row_losses import RowLoss
+from einops_fast.backends.triton.scaling import scaling
+
+__all__ = ["linear_cross_entropy"]
+
+_graph_is_kept: Callable[[], bool] = getattr(
+    getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
+)
+"""Whether what runs backward may do so again."""
+
+
+def linear_cross_entropy(
+    x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str, chunk: int | None,
+) -> Any:  # fmt: skip
+    """See :func:`einops_fast.ops.linear_cross_entropy`."""
+    dtype = result_dtype(x)
+    rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    numbers = weight, ignore_index, smoothing, z_loss, reduction, chunk or 0
+    tensors = autocasted([rows, linear_weight, bias])
+    if not _in_one(*tensors, targets, weight):
+        found = _by_checkpoints(rows, linear_weight, bias, targets, *numbers)
+    else:
+        recorded = torch.is_grad_enabled()
+        # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
+        keeps = recorded and reduction != "none" and tensors[0].dtype != torch.float16
+        wanted = [keeps and each is not None and each.requires_grad for each in tensors]
+        found = linear_cross_entropy_in_one(*tensors, targets, *numbers, *wanted)[0]
+    found = found.to(dtype)
+    return found.view(target.shape) if reduction == "none" else found
+
+
+def _in_one(*tensors: Any) -> bool:
+    """Whether rows, matrix, bias, targets and weight are for the operator: plain, alike, with something in them."""
+    given = [each for each in tensors if each is not None]
+    x, matrix, bias, target, weight = tensors
+    return (
+        all(type(each) in PLAIN and each.layout == torch.strided and each.numel() > 0 for each in given)
+        and all(each.device == x.device for each in given)
+        and x.is_floating_point()
+        and x.dtype == matrix.dtype == (x if bias is None else bias).dtype
+        and not target.is_floating_point()
+        and (weight is None or not weight.requires_grad)
+        and not transformed()
+    )
+
+
+def _by_checkpoints(
+    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str, chunk: int,
+) -> Any:  # fmt: skip
+    """By functions that have derivatives of any kind.
+
+    A chunk's logits are made again for its gradients, but in transforms, which have no checkpoints: all are kept there.
+    """
+    size = chunk or chunk_rows(x, matrix, gradients=False)
+
+    def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
+        logits = F.linear(part, matrix, bias)
+        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss, "none")[0]
+
+    again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
+    run = in_chunk if transformed() else again
+    found = [run(part, matrix, bias, classes) for part, classes in zip(x.split(size), target.split(size), strict=True)]
+    losses = torch.cat(found)
+    divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if reduction == "mean" else None
+    return reduced(losses, divisor, reduction)
+
+
+def _shapes(
+    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    found = x.new_empty(target.shape if reduction == "none" else (), dtype=dtype)
+    return found, *gradients_like(x, matrix, bias, (of_x, of_matrix, of_bias))
+
+
+def _compute(
+    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    reduction: str, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    wanted = of_x, of_matrix, of_bias
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    divisor = mean_divisor(target, weight, ignore_index, dtype) if reduction == "mean" else None
+    d_losses = None
+    if any(wanted):
+        d_losses = (x.new_ones((), dtype=dtype) if divisor is None else divisor.reciprocal()).expand(target.shape)
+    size = chunk or chunk_rows(x, matrix, gradients=any(wanted))
+    row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
+    losses, gradients = in_chunks(x, matrix, bias, target, row_loss, size, d_losses, wanted)
+    return reduced(losses, divisor, reduction), *gradients
+
+
+def _gradient_shapes(x: Any, matrix: Any, bias: Any, *others: Any) -> tuple[Any, ...]:
+    return gradients_like(x, matrix, bias, others[-3:])
+
+
+def _compute_gradients(
+    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, d_losses: Any, ignore_index: int, smoothing: float,
+    z_loss: float, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    size = chunk or chunk_rows(x, matrix, gradients=True)
+    row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
+    return in_chunks(x, matrix, bias, target, row_loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
+
+
+def _scale(x: Any, factor: Any, out: Any) -> None:
+    """``x * factor`` into ``out``, without gaps, of the same strides, and perhaps ``x`` itself."""
+    if by_kernel([x, factor]):
+        launch([scaling(x.numel(), out is x)], x, factor, out)
+    else:
+        torch.mul(x, factor, out=out)
+
+
+def _compute_scaled(x: Any, factor: Any) -> Any:
+    out = torch.empty_like(x)
+    _scale(x, factor, out)
+    return out
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.ignore_index, ctx.smoothing, ctx.z_loss, ctx.reduction, ctx.chunk, of_x, of_matrix, of_bias = inputs
+    ctx.kept = of_x or of_matrix or of_bias
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
+    x, matrix, bias, target, weight, *kept = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:3]
+    if d_loss is None:
+        return (None,) * 13
+    numbers = ctx.ignore_index, ctx.smoothing, ctx.z_loss
+    if torch.is_grad_enabled():  # to be differentiated again
+        again = _by_checkpoints(x, matrix, bias, target, weight, *numbers, ctx.reduction, ctx.chunk)
+        of = [each for each, really in zip((x, matrix, bias), wanted, strict=True) if really]
+        made = iter(torch.autograd.grad(again, of, d_loss, create_graph=True))
+        found = [next(made) if really else None for really in wanted]
+    elif ctx.kept:
+        found = [_scaled(each, d_loss) if really else None for each, really in zip(kept, wanted, strict=True)]
+    else:
+        if ctx.reduction == "mean":
+            d_loss = d_loss / mean_divisor(target, weight, ctx.ignore_index, d_loss.dtype)
+        made = linear_cross_entropy_gradients(
+            x, matrix, bias, target, weight, d_loss.expand(target.shape), *numbers, ctx.chunk, *wanted
+        )
+        found = [each if really else None for each, really in zip(made, wanted, strict=True)]
+    return (*found, *(None,) * 10)
+
+
+def _scaled(kept: Any, factor: Any) -> Any:
+    """What the forward pass has kept, scaled: itself, if it isn't needed again."""
+    if type(kept) is not torch.Tensor or torch.compiler.is_compiling() or _graph_is_kept():
+        return scaled(kept, factor)
+    _scale(kept, factor, kept)
+    return kept
+
+
+scaled = Operator("scaled(Tensor x, Tensor factor) -> Tensor", _compute_scaled, lambda x, factor: torch.empty_like(x))
+
+_NUMBERS = "int chunk, bool of_x, bool of_matrix, bool of_bias"
+
+linear_cross_entropy_gradients = Operator(
+    "linear_cross_entropy_gradients(Tensor x, Tensor matrix, Tensor? bias, Tensor target, Tensor? weight, "
+    f"Tensor d_losses, int ignore_index, float smoothing, float z_loss, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
+    _compute_gradients,
+    _gradient_shapes,
+)
+
+linear_cross_entropy_in_one = Operator(
+    "linear_cross_entropy(Tensor x, Tensor matrix, Tensor? bias, Tensor target, Tensor? weight, int ignore_index, "
+    f"float smoothing, float z_loss, str reduction, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+)

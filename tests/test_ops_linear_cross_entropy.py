@@ -1,0 +1,293 @@
+"""linear_cross_entropy: in chunks, with gradients made forward or backward, by kernels and by torch's functions."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import (  # noqa: E402
+    DEVICE,
+    LAYOUTS,
+    assert_near,
+    cross_entropy,
+    gradients,
+    kernels,
+    laid_out,
+    leaf,
+    randn,
+    targets,
+)
+
+from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
+from einops_fast.backends import torch_linear_cross_entropy, torch_logit_chunks  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+WEIGHT = randn(21, seed=1).abs()
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "everything": {"weight": WEIGHT, "label_smoothing": 0.3, "z_loss": 0.1, "ignore_index": 3},
+}
+
+
+def problem(*rows: int, dtype: str = "float64", classes: int = 21, features: int = 6) -> tuple[list[Any], Any]:
+    """Input, weight and bias, and targets. The classes are no whole number of vectors."""
+    sizes = (*rows, features), (classes, features), (classes,)
+    return [leaf(randn(*each, dtype=dtype, seed=at)) for at, each in enumerate(sizes)], targets(*rows, classes=classes)
+
+
+def expected(x: Any, matrix: Any, bias: Any = None, **options: Any) -> Any:
+    return cross_entropy(torch.nn.functional.linear(x, matrix, bias), **options)
+
+
+def found_by(target: Any, **options: Any) -> Any:
+    def function(x: Any, matrix: Any, bias: Any = None) -> Any:
+        return ops.linear_cross_entropy(x, matrix, target, bias, **options)
+
+    return function
+
+
+def where(by_kernels: bool) -> Any:
+    return kernels() if by_kernels else nullcontext()
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients(option: str, reduction: str, by_kernels: bool) -> None:
+    tensors, target = problem(2, 5)
+    options = {**OPTIONS[option], "reduction": reduction}
+    target = target.masked_fill(target == -100, options.get("ignore_index", -100))
+    with where(by_kernels):
+        found = gradients(found_by(target, chunk=4, **options), tensors)
+    for got, each in zip(found, gradients(partial(expected, target=target, **options), tensors), strict=True):
+        assert_near(got, each)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_how_often_logits_are_made(by_kernels: bool) -> None:
+    """Once; and only the products that are needed follow. Twice where what comes backward isn't one number."""
+    (x, matrix, _), target = problem(10)
+    on_gpu = by_kernels or DEVICE == "cuda"
+    made: list[Any] = []
+    multiply = torch_logit_chunks.multiply
+
+    def counted(a: Any, b: Any, out: Any, plus: Any = None) -> None:
+        made.append(tuple(out.shape))
+        multiply(a, b, out, plus)
+
+    def products(x: Any, matrix: Any, reduction: str = "mean") -> list[Any]:
+        made.clear()
+        with where(by_kernels), mock.patch.object(torch_logit_chunks, "multiply", counted):
+            loss = ops.linear_cross_entropy(x, matrix, target, reduction=reduction, chunk=10)
+            if loss.requires_grad:
+                loss.sum().backward()
+        return made
+
+    def split(*shape: int) -> list[tuple[int, ...]]:
+        """On a GPU the last class is multiplied on its own."""
+        if not on_gpu:
+            return [shape]
+        return [tuple(each if size == 21 else size for size in shape) for each in (1, 20)]
+
+    logits, of_matrix, of_x = split(10, 21), split(21, 6), [(10, 6)] * (1 + on_gpu)
+    assert products(x, matrix) == logits + of_x + of_matrix
+    assert products(x, matrix.detach()) == logits + of_x
+    assert products(x.detach(), matrix) == logits + of_matrix
+    assert products(x.detach(), matrix.detach()) == logits
+    assert products(x, matrix, "none") == logits + logits + of_x + of_matrix
+    with torch.no_grad():
+        assert products(x, matrix) == logits
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str) -> None:
+    tensors, target = problem(2, 5)
+    strided = [leaf(laid_out(each.detach(), layout)) for each in tensors]
+    with kernels():
+        found = gradients(found_by(laid_out(target, layout), chunk=4), strided)
+        row = leaf(tensors[0][:1, :1].detach().expand(2, 5, 6))
+        same = ops.linear_cross_entropy(row, strided[1], target)
+    for got, each in zip(found, gradients(partial(expected, target=target), tensors), strict=True):
+        assert_near(got, each)
+    assert_near(same, expected(row, strided[1], target=target))
+
+
+@pytest.mark.parametrize("chunk", [256, 64, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_precision(dtype: str, chunk: int) -> None:
+    """Gradients of the weight are added up in its dtype for few chunks, and in float32 for many."""
+    tensors, target = problem(256, dtype=dtype, classes=45, features=32)
+    exact = [leaf(each.double()) for each in tensors]
+
+    def native(x: Any, matrix: Any, bias: Any) -> Any:
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, matrix, bias), target)
+
+    theirs = gradients(native, tensors)
+    right = gradients(partial(expected, target=target), exact)
+    # Triton's interpreter cuts bfloat16 off.
+    for by_kernels in (False,) if dtype == "bfloat16" and DEVICE == "cpu" else (False, True):
+        with where(by_kernels):
+            found = gradients(found_by(target, chunk=chunk), tensors)
+        for at, (got, other, each) in enumerate(zip(found, theirs, right, strict=True)):
+            assert got.dtype == other.dtype
+            assert_near(got, each, other, 3.0 if at else 2.0)
+
+
+def test_gradients_of_few_digits_are_scaled_up_before_they_are_rounded() -> None:
+    """The mean of so many rows has gradients that float16 has not, and gets them when the loss is scaled."""
+    (x, matrix, _), _ = problem(4096, dtype="float16", features=4)
+    target = torch.full((4096,), 2, device=DEVICE)
+    exact = [leaf(each.double()) for each in (x, matrix)]
+    with kernels():
+        (found,) = torch.autograd.grad(found_by(target)(x, matrix).float() * 16384, x)
+    (right,) = torch.autograd.grad(expected(*exact, target=target) * 16384, exact[0])
+    assert_near(found / 16384, right / 16384)
+    assert float((found - right).norm() / right.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_backward_twice(factor: float, by_kernels: bool) -> None:
+    tensors, target = problem(9)
+    exact = gradients(partial(expected, target=target), tensors)[1:]
+    cotangent = float(randn(seed=7))
+    with where(by_kernels):
+        loss = found_by(target, chunk=4)(*tensors) * factor
+        for retained in (True, True, False):
+            found = torch.autograd.grad(loss, tensors, retain_graph=retained)
+            for got, each in zip(found, exact, strict=True):
+                assert_near(got, each * (factor / cotangent))
+            if retained:
+                for each in found:  # they belong to whoever asked for them
+                    each.fill_(torch.nan)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, tensors)
+
+
+def test_what_is_kept_becomes_the_gradient() -> None:
+    """Without a copy, whatever the loss is multiplied by."""
+    (x, matrix, _), target = problem(9)
+    for factor in (1.0, 3.0):
+        with kernels():
+            loss = ops.linear_cross_entropy(x, matrix, target)
+            kept = loss.grad_fn.saved_tensors[-2].data_ptr()
+            matrix.grad = None
+            (loss * factor).backward()
+        assert matrix.grad.data_ptr() == kept
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_other_derivatives(reduction: str, by_kernels: bool) -> None:
+    tensors, target = problem(4, features=3)
+    function = found_by(target, reduction=reduction, label_smoothing=0.1, z_loss=0.1, chunk=3)
+    directions = [randn(*each.shape, seed=9) for each in tensors]
+
+    def right(*given: Any) -> Any:
+        return expected(*given, target=target, reduction=reduction, label_smoothing=0.1, z_loss=0.1)
+
+    def forward_mode(function: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(*pair) for pair in zip(tensors, directions, strict=True)]
+            return torch.autograd.forward_ad.unpack_dual(function(*duals)).tangent
+
+    with where(by_kernels):
+        assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+        of_function = torch.func.grad(lambda *given: function(*given).sum())(*[each.detach() for each in tensors])
+    assert_near(of_function, torch.autograd.grad(right(*tensors).sum(), tensors[0])[0])
+    assert_near(forward_mode(function), forward_mode(right))
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiles(reduction: str, by_kernels: bool) -> None:
+    torch.compiler.reset()
+    tensors, target = problem(9, dtype="float32")
+    function = found_by(target, reduction=reduction, chunk=4)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with where(by_kernels):
+        for got, each in zip(gradients(compiled, tensors), gradients(function, tensors), strict=True):
+            torch.testing.assert_close(got, each)
+
+
+def test_autocast() -> None:
+    tensors, target = problem(9, dtype="float32")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        found = gradients(found_by(target, chunk=4), tensors)
+        native = gradients(
+            lambda x, w, b: torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w, b), target), tensors
+        )
+    exact = gradients(partial(expected, target=target), [leaf(each.double()) for each in tensors])
+    for got, each, theirs in zip(found, exact, native, strict=True):
+        assert got.dtype == torch.float32
+        assert_near(got, each, theirs, 3.0)
+    half = [leaf(each.bfloat16()) for each in tensors]
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert found_by(target)(*half).dtype == torch.float32
+    assert found_by(target)(*half).dtype == torch.bfloat16
+
+
+def test_rows_that_do_not_count_and_no_rows() -> None:
+    (x, matrix, _), _ = problem(4)
+    with kernels():
+        ignored = torch.full((4,), -100, device=DEVICE)
+        assert found_by(ignored)(x, matrix).isnan()
+        for each in torch.autograd.grad(found_by(ignored, reduction="sum")(x, matrix), (x, matrix)):
+            assert not each.any()
+    none = found_by(ignored[:0], reduction="sum")(x[:0], matrix)
+    assert none == 0
+    assert not torch.autograd.grad(none, matrix)[0].any()
+    if DEVICE == "cpu":
+        with pytest.raises(IndexError):
+            found_by(ignored.fill_(21))(x, matrix)
+
+
+def test_subclasses_go_to_torch_functions() -> None:
+    class Other(torch.Tensor):
+        pass
+
+    (x, matrix, _), target = problem(9)
+    with mock.patch.object(torch_linear_cross_entropy, "linear_cross_entropy_in_one", None):
+        found = found_by(target, chunk=4)(x.detach().as_subclass(Other), matrix)
+    assert_near(torch.Tensor(found), expected(x, matrix, target=target))
+
+
+def test_chunks() -> None:
+    """Few enough logits at a time, in even chunks, and more of them where the weight is larger."""
+
+    def rows(count: int, features: int, classes: int, **options: bool) -> int:
+        x, matrix = (
+            torch.empty(*each, dtype=torch.bfloat16, device="meta") for each in ((count, features), (classes, features))
+        )
+        return torch_logit_chunks.chunk_rows(x, matrix, **options)
+
+    with kernels(queued=False):
+        assert rows(8192, 2048, 50_257, gradients=False) == 1280
+        assert rows(8192, 2048, 50_257, gradients=True) == 2816
+        assert rows(8192, 4096, 32_000, gradients=True) == 4096
+        assert rows(16_384, 4096, 128_256, gradients=True) == 4096
+        assert rows(32_768, 1024, 50_257, gradients=True) == 3072
+        assert rows(100, 8, 1000, gradients=True) == 256
+        assert rows(100, 8, 1 << 27, gradients=False) == 1
+    assert rows(8192, 2048, 50_257, gradients=True) == 2048
+
+
+def test_errors() -> None:
+    with pytest.raises(ShapeError, match="linear_weight"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2))
+    with pytest.raises(ShapeError, match="target has shape"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(3))
+    with pytest.raises(EinsumError, match="chunk"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2), chunk=0)
+    with pytest.raises(RuntimeError, match="dtype"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())
