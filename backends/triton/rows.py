@@ -86,6 +86,15 @@ class RowTiling:
     stages: int = 1
     programs: int = 0
 
+    @property
+    def name(self) -> str:
+        """The tiles in a line, unique to them."""
+        tile = f"{self.rows}×{self.block}" if self.whole else f"{self.rows}×{self.block} at a time"
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
+        stages = f", {self.stages} stages" if self.stages > 1 else ""
+        programs = f", {self.programs} programs" if self.programs else ""
+        return f"{tile}, {self.warps} warp{'s' if self.warps > 1 else ''}{stages}{parts}{programs}"
+
     def part(self, columns: int) -> int:
         """Columns of a part, in whole blocks."""
         blocks = -(-columns // self.block)
