@@ -177,13 +177,13 @@ def _compute_gradient(
     smoothing: float, z_loss: float,
 ) -> Any:  # fmt: skip
     dx = _gradient_shape(x)
-    _write_gradient(dx, x, target, weight, weights, logs, d_losses, dim, ignore_index, smoothing, z_loss, False)
+    _write_gradient(dx, x, target, weight, weights, logs, d_losses, False, dim, ignore_index, smoothing, z_loss)
     return dx
 
 
 def _write_gradient(
-    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
-    smoothing: float, z_loss: float, in_place: bool,
+    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, in_place: bool, dim: int,
+    ignore_index: int, smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
     """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
     of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
@@ -215,7 +215,7 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()
-            _write_gradient(dx, x, target, weight, weights, logs, d_losses, *ctx.numbers, in_place=True)
+            _write_gradient(dx, x, target, weight, weights, logs, d_losses, True, *ctx.numbers)
             torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
