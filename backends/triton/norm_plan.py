@@ -239,15 +239,13 @@ def norm_gradient_contest(
     h, d_out, row, d_summed, dx, d_residual, place = rows.strides
     places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along or 0,), (0,))
     size, alike, drop, acc = ITEM_SIZES[problem.dtype], typical(rows), dropping(problem.drop), problem.acc
-    ways: list[Way] = []
-    if inputs:
-        tilings = gradient_tilings(alike, size, parameters, 3, shared)
-        ways += [_WholeRows(features, rows, tiling, places, drop, acc) for tiling in tilings]
+    # Whole rows are read once, if programs have room for their sums.
+    whole = gradient_tilings(alike, size, parameters, 3, shared) if inputs else []
+    ways: list[Way] = [_WholeRows(features, rows, tiling, places, drop, acc) for tiling in whole]
     if not ways:
-        sums, columns = sums_tilings(alike, size, 3, shared), column_tilings(alike, 4, 3, shared)
+        sums, columns = sums_tilings(alike, size, 3, shared), column_tilings(alike, size, 3, shared)
         pairs = [(sums[0], each) for each in columns]
-        if inputs:
-            pairs = [*pairs[:3], *((each, columns[0]) for each in sums[1:])]
+        pairs = [*pairs[:4], *((each, columns[0]) for each in sums[1:])] if inputs else pairs
         ways += [_Columns(features, rows, pair, places, drop, acc, inputs) for pair in pairs]
     call = row_call(f"gradients of {problem.name}", alike, features, mode)
     return Contest(memory, device, replace(call, details={**call.details, "wanted": [inputs, parameters]}), ways)

@@ -9,11 +9,14 @@ from typing import Any
 
 from einops_fast.backends.triton.contest import Call
 from einops_fast.backends.triton.rows import (
+    PROCESSORS,
     Rows,
     RowTiling,
     column_tiling,
+    element_tiling,
     fitting,
     gradient_tiling,
+    in_programs,
     loss_tiling,
     row_tiling,
     sums_tiling,
@@ -57,10 +60,11 @@ def row_call(operator: str, rows: Rows, features: Any, mode: str, in_place: bool
         in_place: a result is written over what is read.
     """
     values = {each.name: getattr(features, each.name) for each in fields(features)}
+    named = [
+        name if value is True else value for name, value in values.items() if value is True or isinstance(value, str)
+    ]
     values = {name: bool(value) if isinstance(value, float) else value for name, value in values.items()}
     strides = [" ".join(map(_stride, each)) for each in rows.strides]
-    named = [value if isinstance(value, str) else name for name, value in values.items() if value is True or value]
-    named = [each for each in named if isinstance(values.get(each, ""), (bool, str)) and each != "eps"]
     apart = [] if rows.strides[0][-1] == 1 else [f"strides {strides[0]}"]
     text = f"{operator}, {'·'.join(map(str, rows.sizes))} rows of {rows.columns}"
     return Call(", ".join([text, *named, *apart]), {"features": values, "strides": strides}, mode, in_place)
@@ -72,14 +76,9 @@ def _stride(stride: int) -> str:
 
 
 def _rivals(rule: RowTiling, others: Iterable[RowTiling], fit: Callable[[RowTiling], RowTiling]) -> list[RowTiling]:
-    """The rule's first, and each once."""
-    return list(dict.fromkeys(map(fit, (rule, *others))))[:_MOST]
-
-
-def _warps(tiling: RowTiling, *factors: float) -> list[RowTiling]:
-    """The same tiles with other numbers of warps, where there are any."""
-    found = [int(tiling.warps * factor) for factor in factors]
-    return [replace(tiling, warps=each) for each in found if 1 <= each <= 32]
+    """The rule's first, and each once; those that a device can't have are left out by whoever compiles them."""
+    able = [each for each in (rule, *others) if 1 <= each.warps <= 32 and each.rows >= 1]
+    return list(dict.fromkeys(map(fit, able)))[:_MOST]
 
 
 def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> list[RowTiling]:
@@ -93,30 +92,30 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
         shared: bytes of shared memory that a program may have.
     """
     rule = row_tiling(rows, size, live)
-    others = _warps(rule, 0.5, 2)
-    if rule.whole:
-        if rule.rows > 1:
-            others += [replace(rule, rows=rule.rows // 2), *_warps(replace(rule, rows=rule.rows // 2), 0.5)]
-        others += [replace(rule, rows=2 * rule.rows)] if rows.count > rule.rows else []
-        if rule.block > 2048 and rows.contiguous:
-            others.append(RowTiling(1, rule.block // 2, False, 1, rule.warps))
+    warps = rule.warps
+    others = [replace(rule, warps=warps // 2), replace(rule, warps=2 * warps)]
+    if rule.whole and rule.block <= 8192:
+        double = replace(rule, rows=2 * rule.rows)
+        half = replace(rule, rows=rule.rows // 2) if rule.rows > 1 else replace(rule, warps=warps // 2)
+        others += [double, replace(double, warps=2 * warps), replace(half, warps=half.warps // 2)]
+    elif rule.whole:
+        looped = RowTiling(rule.rows, min(rule.block // 2, 8192), False, 1, min(warps, 16))
+        others += [looped, replace(looped, stages=3)]
     elif rule.parts > 1:
-        others += [replace(rule, parts=_parts(rows, rule, 2 * rule.parts)), replace(rule, parts=1)]
+        blocks = -(-rows.columns // rule.block)
+        more = -(-blocks // -(-blocks // min(2 * rule.parts, blocks)))  # none of them without a block
+        others += [replace(rule, parts=more), replace(rule, parts=1)]
     else:
-        others += [replace(rule, block=rule.block // 2), replace(rule, stages=1 if rule.stages > 1 else 3)]
+        half = replace(rule, block=rule.block // 2)
+        others += [half, replace(half, warps=warps // 2), replace(rule, stages=1 if rule.stages > 1 else 3)]
     return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
-
-
-def _parts(rows: Rows, tiling: RowTiling, wanted: int) -> int:
-    """About as many parts as wanted, none of them without a block."""
-    blocks = -(-rows.columns // tiling.block)
-    return -(-blocks // -(-blocks // min(wanted, blocks)))
 
 
 def sums_tilings(rows: Rows, size: int, arrays: int, shared: int) -> list[RowTiling]:
     """For sums of rows too long to be kept."""
     rule = sums_tiling(rows)
-    return _rivals(rule, _warps(rule, 0.5, 2), lambda tiling: fitting(tiling, arrays, size, shared))
+    others = [replace(rule, block=max(rule.block // 2, 16)), replace(rule, warps=2 * rule.warps)]
+    return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
 
 
 def gradient_tilings(rows: Rows, size: int, sums: int, arrays: int, shared: int) -> list[RowTiling]:
@@ -124,41 +123,51 @@ def gradient_tilings(rows: Rows, size: int, sums: int, arrays: int, shared: int)
     rule = gradient_tiling(rows, size, sums)
     if rule is None:
         return []
-    others = [*_warps(rule, 2, 0.5), replace(rule, programs=2 * rule.programs)]
-    others.append(replace(rule, stages=1 if rule.stages > 1 else 2))
+    warps, programs = rule.warps, rule.programs
     if rule.rows > 1:
-        others.append(replace(rule, rows=rule.rows // 2))
+        half = replace(rule, rows=rule.rows // 2, warps=max(warps // 2, 1), programs=2 * programs)
+        others = [half, replace(half, stages=1), replace(half, rows=rule.rows), replace(rule, rows=2 * rule.rows)]
+    else:
+        fewer = replace(rule, programs=max(programs // 2, PROCESSORS))
+        double = replace(rule, warps=2 * warps)
+        others = [fewer, replace(rule, warps=warps // 2), replace(double, stages=1)]
+        others += [replace(double, programs=fewer.programs), replace(rule, stages=1)]
     return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
 
 
 def loss_tilings(rows: Rows, size: int, gradient: bool, shared: int) -> list[RowTiling]:
     """For rows that are only read, or for a gradient of which no sums are needed."""
     rule = loss_tiling(rows, size, gradient)
-    others = _warps(rule, 2, 0.5)
-    if not rule.whole:
-        double = replace(rule, block=2 * rule.block)
-        others += [double, replace(double, warps=2 * double.warps), replace(rule, stages=3)]
+    if rule.whole or not rows.contiguous or rule.parts > 1:
+        others = [replace(rule, warps=rule.warps // 2), replace(rule, warps=2 * rule.warps)]
+    elif gradient:
+        tiles = [(2048, 8, 1), (4096, 4, 3), (8192, 8, 3), (8192, 16, 1)]
+        tiles = [(1024, 4, 1), (1024, 8, 1), (1024, 4, 3)] if rows.columns <= 8192 else tiles
+        others = [RowTiling(1, block, False, 1, warps, stages) for block, warps, stages in tiles]
+    else:
+        tiles = [(1024, 1, 1), (2048, 8, 1), (4096, 8, 1), (8192, 8, 2), (8192, 16, 3)]
+        tiles = [(1024, 1, 1), (1024, 2, 1), (2048, 2, 1), (2048, 4, 1)] if rows.columns <= 8192 else tiles
+        others = [RowTiling(1, block, False, 1, warps, stages) for block, warps, stages in tiles]
     return _rivals(rule, others, lambda tiling: fitting(tiling, 1, size, shared))
 
 
 def column_tilings(rows: Rows, size: int, arrays: int, shared: int) -> list[RowTiling]:
     """For sums down the columns."""
     rule = column_tiling(rows)
-    others = [
-        *_warps(rule, 2, 0.5),
-        *([replace(rule, rows=rule.rows // 2)] if rule.rows > 1 else []),
-        replace(rule, rows=2 * rule.rows),
-        replace(rule, parts=max(1, rule.parts // 2)),
-    ]
+    half = in_programs(rows, replace(rule, block=max(rule.block // 2, 16)), 4)
+    flat = replace(rule, rows=8, block=min(rule.block, 256), warps=8, stages=1)
+    others = [half, replace(rule, stages=4), replace(rule, warps=8), in_programs(rows, rule, 2)]
+    if rows.contiguous:
+        others.insert(1, in_programs(rows, flat, 1))
     return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
 
 
 def element_tilings(rows: Rows, size: int) -> list[RowTiling]:
     """For work on each element alone, of so many bytes."""
-    rule = replace(column_tiling(rows, size), parts=1, stages=1)
-    others = [
-        *_warps(rule, 2, 0.5),
-        *([replace(rule, rows=rule.rows // 2)] if rule.rows > 1 else []),
-        replace(rule, rows=2 * rule.rows),
-    ]
+    rule = element_tiling(rows, size)
+    others = [replace(rule, rows=2 * rule.rows, warps=8), replace(rule, rows=rule.rows // 2), replace(rule, warps=8)]
+    if rule.block >= 256:
+        others.append(RowTiling(rule.rows, 256, False, 1, 2))
+        if rows.columns >= 1024:
+            others.append(RowTiling(1, 1024, False, 1, 4))
     return _rivals(rule, others, lambda tiling: tiling)
