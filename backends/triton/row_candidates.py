@@ -37,6 +37,14 @@ __all__ = [
 _MOST = 6
 """Tilings that compete: each has to be compiled."""
 
+_LOSS_TILES = {
+    (False, True): ((1024, 1, 1), (1024, 2, 1), (2048, 2, 1)),
+    (False, False): ((1024, 1, 1), (2048, 8, 1), (4096, 8, 1), (8192, 8, 2), (8192, 16, 3)),
+    (True, True): ((1024, 4, 1), (1024, 8, 1), (1024, 4, 3)),
+    (True, False): ((2048, 8, 1), (4096, 4, 3), (8192, 8, 3), (8192, 16, 1)),
+}
+"""Blocks, warps and stages for logits, or for their gradient, of rows that are short, or not."""
+
 
 def typical(rows: Rows) -> Rows:
     """Rows that stand for all of a class, for which one measurement is enough.
@@ -114,7 +122,7 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
 def sums_tilings(rows: Rows, size: int, arrays: int, shared: int) -> list[RowTiling]:
     """For sums of rows too long to be kept."""
     rule = sums_tiling(rows)
-    others = [replace(rule, block=max(rule.block // 2, 16)), replace(rule, warps=2 * rule.warps)]
+    others = [replace(rule, block=max(rule.block // 2, 16), whole=False), replace(rule, warps=2 * rule.warps)]
     return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
 
 
@@ -140,14 +148,16 @@ def loss_tilings(rows: Rows, size: int, gradient: bool, shared: int) -> list[Row
     rule = loss_tiling(rows, size, gradient)
     if rule.whole or not rows.contiguous or rule.parts > 1:
         others = [replace(rule, warps=rule.warps // 2), replace(rule, warps=2 * rule.warps)]
-    elif gradient:
-        tiles = [(2048, 8, 1), (4096, 4, 3), (8192, 8, 3), (8192, 16, 1)]
-        tiles = [(1024, 4, 1), (1024, 8, 1), (1024, 4, 3)] if rows.columns <= 8192 else tiles
-        others = [RowTiling(1, block, False, 1, warps, stages) for block, warps, stages in tiles]
+        if rule.whole and not gradient:
+            double = replace(rule, rows=2 * rule.rows)
+            others += [replace(rule, warps=rule.warps // 4), double, replace(double, warps=rule.warps // 2)]
     else:
-        tiles = [(1024, 1, 1), (2048, 8, 1), (4096, 8, 1), (8192, 8, 2), (8192, 16, 3)]
-        tiles = [(1024, 1, 1), (1024, 2, 1), (2048, 2, 1), (2048, 4, 1)] if rows.columns <= 8192 else tiles
+        short = rows.columns <= 8192
+        tiles = _LOSS_TILES[gradient, short]
         others = [RowTiling(1, block, False, 1, warps, stages) for block, warps, stages in tiles]
+        if short and not gradient:
+            whole = RowTiling(1, power_of_two(rows.columns), True, 1, 4)
+            others += [whole, replace(whole, rows=2, warps=8)]
     return _rivals(rule, others, lambda tiling: fitting(tiling, 1, size, shared))
 
 

@@ -188,7 +188,7 @@ def gradient_tiling(rows: Rows, size: int, sums: int) -> RowTiling | None:
     # So few warps that all of them are needed along a row, and rows are added up without exchange between them.
     warps = 8 if columns > 2048 else min(max(columns // 256, 1), 4)
     together = max(1, min(warps * 512 // columns, power_of_two(rows.count)))
-    each = 1 if columns > 4096 else 2 if warps == 8 else 12 // warps
+    each = 1 if columns * size > 8192 else 2 if warps == 8 else 12 // warps
     return RowTiling(together, columns, True, 1, warps, 3, each * PROCESSORS)
 
 
