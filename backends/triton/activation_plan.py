@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from einops_fast.backends.triton.activation import (
@@ -97,9 +98,10 @@ def activation_contest(
     ways: list[Way]
     if gradient:
         acc = "float64" if double else "float32"
-        ways = [
-            _Gradient(features, rows, tiling, places, dropped, acc) for tiling in column_tilings(alike, size, 2, shared)
-        ]
+        tilings = column_tilings(alike, size, 2, shared)
+        if double:  # whose sums need the registers
+            tilings = list(dict.fromkeys([replace(tiling, stages=1) for tiling in tilings]))
+        ways = [_Gradient(features, rows, tiling, places, dropped, acc) for tiling in tilings]
     else:
         # Random words need registers: then half of a tile is as much.
         tilings = element_tilings(alike, 4 if drop else size)

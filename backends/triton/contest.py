@@ -1,7 +1,7 @@
 """Several ways to run one kind of call of an operator: the fastest is found at the first call, and kept on disk.
 
-What decides, in this order: what this process has measured, what is on disk, a measurement, the rule. The first of the
-ways is that of the rule, which is taken where nothing may be timed or where time is short anyway.
+What decides, in this order: what this process has measured, what is on disk, a measurement. The first of the ways is that
+of a rule, and is taken where nothing may be timed or where the call takes little time anyway.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Contest:
                 return self.chosen
             way, final = self.choose(arrays)
             if final:
-                self.chosen = way
+                self.chosen, self.ways = way, [way]  # the others are free to go
             return way
 
     def choose(self, arrays: Sequence[Any]) -> tuple[Way, bool]:
