@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,17 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch
-from einops_fast.backends.triton.activation import (
-    ActivationFeatures,
-    ActivationStrides,
-    activation_gradient_kernel,
-    activation_kernel,
-)
-from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.column_sums import column_sums
-from einops_fast.backends.triton.rows import column_tiling, dense_strides, dropping, in_fours, rows_of
-from einops_fast.layout import contiguous_strides
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name
+from einops_fast.backends.triton.activation_plan import activation_contest
+from einops_fast.backends.triton.contest import Contest
+from einops_fast.backends.triton.rows import dense_strides
+from einops_fast.tuning import current_mode
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
 
@@ -58,42 +51,15 @@ def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
     return _BY_TORCH[activation](x if bias is None else x + bias)
 
 
-class _Plan:
-    """A kernel for one kind of call; ``sums`` programs have parts of the rows, if it is that of the gradients."""
-
-    def __init__(
-        self, shape: Strides, strides: tuple[Strides, Strides, Strides], along: int, kind: str, drop: float,
-        dtype: torch.dtype, gradient: bool,
-    ) -> None:  # fmt: skip
-        rows = rows_of(shape, len(shape) - 1, (*strides, contiguous_strides(shape)))
-        x, out, d_out, place = rows.strides
-        double = dtype == torch.float64
-        features = ActivationFeatures(
-            len(rows.sizes), kind, drop > 0, in_fours(rows, place), dtype in (torch.float16, torch.bfloat16),
-            rows.wide, double, drop if double else 0.0,
-        )  # fmt: skip
-        # Random words need registers: then half of a tile is as much.
-        tiling = column_tiling(rows, 4 if gradient or drop else dtype.itemsize)
-        if dtype == torch.float64:
-            tiling = replace(tiling, stages=1)
-        steps, blocks = -(-rows.count // tiling.rows), -(-rows.columns // tiling.block)
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
-        tail: tuple[Any, ...]
-        tail = rows.sizes, ActivationStrides(x, out, d_out, place, (along,)), rows.count, rows.columns
-        if gradient:
-            self.sums = tiling.parts
-            self.call = KernelCall(
-                activation_gradient_kernel, (blocks, tiling.parts), (*tail, steps, dropping(drop)),
-                {**constants, "stages": tiling.stages}, tiling.warps, 1,
-            )  # fmt: skip
-            self.add = column_sums(self.sums, rows.columns)
-        else:
-            self.call = KernelCall(
-                activation_kernel, (steps, blocks), (*tail, dropping(drop)), constants, tiling.warps, 1
-            )
-
-
-_plan = lru_cache(maxsize=4096)(_Plan)
+@lru_cache(maxsize=4096)
+def _plan(
+    shape: Strides, strides: tuple[Strides, Strides, Strides], along: int | None, kind: str, drop: float,
+    dtype: torch.dtype, gradient: bool, of_bias: bool, device: int, mode: str,
+) -> Contest:  # fmt: skip
+    return activation_contest(
+        MEMORY, device, MEMORY.shared(device), mode, shape, strides, along, kind, drop, dtype_name(dtype), gradient,
+        of_bias,
+    )  # fmt: skip
 
 
 def _shape(x: Any, *others: Any) -> Any:
@@ -102,11 +68,11 @@ def _shape(x: Any, *others: Any) -> Any:
 
 def _compute(x: Any, bias: Any, seed: Any, activation: str, drop: float) -> Any:
     out = _shape(x)
-    plan = _plan(
-        tuple(x.shape), (x.stride(), out.stride(), out.stride()), 0 if bias is None else bias.stride(0), activation,
-        drop, x.dtype, False,
+    run = _plan(
+        tuple(x.shape), (x.stride(), out.stride(), out.stride()), None if bias is None else bias.stride(0), activation,
+        drop, x.dtype, False, False, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    launch([plan.call], x, bias, seed, out)
+    run(x, bias, seed, out)
     return out
 
 
@@ -120,18 +86,13 @@ def _compute_gradients(
     x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
 ) -> tuple[Any, Any]:
     dx = _shape(x)
-    plan = _plan(
-        tuple(x.shape), (x.stride(), dx.stride(), d_out.stride()), 0 if bias is None else bias.stride(0), activation,
-        drop, x.dtype, True,
+    run = _plan(
+        tuple(x.shape), (x.stride(), dx.stride(), d_out.stride()), None if bias is None else bias.stride(0), activation,
+        drop, x.dtype, True, of_bias, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    columns = x.shape[-1]
-    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    parts = MEMORY.workspace(x, plan.sums * columns, dtype_name(acc)) if of_bias else None
-    launch([plan.call], x, bias, seed, d_out, dx, parts)
-    d_bias = x.new_empty(0) if parts is None else bias.new_empty(bias.shape)
-    if parts is not None:
-        launch([plan.add], parts, None, d_bias, None)
-    return dx, d_bias
+    d_bias = bias.new_empty(bias.shape) if of_bias else None
+    run(x, bias, seed, d_out, dx, d_bias)
+    return dx, x.new_empty(0) if d_bias is None else d_bias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

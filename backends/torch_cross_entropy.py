@@ -8,16 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from einops_fast.backends.torch_operator import Operator, by_kernel, launch, result_dtype
-from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.cross_entropy import (
-    CrossEntropyFeatures,
-    CrossEntropyStrides,
-    cross_entropy_gradient_kernel,
-    cross_entropy_kernel,
-)
-from einops_fast.backends.triton.rows import dense_strides, loss_tiling, neighbours, rows_of
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.triton.contest import Contest
+from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
+from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.errors import EinsumError
+from einops_fast.tuning import current_mode
 
 __all__ = [
     "cross_entropy",
@@ -115,33 +111,15 @@ def _losses_by_torch(
     return losses
 
 
-class _Plan:
-    """Both kernels for one kind of call; the second for one layout of the gradients."""
-
-    def __init__(
-        self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, ignored: int, smoothing: float,
-        z_loss: float, dtype: torch.dtype, gradient: bool,
-    ) -> None:  # fmt: skip
-        rows = rows_of(shape, dim, strides)
-        tiling = loss_tiling(rows, dtype.itemsize, gradient)
-        x, target, loss, dx, d_loss = rows.strides
-        vector = 16 // dtype.itemsize
-        # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.
-        cut = tiling.rows == x[-1] == dx[-1] == 1 and all((a - b) % vector == 0 for a, b in zip(x, dx, strict=True))
-        features = CrossEntropyFeatures(
-            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == torch.float64, vector if cut else 0,
-            neighbours(rows, dtype.itemsize),
-        )  # fmt: skip
-        places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along,))
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}
-        grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
-        kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
-        tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns
-        tail = (*tail, tiling.part(rows.columns), ignored) if gradient else (*tail, ignored)
-        self.call = KernelCall(kernel, grid, tail, constants, tiling.warps, 1)
-
-
-_plan = lru_cache(maxsize=4096)(_Plan)
+@lru_cache(maxsize=4096)
+def _plan(
+    shape: Strides, strides: tuple[Strides, ...], along: int | None, dim: int, ignored: int, smoothing: float,
+    z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
+) -> Contest:  # fmt: skip
+    return cross_entropy_contest(
+        MEMORY, device, MEMORY.shared(device), mode, shape, strides, along, dim, ignored, smoothing, z_loss,
+        dtype_name(dtype), gradient, in_place,
+    )  # fmt: skip
 
 
 def _with_classes(strides: Any, dim: int) -> Strides:
@@ -163,12 +141,12 @@ def _compute(
 ) -> tuple[Any, Any]:  # fmt: skip
     losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
     of_target, of_loss = (_with_classes(each.stride(), dim) for each in (target, losses))
-    plan = _plan(
+    run = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
-        0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype, False,
+        None if weight is None else weight.stride(0),
+        dim, ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    launch([plan.call], x, target, weight, weights, losses, logs)
+    run(x, target, weight, weights, losses, logs)
     return losses, logs
 
 
@@ -181,22 +159,22 @@ def _compute_gradient(
     smoothing: float, z_loss: float,
 ) -> Any:  # fmt: skip
     dx = _gradient_shape(x)
-    write_gradient(dx, x, target, weight, weights, logs, d_losses, dim, ignore_index, smoothing, z_loss)
+    write_gradient(dx, x, target, weight, weights, logs, d_losses, False, dim, ignore_index, smoothing, z_loss)
     return dx
 
 
 def write_gradient(
-    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
-    smoothing: float, z_loss: float,
+    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, in_place: bool, dim: int,
+    ignore_index: int, smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
-    """The gradient of ``x``, into ``dx``, which may be ``x``."""
+    """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
     of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
-    plan = _plan(
+    run = _plan(
         tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
-        0 if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype, True,
+        None if weight is None else weight.stride(0),
+        dim, ignore_index, smoothing, z_loss, x.dtype, True, in_place, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    launch([plan.call], x, target, weight, weights, logs, d_losses, dx)
+    run(x, target, weight, weights, logs, d_losses, dx)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -219,7 +197,7 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()
-            write_gradient(dx, x, target, weight, weights, logs, d_losses, *ctx.numbers)
+            write_gradient(dx, x, target, weight, weights, logs, d_losses, True, *ctx.numbers)
             torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)

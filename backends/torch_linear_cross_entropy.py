@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from einops_fast.backends.torch_cross_entropy import losses_of, mean_divisor, reduced
 from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
 from einops_fast.backends.torch_operator import (
+    MEMORY,
     PLAIN,
     Operator,
     autocasted,
     by_kernel,
-    launch,
     result_dtype,
     transformed,
 )
@@ -135,7 +135,9 @@ def _compute_gradients(
 def _scale(x: Any, factor: Any, out: Any) -> None:
     """``x * factor`` into ``out``, without gaps, of the same strides, and perhaps ``x`` itself."""
     if by_kernel([x, factor]):
-        launch([scaling(x.numel(), out is x)], x, factor, out)
+        device = MEMORY.device(x)
+        with MEMORY.on_device(device):
+            scaling(x.numel(), out is x)(MEMORY, device, x, factor, out)
     else:
         torch.mul(x, factor, out=out)
 

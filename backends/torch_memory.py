@@ -50,7 +50,8 @@ class TorchMemory(Memory):
         return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
 
     def may_measure(self) -> bool:
-        return not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return not capturing and not torch.compiler.is_compiling()
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         flush = _cache_flush(device)

@@ -9,23 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
-from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.column_sums import column_sums
-from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
-from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
-from einops_fast.backends.triton.rows import (
-    column_tiling,
-    dense_strides,
-    dropping,
-    fitting,
-    gradient_tiling,
-    in_fours,
-    row_tiling,
-    rows_of,
-    sums_tiling,
-)
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.triton.contest import Contest
+from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest, norm_gradient_contest
+from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.layout import contiguous_strides
+from einops_fast.tuning import current_mode
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
 
@@ -93,96 +82,27 @@ def dropout_add_norm(
     return found[0], found[1]
 
 
-class _Plan:
-    """The forward kernels for one kind of call."""
-
-    def __init__(
-        self, shape: Strides, strides: tuple[Strides, ...], along: tuple[int, int], dim: int, centred: bool, eps: float,
-        drop: float, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
-        double = dtype == torch.float64
-        features = NormFeatures(
-            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
-            drop if double else 0.0,
-        )  # fmt: skip
-        of_x, out, row, residual, summed, place = rows.strides
-        places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
-        tiling = row_tiling(rows, dtype.itemsize)
-        self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
-        tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop)
-        constants = {
-            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
-        }  # fmt: skip
-        grid = -(-rows.count // tiling.rows), tiling.parts
-        self.steps = [
-            KernelCall(norm_kernel, grid, tail, {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1)
-            for step in ((1, 2) if tiling.parts > 1 else (0,))
-        ]
+@lru_cache(maxsize=4096)
+def _forward_plan(
+    shape: Strides, strides: tuple[Strides | None, ...], along: tuple[int | None, int | None], dim: int, centred: bool,
+    eps: float, drop: float, kind: torch.dtype, others: tuple[Any, str], device: int, mode: str,
+) -> Contest:  # fmt: skip
+    given = "" if strides[4] is None else " of a sum" if strides[3] is not None else " after dropout"
+    problem = NormProblem(shape, dim, centred, eps, drop, dtype_name(kind), given)
+    return norm_contest(MEMORY, device, MEMORY.shared(device), mode, problem, strides, along)
 
 
-class _GradientPlan:
-    """The backward kernels for one kind of call.
-
-    Attributes:
-        whole: the one that has whole rows, or ``None``.
-        sums: the one that makes the sums of parts of rows, or ``None``; ``partial``: how many these are.
-        columns: the one that has tiles of columns, or ``None``.
-        count: how many sums of each column there are in the end.
-        add: the one that adds these.
-    """
-
-    def __init__(
-        self, shape: Strides, strides: tuple[Strides, ...], along: int, dim: int, centred: bool, eps: float,
-        drop: float, dtype: torch.dtype, inputs: bool, parameters: int, shared: int,
-    ) -> None:  # fmt: skip
-        rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
-        h, d_out, row, d_summed, dx, d_residual, place = rows.strides
-        double = dtype == torch.float64
-        features = NormFeatures(
-            len(rows.sizes), eps, centred, drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
-            drop if double else 0.0,
-        )  # fmt: skip
-        places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along,), (0,))
-        start = rows.sizes, places, rows.count, rows.columns
-        self.whole = self.sums = self.columns = None
-        self.partial = 0
-        tiling = gradient_tiling(rows, dtype.itemsize, parameters) if inputs else None
-        if tiling is not None:
-            tiling = fitting(tiling, 3, dtype.itemsize, shared)
-            tiles = -(-rows.count // tiling.rows)
-            self.count = min(tiles, tiling.programs)
-            self.whole = KernelCall(
-                norm_gradient_kernel, (self.count, 1), (*start, dropping(drop), tiles),
-                {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
-                tiling.warps, 1,
-            )  # fmt: skip
-        else:
-            tiling = fitting(sums_tiling(rows), 3, dtype.itemsize, shared)
-            of_columns = fitting(column_tiling(rows), 3, dtype.itemsize, shared)
-            if inputs:
-                self.partial = rows.count * tiling.parts
-                self.sums = KernelCall(
-                    norm_row_sums_kernel, (-(-rows.count // tiling.rows), tiling.parts),
-                    (*start, tiling.part(rows.columns)),
-                    {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
-                    tiling.warps, 1,
-                )  # fmt: skip
-            self.count = of_columns.parts
-            self.columns = KernelCall(
-                norm_columns_kernel, (-(-rows.columns // of_columns.block), of_columns.parts),
-                (*start, dropping(drop), -(-rows.count // of_columns.rows)),
-                {
-                    "f": features, "together": of_columns.rows, "block": of_columns.block, "parts": tiling.parts,
-                    "stages": of_columns.stages,
-                },
-                of_columns.warps, 1,
-            )  # fmt: skip
-        self.add = column_sums(self.count, rows.columns)
-
-
-_forward_plan = lru_cache(maxsize=4096)(_Plan)
-_gradient_plan = lru_cache(maxsize=4096)(_GradientPlan)
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: Strides, strides: tuple[Strides | None, ...], along: int | None, dim: int, centred: bool, eps: float,
+    drop: float, kinds: tuple[Any, ...], dtypes: tuple[str, ...], device: int, mode: str,
+) -> Contest:  # fmt: skip
+    of_x, of_residual, of_weight, of_bias = map(bool, dtypes)
+    given = " of a sum" if of_residual else " after dropout" if drop else ""
+    problem = NormProblem(shape, dim, centred, eps, drop, dtype_name(kinds[0]), given)
+    return norm_gradient_contest(
+        MEMORY, device, MEMORY.shared(device), mode, problem, strides, along, of_x or of_residual, of_weight + of_bias
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -228,20 +148,19 @@ def _compute(
 ) -> tuple[Any, Any, Any, Any]:
     out, summed, means, rstds = _shapes(x, residual, weight, bias, seed, dim, centred, eps, drop, dtype)
     shape = tuple(x.shape)
-    nowhere = (0,) * len(shape)
     kept = summed if residual is not None or seed is not None else None
-    plan = _forward_plan(
+    run = _forward_plan(
         shape,
         (
             x.stride(), out.stride(), _row_strides(shape, dim),
-            nowhere if residual is None else residual.expand(shape).stride(),
-            nowhere if kept is None else kept.stride(),
+            None if residual is None else residual.expand(shape).stride(),
+            None if kept is None else kept.stride(),
         ),
-        (0 if weight is None else weight.stride(0), 0 if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype,
+        (None if weight is None else weight.stride(0), None if bias is None else bias.stride(0)),
+        dim, centred, eps, drop, x.dtype, (None if residual is None else residual.dtype, dtype), MEMORY.device(x),
+        current_mode(),
     )  # fmt: skip
-    parts = [MEMORY.workspace(x, plan.partial, dtype_name(rstds.dtype)) if plan.partial else None for _ in range(2)]
-    launch(plan.steps, x, residual, weight, bias, seed, out, kept, means if centred else None, rstds, *parts)
+    run(x, residual, weight, bias, seed, out, kept, means if centred else None, rstds)
     return out, summed, means, rstds
 
 
@@ -273,37 +192,20 @@ def _compute_gradients(
         for dtype in (of_x, of_residual)
     )
     shape = tuple(h.shape)
-    nowhere = (0,) * len(shape)
-    plan = _gradient_plan(
+    run = _gradient_plan(
         shape,
         (
-            h.stride(), d_out.stride(), _row_strides(shape, dim), nowhere if d_summed is None else d_summed.stride(),
+            h.stride(), d_out.stride(), _row_strides(shape, dim), None if d_summed is None else d_summed.stride(),
             strides, strides,
         ),
-        0 if weight is None else weight.stride(0),
-        dim, centred, eps, drop, h.dtype, bool(of_x or of_residual), bool(of_weight) + bool(of_bias),
-        MEMORY.shared(MEMORY.device(h)),
+        None if weight is None else weight.stride(0),
+        dim, centred, eps, drop, (h.dtype, d_out.dtype), tuple(dtypes), MEMORY.device(h), current_mode(),
     )  # fmt: skip
-    kind = dtype_name(rstds.dtype)
-    to_weight, to_bias = (
-        MEMORY.workspace(h, plan.count * shape[dim], kind) if dtype else None for dtype in (of_weight, of_bias)
-    )
-    means = means if centred else None
-    sums: tuple[Any, Any] = None, None
-    if plan.whole is not None:
-        launch([plan.whole], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias)
-    if plan.sums is not None:
-        sums = MEMORY.workspace(h, plan.partial, kind), MEMORY.workspace(h, plan.partial, kind)
-        launch([plan.sums], h, means, rstds, weight, d_out, *sums)
-    if plan.columns is not None:
-        launch(
-            [plan.columns], h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, to_weight, to_bias, *sums
-        )
     d_weight, d_bias = (
         h.new_empty(shape[dim], dtype=getattr(torch, dtype)) if dtype else None for dtype in (of_weight, of_bias)
     )
-    if of_weight or of_bias:
-        launch([plan.add], *((to_weight, to_bias, d_weight, d_bias) if of_weight else (to_bias, None, d_bias, None)))
+    means = means if centred else None
+    run(h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, d_weight, d_bias)
     dx, d_residual, d_weight, d_bias = (
         h.new_empty(0) if each is None else each for each in (dx, d_residual, d_weight, d_bias)
     )

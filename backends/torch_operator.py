@@ -6,8 +6,7 @@ tensors, they are operators of torch with known results, which takes a little lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from einops_fast.attention.torch_state import autocasts
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.tuning import autotune, current_mode
 
 __all__ = [
     "MEMORY",
@@ -24,7 +23,6 @@ __all__ = [
     "autocasted",
     "by_kernel",
     "dtype_name",
-    "launch",
     "on_gpu",
     "result_dtype",
     "transformed",
@@ -99,20 +97,20 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any) -> Callable[..
     def forward(ctx: Any, *arguments: Any) -> Any:
         found = compute(*arguments)
         setup(ctx, arguments, found)
+        ctx.mode = current_mode()
         return found
 
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    def backward_in_mode(ctx: Any, *gradients: Any) -> Any:
+        # Autograd has threads of its own, which blocks of the caller's don't reach.
+        if ctx.mode == current_mode():
+            return backward(ctx, *gradients)
+        with autotune(ctx.mode):
+            return backward(ctx, *gradients)
+
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward_in_mode)}
     made: Any = type(name, (torch.autograd.Function,), functions)
     apply: Callable[..., Any] = made.apply
     return apply
-
-
-def launch(kernels: Iterable[KernelCall], like: Any, *arrays: Any) -> None:
-    """Queue kernels, one after the other, on these arrays: ``like`` is the first, and says on which device."""
-    device = MEMORY.device(like)
-    with nullcontext() if MEMORY.current_device() == device else MEMORY.on_device(device):
-        for kernel in kernels:
-            kernel(MEMORY, device, like, *arrays)
 
 
 def on_gpu(tensor: Any) -> bool:

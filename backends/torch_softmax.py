@@ -7,15 +7,11 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
-from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.rows import Rows, dense_strides, fitting, neighbours, row_tiling, rows_of
-from einops_fast.backends.triton.softmax import (
-    SoftmaxFeatures,
-    SoftmaxStrides,
-    softmax_gradient_kernel,
-    softmax_kernel,
-)
+from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.triton.contest import Contest
+from einops_fast.backends.triton.rows import dense_strides
+from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
+from einops_fast.tuning import current_mode
 
 __all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
 
@@ -69,32 +65,6 @@ def softmax_by_torch(
     return found.masked_fill(hidden if log else empty, float("-inf") if log else 0.0).to(wanted)
 
 
-class _Plan:
-    """The kernels for one kind of call, with their tiles.
-
-    Attributes:
-        steps: the kernels, one after the other.
-        partial: how many sums of parts the first leaves to the second.
-    """
-
-    def __init__(
-        self, kernel: Any, features: SoftmaxFeatures, rows: Rows, device: int, size: int, live: int, *tail: Any
-    ) -> None:  # fmt: skip
-        tiling = fitting(row_tiling(rows, size, live), 2, size, MEMORY.shared(device))
-        grid = -(-rows.count // tiling.rows), tiling.parts
-        constants = {
-            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
-        }  # fmt: skip
-        self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
-        self.steps = [
-            KernelCall(
-                kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
-                {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
-            )
-            for step in ((1, 2) if tiling.parts > 1 else (0,))
-        ]  # fmt: skip
-
-
 Strides = tuple[int, ...]
 
 
@@ -104,45 +74,35 @@ def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
 
 @lru_cache(maxsize=4096)
 def _forward_plan(
-    shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool,
-    queries: int | None, shift: int, scale: float, double: bool, size: int, device: int,
-) -> _Plan:  # fmt: skip
-    position = tuple([int(at == queries) for at in range(len(shape))])
-    rows = rows_of(shape, dim, (*strides, position))
-    features = SoftmaxFeatures(
-        len(rows.sizes), log, mask not in (None, torch.bool), mask == torch.bool, queries is not None, rows.wide,
-        double, scale if double else 1.0, neighbours(rows, size),
+    shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool, queries: int | None,
+    shift: int, scale: float, kind: torch.dtype, dtype: str, device: int, mode: str,
+) -> Contest:  # fmt: skip
+    return softmax_contest(
+        MEMORY, device, MEMORY.shared(device), mode, shape, strides, dim,
+        None if mask is None else "hiding" if mask == torch.bool else "added", log, queries, shift, scale,
+        kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
-    of_x, of_out, of_mask, of_position = rows.strides
-    places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-    return _Plan(softmax_kernel, features, rows, device, size, 1, places, shift, scale)
 
 
 @lru_cache(maxsize=4096)
 def _gradient_plan(
-    shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    double: bool, size: int, device: int,
-) -> _Plan:  # fmt: skip
-    rows = rows_of(shape, dim, strides)
-    features = SoftmaxFeatures(
-        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
-    )
-    out, d_out, dx = rows.strides
-    return _Plan(
-        softmax_gradient_kernel, features, rows, device, size, 2, SoftmaxStrides(dx, out, out, out, d_out), scale
-    )
+    shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
+    kind: torch.dtype, dtype: str, device: int, mode: str,
+) -> Contest:  # fmt: skip
+    return softmax_gradient_contest(
+        MEMORY, device, MEMORY.shared(device), mode, shape, strides, dim, masked, log, scale, kind.itemsize,
+        kind == torch.float64 or dtype == "float64",
+    )  # fmt: skip
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
     out = _shape(x, mask, dim, log, queries, shift, scale, dtype)
     shape = tuple(x.shape)
-    acc = "float64" if torch.float64 in (x.dtype, out.dtype) else "float32"
-    plan = _forward_plan(
+    run = _forward_plan(
         shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, acc == "float64", x.itemsize, MEMORY.device(x),
+        queries, shift, scale, x.dtype, dtype, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    sums = [MEMORY.workspace(x, plan.partial, acc) if plan.partial else None for _ in range(2)]
-    launch(plan.steps, x, mask, out, *sums)
+    run(x, mask, out)
     return out
 
 
@@ -152,12 +112,11 @@ def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, sca
 
 def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
     dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
-    acc = "float64" if torch.float64 in (out.dtype, dx.dtype) else "float32"
-    strides = out.stride(), d_out.stride(), dx.stride()
-    plan = _gradient_plan(
-        tuple(out.shape), strides, dim, masked, log, scale, acc == "float64", out.itemsize, MEMORY.device(out)
-    )
-    launch(plan.steps, out, d_out, dx, MEMORY.workspace(out, plan.partial, acc) if plan.partial else None)
+    run = _gradient_plan(
+        tuple(out.shape), (out.stride(), d_out.stride(), dx.stride()), dim, masked, log, scale, out.dtype, dtype,
+        MEMORY.device(out), current_mode(),
+    )  # fmt: skip
+    run(out, d_out, dx)
     return dx
 
 

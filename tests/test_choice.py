@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends.triton import choice as module  # noqa: E402
+from einops_fast.backends.triton import measuring  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
@@ -143,7 +144,8 @@ def test_what_takes_long_is_timed_once_and_not_all_of_it(
     offer: Any, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(100))
-    monkeypatch.setattr(module, "perf_counter", lambda: float(next(now)))  # every look at the clock is a second later
+    # Every look at the clock is a second later.
+    monkeypatch.setattr(measuring, "perf_counter", lambda: float(next(now)))
     choose = offer(*(Way(f"way {at}", 10 + at / 10, 9 - at) for at in range(6)), library=library(10, 7))
     assert choose("array")[0] in ("library", "way 0", "way 1")
     assert memory.measured[0] == "library"

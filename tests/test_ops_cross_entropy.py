@@ -27,6 +27,7 @@ from ops_problems import cross_entropy as oracle  # noqa: E402
 
 from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_cross_entropy  # noqa: E402
+from einops_fast.backends.triton import cross_entropy_plan  # noqa: E402
 from einops_fast.backends.triton.rows import RowTiling  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -49,7 +50,7 @@ TILES = {
 
 @pytest.fixture(params=TILES)
 def tiles(request: pytest.FixtureRequest) -> Any:
-    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=TILES[request.param]):
+    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES[request.param]]):
         torch_cross_entropy._plan.cache_clear()
         yield
     torch_cross_entropy._plan.cache_clear()
@@ -98,7 +99,7 @@ def test_rows_of_any_length_from_any_address(columns: int) -> None:
     """Of which there may be no whole vector, or no edge."""
     wide = randn(5, columns + 6, dtype="float32")
     target = targets(5, classes=columns)
-    with mock.patch.object(torch_cross_entropy, "loss_tiling", return_value=TILES["cut"]):
+    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES["cut"]]):
         torch_cross_entropy._plan.cache_clear()
         for first in range(4):
             x = leaf(wide[:, first : first + columns])

@@ -16,6 +16,7 @@ from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_
 
 from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_norm  # noqa: E402
+from einops_fast.backends.triton import norm_plan  # noqa: E402
 from einops_fast.backends.triton.rows import RowTiling  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -47,12 +48,12 @@ def norm(x: Any, weight: Any = None, bias: Any = None, dim: int = -1, rms: bool 
 def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
     tiling = TILES[request.param]
-    of_gradient = replace(tiling, programs=2) if tiling.whole else None
+    of_gradient = [replace(tiling, programs=2)] if tiling.whole else []
     with (
-        mock.patch.object(torch_norm, "row_tiling", return_value=tiling),
-        mock.patch.object(torch_norm, "gradient_tiling", return_value=of_gradient),
-        mock.patch.object(torch_norm, "sums_tiling", return_value=tiling),
-        mock.patch.object(torch_norm, "column_tiling", return_value=RowTiling(2, 16, False, 2)),
+        mock.patch.object(norm_plan, "row_tilings", return_value=[tiling]),
+        mock.patch.object(norm_plan, "gradient_tilings", return_value=of_gradient),
+        mock.patch.object(norm_plan, "sums_tilings", return_value=[tiling]),
+        mock.patch.object(norm_plan, "column_tilings", return_value=[RowTiling(2, 16, False, 2)]),
     ):
         _forget()
         yield

@@ -16,6 +16,7 @@ from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_
 
 from einops_fast import EinsumError, ShapeError, SubscriptsError, ops  # noqa: E402
 from einops_fast.backends import torch_softmax  # noqa: E402
+from einops_fast.backends.triton import softmax_plan  # noqa: E402
 from einops_fast.backends.triton.rows import RowTiling  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -54,7 +55,7 @@ def oracle(
 @pytest.fixture(params=TILES)
 def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
-    with mock.patch.object(torch_softmax, "row_tiling", return_value=TILES[request.param]):
+    with mock.patch.object(softmax_plan, "row_tilings", return_value=[TILES[request.param]]):
         torch_softmax._forward_plan.cache_clear()
         torch_softmax._gradient_plan.cache_clear()
         yield

@@ -27,7 +27,7 @@ class TorchClock:
         self._memory = TorchMemory()
 
     def may_measure(self) -> bool:
-        return self._memory.may_measure() and not torch.compiler.is_compiling()
+        return self._memory.may_measure()
 
     def device_name(self, device: str) -> str:
         return str(torch.cuda.get_device_name(device))

@@ -4,7 +4,8 @@ The way of a :class:`~einops_fast.steps.Fused` step: :mod:`problems` sorts its l
 :mod:`contraction_tilings`, :mod:`chain_tilings` and :mod:`reduction_tilings` say which tiles are worth trying,
 :mod:`launch` compiles and runs one of the kernels (:mod:`contraction`, :mod:`chain`, :mod:`reduction`) with such
 tiles, and :mod:`choice` picks one of them, or the library's calls, by prediction or by measurement. The frameworks
-come in through :mod:`memory`.
+come in through :mod:`memory`. The kernels of fused layers are launched by their ``*_plan.py``, and :mod:`contest` picks
+their tiles.
 """
 
 from __future__ import annotations

@@ -164,14 +164,23 @@ def _inputs(x, bias, b, row, column, exists, sizes, strides, f: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "inner"])
 def activation_kernel(
-    x, bias, seed, out, sizes, strides, rows, columns, drop, f: tl.constexpr, together: tl.constexpr,
-    block: tl.constexpr,
+    x, bias, seed, out, sizes, strides, rows, columns, inner, drop, f: tl.constexpr, together: tl.constexpr,
+    block: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the result."""
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    start = tl.program_id(1) * block
+    """Write a tile of the result. Neighbouring programs have tiles ``across`` the columns, or down the rows.
+
+    ``inner`` is how many tiles there are in that direction: what is next in memory is then read at about the same time.
+    """
+    near = tl.program_id(0) % inner
+    far = tl.program_id(0) // inner
+    if across:
+        start = near * block
+        row = far * together + tl.arange(0, together)
+    else:
+        start = far * block
+        row = near * together + tl.arange(0, together)
     column = start + tl.arange(0, block)
     b = load_parameter(bias, strides.bias, column, columns)
     exists = (row < rows)[:, None] & (column < columns)[None, :]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from math import prod
-from time import perf_counter
 from typing import Any
 
-import triton
-
-from einops_fast import disk_cache
-from einops_fast._version import __version__
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.chains import products
 from einops_fast.steps import Epilogue, Fused, Multiply
@@ -36,12 +28,6 @@ _MOST = {"auto": 6, "always": 24}
 
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
-
-_SPREAD = 1.25
-"""Ways that took longer than this times the best in the first round are out."""
-
-_LONGEST, _LONG = 2.0, 0.02
-"""Seconds after which no further way is timed, and from which on a run is timed once and not several times."""
 
 _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
@@ -114,19 +100,17 @@ class Choice:
         ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
         key = self._key(dtype)
         if self.mode != "always":
-            known = (disk_cache.read(key) or {}).get("choice")
-            found = next((way for way in ways if way.name == known and _works(way)), None)
+            found = recall(key, ways)
             if found is not None:
                 return found
         near = [] if self.mode == "never" else self._near(kernels, libraries)
         if len(near) < 2:
-            return next(way for way in ways if _works(way))
+            return next(way for way in ways if works(way))
         times = measure(near, operands, self.memory, self._device)
         if not times:
             return libraries[0]
         best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
-        candidates = {way.name: times.get(way) for way in near}
-        disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})
+        keep(key, best, near, times)
         return best
 
     def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
@@ -153,8 +137,7 @@ class Choice:
             "any_order": self.step.any_order,
             "dtype": dtype,
             "precision": self.precision if dtype == "float32" else "ieee",
-            "device": self.memory.device_name(self._device),
-            "versions": {"einops_fast": __version__, "triton": triton.__version__, **self.memory.versions()},
+            **circumstances(self.memory, self._device),
         }
 
 
@@ -164,47 +147,6 @@ def _text(epilogue: Epilogue) -> str:
     return f"{epilogue.activation}(…{bias}){', the sums kept' if epilogue.keeps else ''}"
 
 
-def _works(way: Candidate) -> bool:
-    try:
-        way.compile()
-    except Exception:  # whatever the compiler says: too large a tile for this device is the usual reason
-        return False
-    return True
-
-
 def chosen_run(choice: Choice) -> Callable[..., Any]:
     """What runs a step: the library's calls at once where it is small, else the choice."""
     return choice.calls if choice.mode != "always" and _small(choice.step) else choice
-
-
-def measure(ways: Sequence[Candidate], operands: Sequence[Any], memory: Memory, device: int) -> dict[Candidate, float]:
-    """Median seconds of each way that works; of slow ones from few runs."""
-
-    def works(way: Candidate) -> bool:
-        with memory.on_device(device):  # each thread has a current device of its own
-            return _works(way)
-
-    with ThreadPoolExecutor(min(len(ways), os.cpu_count() or 1, 8)) as pool:
-        working = [way for way, ready in zip(ways, pool.map(works, ways), strict=True) if ready]
-    runs: dict[Candidate, Callable[[], Any]] = {}
-    times: dict[Candidate, list[float]] = {}
-    began = perf_counter()
-    for way in working:
-        if times and perf_counter() - began > _LONGEST:
-            break
-        run = partial(way.run(memory, device), *operands)
-        try:
-            # The first run loads the kernel and fills the framework's pools of memory, and the second may still.
-            run()
-            spent = memory.seconds(run, device, 1)
-            if spent[0] < _LONG:
-                spent = memory.seconds(run, device, 3)
-        except Exception:  # out of memory for a copy, say: then it isn't a way
-            continue
-        runs[way], times[way] = run, spent
-    for _ in range(2 if times else 0):
-        best = min(map(min, times.values()))
-        for way in runs:
-            if min(times[way]) <= _SPREAD * best and perf_counter() - began <= _LONGEST:
-                times[way] += memory.seconds(runs[way], device, 5 if best < _LONG else 1)
-    return {way: statistics.median(each) for way, each in times.items()}

@@ -154,6 +154,10 @@ def cross_entropy_kernel(
     there = row < rows
     run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
+    # Before the row, so that nobody waits for these at its end.
+    number, counts = _targets(target, row, there, sizes, strides, ignored, f)
+    valid = counts & (number >= 0) & (number < columns)
+    chosen = tl.load(x + place + number * strides.x[field(f, "axes")], mask=valid, other=0).to(acc)
     head, body = _cut(place, columns, f)
     from_head = _body(place, head, f)
     totals = tl.zeros((together, block // field(f, "group")), acc)
@@ -178,9 +182,6 @@ def cross_entropy_kernel(
         most = both
         spread += tl.sum(spreads, 1)
     log = most + tl.log(total)
-    number, counts = _targets(target, row, there, sizes, strides, ignored, f)
-    valid = counts & (number >= 0) & (number < columns)
-    chosen = tl.load(x + place + number * strides.x[field(f, "axes")], mask=valid, other=0).to(acc)
     loss = log - chosen
     if weight is not None:
         loss *= tl.load(weight + number * strides.weight[0], mask=valid, other=0).to(acc)

@@ -55,7 +55,7 @@ class Memory(ABC):
 
     @abstractmethod
     def may_measure(self) -> bool:
-        """Whether work may be timed now: not while a graph is being captured."""
+        """Whether work may be timed now: not while a graph is being captured or a compiler is at work."""
 
     @abstractmethod
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:

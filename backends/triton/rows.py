@@ -13,14 +13,17 @@ from math import prod
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
 
 __all__ = [
+    "PROCESSORS",
     "RowTiling",
     "Rows",
     "column_tiling",
     "dense_strides",
     "dropping",
+    "element_tiling",
     "fitting",
     "gradient_tiling",
     "in_fours",
+    "in_programs",
     "loss_tiling",
     "neighbours",
     "row_tiling",
@@ -28,7 +31,7 @@ __all__ = [
     "sums_tiling",
 ]
 
-_PROCESSORS = 132
+PROCESSORS = 132
 """Multiprocessors of a large GPU."""
 
 _WHOLE = 32768
@@ -85,6 +88,15 @@ class RowTiling:
     warps: int = 4
     stages: int = 1
     programs: int = 0
+
+    @property
+    def name(self) -> str:
+        """The tiles in a line, unique to them."""
+        tile = f"{self.rows}×{self.block}" if self.whole else f"{self.rows}×{self.block} at a time"
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
+        stages = f", {self.stages} stages" if self.stages > 1 else ""
+        programs = f", {self.programs} programs" if self.programs else ""
+        return f"{tile}, {self.warps} warp{'s' if self.warps > 1 else ''}{stages}{parts}{programs}"
 
     def part(self, columns: int) -> int:
         """Columns of a part, in whole blocks."""
@@ -168,16 +180,16 @@ def gradient_tiling(rows: Rows, size: int, sums: int) -> RowTiling | None:
     columns = power_of_two(rows.columns)
     if not rows.contiguous:
         tiling = _across(rows, 4)
-        return replace(tiling, programs=2 * _PROCESSORS) if tiling.whole else None
+        return replace(tiling, programs=2 * PROCESSORS) if tiling.whole else None
     if columns > (8192 if sums > 1 else 16384) * 4 // max(size, 4):
         return None
     if columns > 8192:
-        return RowTiling(1, columns, True, 1, 16 if size == 2 else 32, 1, _PROCESSORS)
+        return RowTiling(1, columns, True, 1, 16 if size == 2 else 32, 1, PROCESSORS)
     # So few warps that all of them are needed along a row, and rows are added up without exchange between them.
     warps = 8 if columns > 2048 else min(max(columns // 256, 1), 4)
-    together = max(1, min(warps * 1024 // columns, power_of_two(rows.count)))
-    each = 1 if columns > 4096 else 2 if warps == 8 else 12 // warps
-    return RowTiling(together, columns, True, 1, warps, 3, each * _PROCESSORS)
+    together = max(1, min(warps * 512 // columns, power_of_two(rows.count)))
+    each = 1 if columns * size > 8192 else 2 if warps == 8 else 12 // warps
+    return RowTiling(together, columns, True, 1, warps, 3, each * PROCESSORS)
 
 
 def loss_tiling(rows: Rows, size: int, gradient: bool) -> RowTiling:
@@ -185,21 +197,34 @@ def loss_tiling(rows: Rows, size: int, gradient: bool) -> RowTiling:
     if rows.columns <= 2048 or not rows.contiguous:
         return replace(row_tiling(rows, size), parts=1)
     if not gradient:
-        return RowTiling(1, 2048, False, 1, 4)
-    return _in_parts(rows, RowTiling(1, 4096, False, 1, 8))
+        # Short rows take so little time that many programs have to be under way.
+        return RowTiling(1, 2048 // size, False, 1, 1) if rows.columns <= 8192 else RowTiling(1, 2048, False, 1, 4)
+    block, warps = (2048, 4) if rows.columns <= 8192 else (4096, 8)
+    return _in_parts(rows, RowTiling(1, block, False, 1, warps))
 
 
-def column_tiling(rows: Rows, size: int = 4) -> RowTiling:
-    """The tiles for sums down the columns, or for work on each element alone; ``parts`` programs share the rows."""
+def column_tiling(rows: Rows) -> RowTiling:
+    """The tiles for sums down the columns; ``parts`` programs share the rows."""
+    tiling = element_tiling(rows, 4)
     if rows.contiguous:
         block = min(power_of_two(rows.columns), 1024)
-        together = min(power_of_two(rows.count), 8192 // (size * block))
-    else:
-        together = min(64, power_of_two(rows.sizes[-1]))
-        block = min(power_of_two(rows.columns), 32)
-    tiles, steps = -(-rows.columns // block), -(-rows.count // together)
-    parts = max(1, min(steps, _MOST_PARTS, 4 * _PROCESSORS // tiles))
-    return RowTiling(together, block, False, parts, 4, 3)
+        tiling = replace(tiling, rows=min(power_of_two(rows.count), 2048 // block), block=block, warps=4)
+    return in_programs(rows, replace(tiling, stages=3), 4)
+
+
+def element_tiling(rows: Rows, size: int) -> RowTiling:
+    """The tiles for work on each element alone. Several rows share what they have in common, such as a bias."""
+    if rows.contiguous:
+        block = min(power_of_two(rows.columns), 1024 // size)
+        return RowTiling(min(power_of_two(rows.count), 8192 // (size * block)), block, False, 1, 4)
+    together = min(64, power_of_two(rows.sizes[-1]))
+    return RowTiling(together, min(power_of_two(rows.columns), 32), False, 1, 4)
+
+
+def in_programs(rows: Rows, tiling: RowTiling, each: int) -> RowTiling:
+    """The tiling with so many parts of the rows that every processor has about so many programs."""
+    tiles, steps = -(-rows.columns // tiling.block), -(-rows.count // tiling.rows)
+    return replace(tiling, parts=max(1, min(steps, each * PROCESSORS // tiles)))
 
 
 def _across(rows: Rows, live: int) -> RowTiling:
@@ -218,12 +243,12 @@ def _across(rows: Rows, live: int) -> RowTiling:
 def _in_parts(rows: Rows, tiling: RowTiling) -> RowTiling:
     """With so many programs for a row that all processors have work."""
     programs = -(-rows.count // tiling.rows)
-    if programs >= _PROCESSORS:
+    if programs >= PROCESSORS:
         return tiling
     # Parts are shorter than what one program has at a time.
     block = min(tiling.block, 4096)
     blocks = -(-rows.columns // block)
-    parts = max(1, min(_MOST_PARTS, -(-2 * _PROCESSORS // programs), -(-blocks // 4)))
+    parts = max(1, min(_MOST_PARTS, -(-2 * PROCESSORS // programs), -(-blocks // 4)))
     parts = -(-blocks // -(-blocks // parts))  # none of them without a block
     return replace(tiling, block=block, parts=parts, warps=min(tiling.warps, 8))
 

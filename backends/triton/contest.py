@@ -1,0 +1,177 @@
+"""Several ways to run one kind of call of an operator: the fastest is found at the first call, and kept on disk.
+
+What decides, in this order: what this process has measured, what is on disk, a measurement. The first of the ways is that
+of a rule, and is taken where nothing may be timed or where the call takes little time anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["Call", "Contest", "Launch", "Way", "forget_contests"]
+
+_SMALL = 8 << 20
+"""Bytes of all arrays below which the rule is good enough."""
+
+_BONUS = 1.01
+"""How many times the best the rule's way may take and still be taken."""
+
+
+class Kernel(Protocol):
+    """What is launched, such as :class:`~einops_fast.backends.triton.attention.launch.KernelCall`."""
+
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
+        """Queue it on the device, which is the current one."""
+
+    def compile(self, *arrays: Any) -> Any:
+        """Compile it for arrays such as these."""
+
+
+Launch = tuple[Kernel, tuple[Any, ...]]
+
+
+class Way(ABC):
+    """Kernels that compute a kind of call.
+
+    Attributes:
+        name: unique among the ways for a kind of call, and stable, so that a measured choice can be kept.
+    """
+
+    name: str
+
+    @abstractmethod
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        """The kernels, one after the other, and their arrays: those of the call, and working memory that is new."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kind of call, as far as it makes a difference for time.
+
+    Attributes:
+        problem: what it computes, in a line for people.
+        details: all else about it that matters; ready for JSON.
+        mode: of :func:`einops_fast.autotune`.
+        in_place: a result is written over what is read, so that no run may be repeated.
+    """
+
+    problem: str
+    details: Mapping[str, Any]
+    mode: str
+    in_place: bool = False
+
+
+_lock = threading.Lock()
+_known: dict[str, str] = {}
+
+
+def forget_contests() -> None:
+    """Forget what this process has measured; what plans have chosen stays."""
+    with _lock:
+        _known.clear()
+
+
+def _queue(way: Way, memory: Memory, device: int, *arrays: Any) -> None:
+    for kernel, given in way.launches(memory, *arrays):
+        kernel(memory, device, *given)
+
+
+class _Trial:
+    """A way on the arrays of a call, as what measures takes it."""
+
+    def __init__(self, way: Way, memory: Memory, arrays: Sequence[Any]) -> None:
+        self.name, self.way, self._memory, self._arrays = way.name, way, memory, arrays
+
+    def compile(self) -> None:
+        for kernel, arrays in self.way.launches(self._memory, *self._arrays):
+            kernel.compile(*arrays)
+
+    def run(self, memory: Memory, device: int) -> Callable[..., Any]:
+        return partial(_queue, self.way, memory, device)
+
+
+class Contest:
+    """Runs one kind of call, in the way that is found to be the fastest when it is first run.
+
+    Args:
+        memory: the framework's arrays.
+        device: where they are.
+        call: what is called.
+        ways: the rule's first.
+    """
+
+    def __init__(self, memory: Memory, device: int, call: Call, ways: Sequence[Way]) -> None:
+        self.call, self.ways = call, ways
+        self.chosen: Way | None = None
+        self._memory, self._device, self._current_device = memory, device, memory.current_device
+
+    def __call__(self, *arrays: Any) -> None:
+        """Queue the kernels. Results are written by trials, too, if there are any."""
+        way = self.chosen
+        if way is None:
+            way = self._first(arrays)
+        memory, device = self._memory, self._device
+        if self._current_device() == device:
+            _queue(way, memory, device, *arrays)
+            return
+        with memory.on_device(device):
+            _queue(way, memory, device, *arrays)
+
+    def _first(self, arrays: Sequence[Any]) -> Way:
+        # One at a time: others would disturb the clock.
+        with _lock, self._memory.on_device(self._device):
+            if self.chosen is not None:
+                return self.chosen
+            way, final = self.choose(arrays)
+            if final:
+                self.chosen, self.ways = way, [way]  # the others are free to go
+            return way
+
+    def choose(self, arrays: Sequence[Any]) -> tuple[Way, bool]:
+        """The way to run a call on these arrays, and whether it is the one for all that follow."""
+        rule, mode = self.ways[0], self.call.mode
+        if interpreted() or len(self.ways) == 1:
+            return rule, True
+        key = self._key(arrays)
+        text = json.dumps(key, sort_keys=True)
+        trials = [_Trial(way, self._memory, arrays) for way in self.ways]
+        found = next((each for each in trials if each.name == _known.get(text) and works(each)), None)
+        if found is None and mode != "always":
+            found = recall(key, trials)
+        if found is not None:
+            return found.way, True
+        moved = sum(each.nbytes for each in arrays if each is not None)
+        if mode == "never" or self.call.in_place or (mode == "auto" and moved < _SMALL):
+            return rule, True
+        if not self._memory.may_measure():
+            return rule, False
+        times = measure(trials, arrays, self._memory, self._device)
+        if not times:
+            return rule, True
+        best = min(times, key=lambda each: times[each] * (1.0 if each.way is rule else _BONUS))
+        # Another process may have been faster: then all take its choice, and compute the same bits.
+        theirs = recall(key, trials) if mode != "always" else None
+        if theirs is None:
+            keep(key, best, trials, times)
+        _known[text] = (theirs or best).name
+        return (theirs or best).way, True
+
+    def _key(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        dtypes = [None if each is None else self._memory.dtype(each) for each in arrays]
+        return {
+            "problem": self.call.problem,
+            "dtype": dtypes[0],
+            "arrays": dtypes,
+            **self.call.details,
+            **circumstances(self._memory, self._device),
+        }

@@ -1,0 +1,106 @@
+"""Ways to compute the same are compiled side by side, run, timed, and remembered on disk."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+import triton
+
+from einops_fast import disk_cache
+from einops_fast._version import __version__
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["Measurable", "circumstances", "keep", "measure", "recall", "works"]
+
+_SPREAD = 1.25
+"""Ways that took longer than this times the best in the first round are out."""
+
+_LONGEST, _LONG = 2.0, 0.02
+"""Seconds after which no further way is timed, and from which on a run is timed once and not several times."""
+
+
+class Measurable(Protocol):
+    """One of several ways to compute the same.
+
+    Attributes:
+        name: unique among them, and stable, so that a measured choice can be kept.
+    """
+
+    name: str
+
+    def compile(self) -> None:
+        """Do beforehand what takes long the first time."""
+
+    def run(self, memory: Memory, device: int) -> Callable[..., Any]:
+        """What takes the operands, on a device that is the current one."""
+
+
+Way = TypeVar("Way", bound=Measurable)
+
+
+def works(way: Measurable) -> bool:
+    """Whether it compiles."""
+    try:
+        way.compile()
+    except Exception:  # whatever the compiler says: too large a tile for this device is the usual reason
+        return False
+    return True
+
+
+def measure(ways: Sequence[Way], operands: Sequence[Any], memory: Memory, device: int) -> dict[Way, float]:
+    """Median seconds of each way that works; of slow ones from few runs."""
+
+    def compiles(way: Way) -> bool:
+        with memory.on_device(device):  # each thread has a current device of its own
+            return works(way)
+
+    with ThreadPoolExecutor(min(len(ways), os.cpu_count() or 1, 8)) as pool:
+        working = [way for way, ready in zip(ways, pool.map(compiles, ways), strict=True) if ready]
+    runs: dict[Way, Callable[[], Any]] = {}
+    times: dict[Way, list[float]] = {}
+    began = perf_counter()
+    for way in working:
+        if times and perf_counter() - began > _LONGEST:
+            break
+        run = partial(way.run(memory, device), *operands)
+        try:
+            # The first run loads the kernel and fills the framework's pools of memory, and the second may still.
+            run()
+            spent = memory.seconds(run, device, 1)
+            if spent[0] < _LONG:
+                spent = memory.seconds(run, device, 3)
+        except Exception:  # out of memory for a copy, say: then it isn't a way
+            continue
+        runs[way], times[way] = run, spent
+    for _ in range(2 if times else 0):
+        best = min(map(min, times.values()))
+        for way in runs:
+            if min(times[way]) <= _SPREAD * best and perf_counter() - began <= _LONGEST:
+                times[way] += memory.seconds(runs[way], device, 5 if best < _LONG else 1)
+    return {way: statistics.median(each) for way, each in times.items()}
+
+
+def circumstances(memory: Memory, device: int) -> dict[str, Any]:
+    """What every measurement depends on, as part of its key on disk."""
+    return {
+        "device": memory.device_name(device),
+        "versions": {"einops_fast": __version__, "triton": triton.__version__, **memory.versions()},
+    }
+
+
+def recall(key: Mapping[str, Any], ways: Iterable[Way]) -> Way | None:
+    """The way that is on disk for this key, if there is such a one still and it compiles."""
+    known = (disk_cache.read(key) or {}).get("choice")
+    return next((way for way in ways if way.name == known and works(way)), None)
+
+
+def keep(key: Mapping[str, Any], best: Way, ways: Sequence[Way], times: Mapping[Way, float]) -> None:
+    """Write to disk which of the ways was the best, and what was measured; nothing of those that don't work."""
+    candidates = {way.name: times.get(way) for way in ways}
+    disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})

@@ -1,0 +1,251 @@
+"""The ways to launch the kernels of layer norm and RMS norm, also after dropout and a sum, and of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.column_sums import column_sums
+from einops_fast.backends.triton.contest import Contest, Launch, Way
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
+from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
+from einops_fast.backends.triton.row_candidates import (
+    column_tilings,
+    gradient_tilings,
+    row_call,
+    row_tilings,
+    sums_tilings,
+    typical,
+)
+from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
+from einops_fast.cost import ITEM_SIZES
+from einops_fast.layout import contiguous_strides
+
+__all__ = ["NormProblem", "norm_contest", "norm_gradient_contest"]
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """What the result and its gradients have in common.
+
+    Attributes:
+        shape: of what is normalised.
+        dim: the axis along a row.
+        centred: the mean is taken off.
+        eps: added to the variance.
+        drop: probability of dropping an element.
+        dtype: of what is read.
+        given: which tensors there are, for people.
+    """
+
+    shape: Strides
+    dim: int
+    centred: bool
+    eps: float
+    drop: float
+    dtype: str
+    given: str
+
+    def rows(self, strides: Sequence[Strides | None]) -> Rows:
+        """With those of arrays, if they are there, and then of the places of elements in C order."""
+        nowhere = (0,) * len(self.shape)
+        all_strides = [nowhere if each is None else each for each in strides]
+        return rows_of(self.shape, self.dim, (*all_strides, contiguous_strides(self.shape)))
+
+    def features(self, rows: Rows) -> NormFeatures:
+        double = self.dtype == "float64"
+        return NormFeatures(
+            len(rows.sizes), self.eps, self.centred, self.drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
+            self.drop if double else 0.0,
+        )  # fmt: skip
+
+    @property
+    def acc(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def name(self) -> str:
+        return f"{'layer' if self.centred else 'rms'} norm{self.given}"
+
+
+class _Rows(Way):
+    """The result: whole rows, blocks one after the other, or parts of rows."""
+
+    def __init__(
+        self, features: NormFeatures, rows: Rows, tiling: RowTiling, places: NormStrides, drop: Any, acc: str
+    ) -> None:
+        self.name = tiling.name
+        self._partial, self._acc = rows.count * tiling.parts, acc
+        tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), drop
+        constants = {
+            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
+        }  # fmt: skip
+        grid = -(-rows.count // tiling.rows), tiling.parts
+        self._steps = [
+            KernelCall(norm_kernel, grid, tail, {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1)
+            for step in ((1, 2) if tiling.parts > 1 else (0,))
+        ]
+
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        if len(self._steps) == 1:
+            return [(self._steps[0], (*arrays, None, None))]
+        sums = [memory.workspace(arrays[0], self._partial, self._acc) for _ in range(2)]
+        return [(step, (*arrays, *sums)) for step in self._steps]
+
+
+class _Sums(Way):
+    """The end of each way to the gradients: those of weight and bias, from the sums that programs have made.
+
+    Args:
+        count: how many sums of each column there are.
+        columns: how many columns.
+        acc: dtype of the sums.
+    """
+
+    def __init__(self, count: int, columns: int, acc: str) -> None:
+        self._add, self._count, self._acc = column_sums(count, columns), count * columns, acc
+
+    def sums(self, memory: Memory, like: Any, d_weight: Any, d_bias: Any) -> tuple[Any, Any, Sequence[Launch]]:
+        """Memory for the sums to weight and bias, and what adds them."""
+        to_weight, to_bias = (
+            None if each is None else memory.workspace(like, self._count, self._acc) for each in (d_weight, d_bias)
+        )
+        if d_weight is None and d_bias is None:
+            return None, None, []
+        given = (to_weight, to_bias, d_weight, d_bias) if to_weight is not None else (to_bias, None, d_bias, None)
+        return to_weight, to_bias, [(self._add, given)]
+
+
+class _WholeRows(_Sums):
+    """Programs that have several whole rows each, and add them up meanwhile."""
+
+    def __init__(
+        self, features: NormFeatures, rows: Rows, tiling: RowTiling, places: NormStrides, drop: Any, acc: str
+    ) -> None:
+        self.name = tiling.name
+        tiles = -(-rows.count // tiling.rows)
+        programs = min(tiles, tiling.programs)
+        super().__init__(programs, rows.columns, acc)
+        self._call = KernelCall(
+            norm_gradient_kernel, (programs, 1), (rows.sizes, places, rows.count, rows.columns, drop, tiles),
+            {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}, tiling.warps, 1,
+        )  # fmt: skip
+
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        *given, d_weight, d_bias = arrays
+        to_weight, to_bias, add = self.sums(memory, arrays[0], d_weight, d_bias)
+        return [(self._call, (*given, to_weight, to_bias)), *add]
+
+
+class _Columns(_Sums):
+    """First the sums that each row needs, if gradients of the input are wanted, then all in tiles of columns."""
+
+    def __init__(
+        self, features: NormFeatures, rows: Rows, tilings: tuple[RowTiling, RowTiling], places: NormStrides, drop: Any,
+        acc: str, inputs: bool,
+    ) -> None:  # fmt: skip
+        tiling, of_columns = tilings
+        self.name = f"{tiling.name}; columns {of_columns.name}" if inputs else f"columns {of_columns.name}"
+        start = rows.sizes, places, rows.count, rows.columns
+        self._partial = rows.count * tiling.parts
+        self._first: KernelCall | None = None
+        if inputs:
+            self._first = KernelCall(
+                norm_row_sums_kernel, (-(-rows.count // tiling.rows), tiling.parts),
+                (*start, tiling.part(rows.columns)),
+                {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages},
+                tiling.warps, 1,
+            )  # fmt: skip
+        tiles = -(-rows.count // of_columns.rows)
+        parts = min(of_columns.parts, tiles)
+        super().__init__(parts, rows.columns, acc)
+        self._second = KernelCall(
+            norm_columns_kernel, (-(-rows.columns // of_columns.block), parts), (*start, drop, tiles),
+            {
+                "f": features, "together": of_columns.rows, "block": of_columns.block, "parts": tiling.parts,
+                "stages": of_columns.stages,
+            },
+            of_columns.warps, 1,
+        )  # fmt: skip
+
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        *given, d_weight, d_bias = arrays
+        to_weight, to_bias, add = self.sums(memory, arrays[0], d_weight, d_bias)
+        if self._first is None:
+            return [(self._second, (*given, to_weight, to_bias, None, None)), *add]
+        h, means, rstds, weight, _, d_out, *_ = given
+        inner, mean = (memory.workspace(h, self._partial, self._acc) for _ in range(2))
+        return [
+            (self._first, (h, means, rstds, weight, d_out, inner, mean)),
+            (self._second, (*given, to_weight, to_bias, inner, mean)),
+            *add,
+        ]
+
+
+def norm_contest(
+    memory: Memory, device: int, shared: int, mode: str, problem: NormProblem, strides: Sequence[Strides | None],
+    along: tuple[int | None, int | None],
+) -> Contest:  # fmt: skip
+    """The ways to run a norm.
+
+    They take input, residual, weight, bias, seed, result, the sum that is normalised, means and reciprocals of the
+    deviations.
+
+    Args:
+        memory, device, shared: where arrays are, and how many bytes of shared memory a program may have there.
+        mode: of :func:`einops_fast.autotune`.
+        problem: which norm of what.
+        strides: of input, result, statistics, residual and sum.
+        along: of weight and bias.
+    """
+    rows = problem.rows(strides)
+    features = problem.features(rows)
+    of_x, out, row, residual, summed, place = rows.strides
+    places = NormStrides(
+        of_x, out, row, residual, summed, place, of_x, of_x, (along[0] or 0,), (along[1] or 0,)
+    )  # fmt: skip
+    alike, arrays = typical(rows), 1 if strides[3] is None else 2
+    ways = [
+        _Rows(features, rows, tiling, places, dropping(problem.drop), problem.acc)
+        for tiling in row_tilings(alike, ITEM_SIZES[problem.dtype], 1, arrays, shared)
+    ]
+    return Contest(memory, device, row_call(problem.name, alike, features, mode), ways)
+
+
+def norm_gradient_contest(
+    memory: Memory, device: int, shared: int, mode: str, problem: NormProblem, strides: Sequence[Strides | None],
+    along: int | None, inputs: bool, parameters: int,
+) -> Contest:  # fmt: skip
+    """The ways to run the gradients of a norm.
+
+    They take what was normalised, means and reciprocals of the deviations, weight, seed, the gradients of the result
+    and of the sum, then those of input, residual, weight and bias.
+
+    Args:
+        memory, device, shared, mode, problem: as above.
+        strides: of what was normalised, the gradient of the result, statistics, the gradient of the sum, and the
+            gradients of input and residual.
+        along: of the weight.
+        inputs: whether gradients of input or residual are wanted.
+        parameters: how many of those of weight and bias are.
+    """
+    rows = problem.rows(strides)
+    features = problem.features(rows)
+    h, d_out, row, d_summed, dx, d_residual, place = rows.strides
+    places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along or 0,), (0,))
+    size, alike, drop, acc = ITEM_SIZES[problem.dtype], typical(rows), dropping(problem.drop), problem.acc
+    # Whole rows are read once, if programs have room for their sums.
+    whole = gradient_tilings(alike, size, parameters, 3, shared) if inputs else []
+    ways: list[Way] = [_WholeRows(features, rows, tiling, places, drop, acc) for tiling in whole]
+    if not ways:
+        sums, columns = sums_tilings(alike, size, 3, shared), column_tilings(alike, size, 3, shared)
+        pairs = [(sums[0], each) for each in columns]
+        pairs = [*pairs[:4], *((each, columns[0]) for each in sums[1:])] if inputs else pairs
+        ways += [_Columns(features, rows, pair, places, drop, acc, inputs) for pair in pairs]
+    call = row_call(f"gradients of {problem.name}", alike, features, mode)
+    return Contest(memory, device, replace(call, details={**call.details, "wanted": [inputs, parameters]}), ways)

@@ -1,0 +1,109 @@
+"""The ways to launch the kernels of softmax and of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.contest import Contest, Launch, Way
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.row_candidates import row_call, row_tilings, typical
+from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
+from einops_fast.backends.triton.softmax import (
+    SoftmaxFeatures,
+    SoftmaxStrides,
+    softmax_gradient_kernel,
+    softmax_kernel,
+)
+
+__all__ = ["softmax_contest", "softmax_gradient_contest"]
+
+Strides = tuple[int, ...]
+
+
+class _Rows(Way):
+    """Whole rows, blocks one after the other, or parts of rows.
+
+    Args:
+        kernel: that of the result or of the gradient; ``sums`` arrays of it hold what parts leave for each other.
+        acc: dtype of these.
+        tail: strides, then the arguments after the tiles.
+    """
+
+    def __init__(
+        self, kernel: Any, sums: int, acc: str, features: SoftmaxFeatures, rows: Rows, tiling: RowTiling, *tail: Any
+    ) -> None:
+        self.name = tiling.name
+        grid = -(-rows.count // tiling.rows), tiling.parts
+        constants = {
+            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
+        }  # fmt: skip
+        self._partial, self._acc, self._sums = rows.count * tiling.parts, acc, sums
+        self._steps = [
+            KernelCall(
+                kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
+                {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
+            )
+            for step in ((1, 2) if tiling.parts > 1 else (0,))
+        ]  # fmt: skip
+
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        if len(self._steps) == 1:
+            return [(self._steps[0], (*arrays, *(None,) * self._sums))]
+        sums = [memory.workspace(arrays[0], self._partial, self._acc) for _ in range(self._sums)]
+        return [(step, (*arrays, *sums)) for step in self._steps]
+
+
+def softmax_contest(
+    memory: Memory, device: int, shared: int, mode: str, shape: Strides, strides: tuple[Strides, Strides, Strides],
+    dim: int, mask: str | None, log: bool, queries: int | None, shift: int, scale: float, size: int, double: bool,
+) -> Contest:  # fmt: skip
+    """The ways to run a softmax, which take its input, its mask and its result.
+
+    Args:
+        memory, device, shared: where arrays are, and how many bytes of shared memory a program may have there.
+        mode: of :func:`einops_fast.autotune`.
+        shape: of the arrays.
+        strides: of input, result and mask.
+        dim: the axis along a row.
+        mask: ``None``, ``'hiding'`` or ``'added'``.
+        log: whether the logarithm is wanted.
+        queries, shift: the axis of positions for causality, and how many after its own one a query sees.
+        scale: of the scores.
+        size: bytes of an element of the input.
+        double: compute in float64.
+    """
+    position = tuple([int(at == queries) for at in range(len(shape))])
+    rows = rows_of(shape, dim, (*strides, position))
+    features = SoftmaxFeatures(
+        len(rows.sizes), log, mask == "added", mask == "hiding", queries is not None, rows.wide, double,
+        scale if double else 1.0, neighbours(rows, size),
+    )  # fmt: skip
+    of_x, of_out, of_mask, of_position = rows.strides
+    places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
+    alike = typical(rows)
+    ways = [
+        _Rows(softmax_kernel, 2, "float64" if double else "float32", features, rows, tiling, places, shift, scale)
+        for tiling in row_tilings(alike, size, 1, 2, shared)
+    ]
+    return Contest(memory, device, row_call("softmax", alike, features, mode), ways)
+
+
+def softmax_gradient_contest(
+    memory: Memory, device: int, shared: int, mode: str, shape: Strides, strides: tuple[Strides, Strides, Strides],
+    dim: int, masked: bool, log: bool, scale: float, size: int, double: bool,
+) -> Contest:  # fmt: skip
+    """The ways to run the gradient of a softmax, which take result, its gradient, and the input's. See above."""
+    rows = rows_of(shape, dim, strides)
+    features = SoftmaxFeatures(
+        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
+    )
+    out, d_out, dx = rows.strides
+    places = SoftmaxStrides(dx, out, out, out, d_out)
+    alike = typical(rows)
+    ways = [
+        _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", features, rows, tiling, places, scale)
+        for tiling in row_tilings(alike, size, 2, 2, shared)
+    ]
+    return Contest(memory, device, row_call("softmax gradient", alike, features, mode), ways)

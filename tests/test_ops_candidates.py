@@ -1,0 +1,209 @@
+"""Every tiling that may be chosen for an operator gives right results, and the same ones on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Thread
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
+
+from einops_fast import autotune, ops  # noqa: E402
+from einops_fast.backends import torch_activation, torch_cross_entropy, torch_norm, torch_softmax  # noqa: E402
+from einops_fast.backends.torch_operator import MEMORY  # noqa: E402
+from einops_fast.backends.triton import row_candidates  # noqa: E402
+from einops_fast.backends.triton.contest import Contest, Way  # noqa: E402
+from einops_fast.backends.triton.rows import Rows, RowTiling, rows_of  # noqa: E402
+
+PLANS = (
+    torch_softmax._forward_plan,
+    torch_softmax._gradient_plan,
+    torch_norm._forward_plan,
+    torch_norm._gradient_plan,
+    torch_activation._plan,
+    torch_cross_entropy._plan,
+)
+
+
+def forget() -> None:
+    for plan in PLANS:
+        plan.cache_clear()
+
+
+class Forced:
+    """Takes the way of one number in every contest, or the last one, and keeps count."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.most, self.names = at, 0, list[str]()
+
+    def __enter__(self) -> Forced:
+        forget()
+
+        def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
+            self.most = max(self.most, len(contest.ways))
+            way = contest.ways[min(self.at, len(contest.ways) - 1)]
+            self.names.append(f"{contest.call.problem}: {way.name}")
+            return way, True
+
+        self._patch = mock.patch.object(Contest, "choose", choose)
+        self._patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.stop()
+        forget()
+
+
+def target(x: Any) -> Any:
+    return torch.arange(x.shape[0], device=x.device) * 7 % x.shape[1]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, weight, bias: ops.softmax(x),
+    "log_softmax": lambda x, weight, bias: ops.log_softmax(x, causal=True),
+    "layer_norm": lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
+    "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight=weight, eps=1e-5),
+    "sum": lambda x, weight, bias: ops.dropout_add_layer_norm(x, x * 2, weight, bias),
+    "bias_gelu": lambda x, weight, bias: ops.bias_gelu(x, bias),
+    "cross_entropy": lambda x, weight, bias: ops.cross_entropy(x, target(x), weight.abs() + 1, label_smoothing=0.1),
+}
+
+SHAPES = {"short": ((40, 70), "contiguous"), "long": ((3, 4100), "contiguous"), "down": ((40, 24), "reversed")}
+
+
+def operands(shape: tuple[int, ...], layout: str) -> list[Any]:
+    rows = laid_out(randn(*shape, dtype="float32"), layout)
+    return [rows, *(randn(shape[-1], dtype="float32", seed=at) for at in (1, 2))]
+
+
+TAKES = {"softmax": 1, "log_softmax": 1, "rms_norm": 2}
+"""How many tensors a function needs, if not all three."""
+
+
+def found(name: str, given: Sequence[Any]) -> list[Any]:
+    """The result and the gradients."""
+    used = [leaf(each) for each in given[: TAKES.get(name, 3)]]
+    if name == "bias_gelu":
+        return gradients(lambda x, bias: FUNCTIONS[name](x, None, bias), [used[0], used[2]])
+    if name == "cross_entropy":
+        return gradients(lambda x: FUNCTIONS[name](x, given[1], None), used[:1])
+    return gradients(lambda *tensors: FUNCTIONS[name](*tensors, *(None,) * (3 - len(tensors))), used)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_candidate(name: str, shape: str) -> None:
+    given = operands(*SHAPES[shape])
+    # By torch's own functions, of which the other tests make sure.
+    with mock.patch("einops_fast.backends.torch_operator.on_gpu", return_value=False):
+        expected, native = found(name, [each.double() for each in given]), found(name, given)
+    at, most, names = 0, 1, set[str]()
+    while at < most:
+        with Forced(at) as forced, kernels():
+            got = found(name, given)
+            if DEVICE == "cuda":  # Triton's interpreter has no order to get wrong
+                assert all(map(torch.equal, got, found(name, given)))
+        most, at = forced.most, at + 1
+        names |= set(forced.names)
+        for each, right, theirs in zip(got, expected, native, strict=True):
+            assert_near(each, right, theirs, 3.0)
+    assert len(names) >= most > 1
+
+
+@pytest.mark.parametrize("columns", [70, 72])  # whether four neighbours are drawn together
+def test_what_is_dropped_does_not_depend_on_tiles(columns: int) -> None:
+    x, weight, bias = operands((40, columns), "contiguous")
+    at, most, before = 0, 1, None
+    while at < most:
+        with Forced(at) as forced, kernels():
+            torch.manual_seed(5)
+            _, summed = ops.dropout_add_layer_norm(leaf(x), x, weight, bias, 0.5)
+            activated = ops.dropout_bias_activation(leaf(x), bias, p=0.5)
+            back = [*torch.autograd.grad(activated.sum(), activated.grad_fn.next_functions[0][0].variable), summed]
+        most, at = forced.most, at + 1
+        before = before or [activated, *back]
+        assert all(map(torch.equal, before, [activated, *back]))
+    assert most > 1
+
+
+def test_backward_has_the_mode_of_forward() -> None:
+    """Autograd's threads don't know of the caller's block."""
+    modes: list[str] = []
+
+    def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
+        modes.append(contest.call.mode)
+        return contest.ways[0], True
+
+    forget()
+    x = leaf(randn(4, 6, dtype="float32"))
+    with kernels(), mock.patch.object(Contest, "choose", choose):
+        with autotune("never"):
+            result = ops.softmax(x)
+        thread = Thread(target=result.sum().backward)
+        thread.start()
+        thread.join()
+    assert modes == ["never", "never"]
+
+
+def test_gradients_in_place_are_not_measured() -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
+        calls.append((contest.call.problem.partition(",")[0], contest.call.in_place))
+        return contest.ways[0], True
+
+    forget()
+    x = leaf(randn(4, 6, dtype="float32"))
+    with kernels(), mock.patch.object(Contest, "choose", choose):
+        for inplace in (False, True):
+            ops.cross_entropy(x * 1.0, target(x), inplace_backward=inplace).backward()
+    assert calls == [("cross entropy", False), ("cross entropy gradient", False), ("cross entropy gradient", True)]
+
+
+def test_nothing_is_measured_while_a_compiler_is_at_work() -> None:
+    assert MEMORY.may_measure()
+    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+        assert not MEMORY.may_measure()
+
+
+CANDIDATES: dict[str, Callable[[Rows, int], list[RowTiling]]] = {
+    "rows": lambda rows, size: row_candidates.row_tilings(rows, size, 1, 2, SHARED),
+    "two values": lambda rows, size: row_candidates.row_tilings(rows, size, 2, 2, SHARED),
+    "sums": lambda rows, size: row_candidates.sums_tilings(rows, size, 3, SHARED),
+    "gradient": lambda rows, size: row_candidates.gradient_tilings(rows, size, 2, 3, SHARED),
+    "columns": lambda rows, size: row_candidates.column_tilings(rows, size, 3, SHARED),
+    "elements": row_candidates.element_tilings,
+    "loss": lambda rows, size: row_candidates.loss_tilings(rows, size, False, SHARED),
+    "loss gradient": lambda rows, size: row_candidates.loss_tilings(rows, size, True, SHARED),
+}
+
+SHARED = 100 << 10
+
+
+@pytest.mark.parametrize("columns", [1, 37, 1024, 8192, 50257, 1 << 20])
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_candidates_are_few_and_possible(kind: str, columns: int) -> None:
+    for count in (1, 40, 1000, 100_000):
+        for strides in ((columns, 1), (1, count)):
+            rows = row_candidates.typical(rows_of((count, columns), 1, [strides] * 3))
+            for size in (2, 4, 8):
+                tilings = CANDIDATES[kind](rows, size)
+                assert len({tiling.name for tiling in tilings}) == len(tilings) <= 6
+                for tiling in tilings:
+                    powers = tiling.rows, tiling.block, tiling.warps
+                    assert all(each > 0 and each & (each - 1) == 0 for each in powers), tiling
+                    assert tiling.warps <= 32
+                    assert tiling.block >= columns or not tiling.whole
+                    if kind not in ("columns", "elements"):
+                        # Parts of rows: all columns, and none of the parts without any.
+                        assert (
+                            (tiling.parts - 1) * tiling.part(columns) < columns <= tiling.parts * tiling.part(columns)
+                        )
+                assert tilings or kind == "gradient"
