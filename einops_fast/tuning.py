@@ -29,9 +29,10 @@ def autotune(mode: str) -> Iterator[None]:
     environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else ``'auto'``.
 
     Args:
-        mode: ``'auto'`` measures only where the predicted times are too close to choose by, and tiles of
-            :mod:`einops_fast.ops` where arrays are large. ``'never'`` times nothing; what was measured before, and is on disk, may still be used. ``'always'`` measures every
-            choice, takes nothing from disk, and writes what it finds there.
+        mode: ``'auto'`` measures only where the predicted times are too close to choose by; tiles of
+            :mod:`einops_fast.ops`, where arrays are large. ``'never'`` times nothing; what was measured before, and
+            is on disk, may still be used. ``'always'`` measures every choice, takes nothing from disk, and writes
+            what it finds there.
 
     Raises:
         EinsumError: there is no such mode.

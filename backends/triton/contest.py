@@ -1,7 +1,7 @@
 """Several ways to run one kind of call of an operator: the fastest is found at the first call, and kept on disk.
 
-What decides, in this order: what this process has measured, what is on disk, a measurement. The first of the ways is that
-of a rule, and is taken where nothing may be timed or where the call takes little time anyway.
+What decides, in this order: what this process has measured, what is on disk, a measurement. The first of the ways is
+that of a rule, and is taken where nothing may be timed or where the call takes little time anyway.
 """
 
 from __future__ import annotations
