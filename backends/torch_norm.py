@@ -9,11 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Operator,
+    aligned_items,
+    by_kernel,
+    dtype_name,
+    launch,
+    result_dtype,
+)
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
 from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
+from einops_fast.backends.triton.ring_norm import norm_through_ring
 from einops_fast.backends.triton.rows import (
     column_tiling,
     dense_strides,
@@ -98,7 +107,7 @@ class _Plan:
 
     def __init__(
         self, shape: Strides, strides: tuple[Strides, ...], along: tuple[int, int], dim: int, centred: bool, eps: float,
-        drop: float, dtype: torch.dtype,
+        drop: float, dtype: torch.dtype, items: tuple[int, ...], device: int,
     ) -> None:  # fmt: skip
         rows = rows_of(shape, dim, (*strides, contiguous_strides(shape)))
         double = dtype == torch.float64
@@ -108,6 +117,10 @@ class _Plan:
         )  # fmt: skip
         of_x, out, row, residual, summed, place = rows.strides
         places = NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, (along[0],), (along[1],))
+        ring = None if double else norm_through_ring(rows, items, along, features, *MEMORY.limits(device))
+        if ring is not None:
+            self.partial, self.steps = 0, [ring]
+            return
         tiling = row_tiling(rows, dtype.itemsize)
         self.partial = rows.count * tiling.parts if tiling.parts > 1 else 0
         tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), dropping(drop)
@@ -238,7 +251,7 @@ def _compute(
             nowhere if kept is None else kept.stride(),
         ),
         (0 if weight is None else weight.stride(0), 0 if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype,
+        dim, centred, eps, drop, x.dtype, aligned_items(x, out) if kept is None else (), MEMORY.device(x),
     )  # fmt: skip
     parts = [MEMORY.workspace(x, plan.partial, dtype_name(rstds.dtype)) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, residual, weight, bias, seed, out, kept, means if centred else None, rstds, *parts)

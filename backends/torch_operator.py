@@ -17,7 +17,17 @@ from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable
 from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["MEMORY", "Operator", "by_kernel", "dtype_name", "launch", "on_gpu", "result_dtype", "transformed"]
+__all__ = [
+    "MEMORY",
+    "Operator",
+    "aligned_items",
+    "by_kernel",
+    "dtype_name",
+    "launch",
+    "on_gpu",
+    "result_dtype",
+    "transformed",
+]
 
 MEMORY = TorchMemory()
 
@@ -119,6 +129,14 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
         and not first.is_nested
         and not transformed()
     )
+
+
+def aligned_items(*tensors: Any) -> tuple[int, ...]:
+    """Bytes of an element of each tensor; nothing if one of them doesn't begin at a multiple of 16 bytes."""
+    bits = 0
+    for each in tensors:
+        bits |= each.data_ptr()
+    return () if bits % 16 else tuple([each.itemsize for each in tensors])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,8 +7,17 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, launch, result_dtype
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Operator,
+    aligned_items,
+    by_kernel,
+    dtype_name,
+    launch,
+    result_dtype,
+)
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.ring_softmax import gradient_through_ring, softmax_through_ring
 from einops_fast.backends.triton.rows import Rows, dense_strides, fitting, neighbours, row_tiling, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
@@ -78,8 +87,12 @@ class _Plan:
     """
 
     def __init__(
-        self, kernel: Any, features: SoftmaxFeatures, rows: Rows, device: int, size: int, live: int, *tail: Any
+        self, ring: KernelCall | None, kernel: Any, features: SoftmaxFeatures, rows: Rows, device: int, size: int,
+        live: int, *tail: Any,
     ) -> None:  # fmt: skip
+        if ring is not None:
+            self.partial, self.steps = 0, [ring]
+            return
         tiling = fitting(row_tiling(rows, size, live), 2, size, MEMORY.shared(device))
         grid = -(-rows.count // tiling.rows), tiling.parts
         constants = {
@@ -105,7 +118,7 @@ def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool,
-    queries: int | None, shift: int, scale: float, double: bool, size: int, device: int,
+    queries: int | None, shift: int, scale: float, double: bool, size: int, items: tuple[int, ...], device: int,
 ) -> _Plan:  # fmt: skip
     position = tuple([int(at == queries) for at in range(len(shape))])
     rows = rows_of(shape, dim, (*strides, position))
@@ -115,22 +128,24 @@ def _forward_plan(
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-    return _Plan(softmax_kernel, features, rows, device, size, 1, places, shift, scale)
+    plain = mask is None and queries is None and not double
+    ring = softmax_through_ring(rows, items, log, scale, *MEMORY.limits(device)) if plain else None
+    return _Plan(ring, softmax_kernel, features, rows, device, size, 1, places, shift, scale)
 
 
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: tuple[int, ...], strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    double: bool, size: int, device: int,
+    double: bool, size: int, items: tuple[int, ...], device: int,
 ) -> _Plan:  # fmt: skip
     rows = rows_of(shape, dim, strides)
     features = SoftmaxFeatures(
         len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
     )
     out, d_out, dx = rows.strides
-    return _Plan(
-        softmax_gradient_kernel, features, rows, device, size, 2, SoftmaxStrides(dx, out, out, out, d_out), scale
-    )
+    ring = None if double else gradient_through_ring(rows, items, log, masked, scale, *MEMORY.limits(device))
+    places = SoftmaxStrides(dx, out, out, out, d_out)
+    return _Plan(ring, softmax_gradient_kernel, features, rows, device, size, 2, places, scale)
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
@@ -139,7 +154,7 @@ def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift:
     acc = "float64" if torch.float64 in (x.dtype, out.dtype) else "float32"
     plan = _forward_plan(
         shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, acc == "float64", x.itemsize, MEMORY.device(x),
+        queries, shift, scale, acc == "float64", x.itemsize, aligned_items(x, out), MEMORY.device(x),
     )  # fmt: skip
     sums = [MEMORY.workspace(x, plan.partial, acc) if plan.partial else None for _ in range(2)]
     launch(plan.steps, x, mask, out, *sums)
@@ -155,8 +170,9 @@ def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, s
     acc = "float64" if torch.float64 in (out.dtype, dx.dtype) else "float32"
     strides = out.stride(), d_out.stride(), dx.stride()
     plan = _gradient_plan(
-        tuple(out.shape), strides, dim, masked, log, scale, acc == "float64", out.itemsize, MEMORY.device(out)
-    )
+        tuple(out.shape), strides, dim, masked, log, scale, acc == "float64", out.itemsize,
+        aligned_items(out, d_out, dx), MEMORY.device(out),
+    )  # fmt: skip
     launch(plan.steps, out, d_out, dx, MEMORY.workspace(out, plan.partial, acc) if plan.partial else None)
     return dx
 

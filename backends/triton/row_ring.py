@@ -1,0 +1,283 @@
+"""A ring of chunks of long rows in shared memory, for kernels that go through each row twice.
+
+A few programs per multiprocessor have many rows each, one after the other. Chunks of a row are copied to the ring while
+those before them are worked on. The first pass leaves the last chunks of a row where they are, so that the second needn't
+have them copied again; those for which there is no room are copied a second time, now from the L2 cache. While the
+second pass writes a row, the next one arrives.
+
+Copies are made, used and replaced in one order: of a row of five chunks, of which three are kept, 0 1 2 3 4 0 1. The
+first pass uses 0 1 2 3 4 and makes room for new ones after 0 and 1, the second uses 2 3 4 0 1 and makes room after each.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.rows import Rows
+
+__all__ = [
+    "Ring",
+    "RingTiling",
+    "advanced",
+    "columns_of",
+    "fetch",
+    "next_step",
+    "of_chunk",
+    "ring_call",
+    "ring_for",
+    "ring_of",
+    "row_offset",
+    "row_place",
+    "steps_of",
+    "store_chunk",
+    "taken",
+    "there",
+]
+
+_LANES = 32
+
+_BYTES = 16
+"""That a thread copies at once."""
+
+_SCRATCH = 2048
+"""Bytes of shared memory left for what threads tell each other."""
+
+_LEAST_SHARED = 98305
+"""Bytes of shared memory; GPUs that can't copy to it asynchronously have less."""
+
+_SHORT = 65536
+"""Bytes of rows that other kernels keep in registers."""
+
+
+@dataclass(frozen=True)
+class RingTiling:
+    """What a kernel is specialised for: how a row is cut, and how many chunks there is room for.
+
+    Attributes:
+        axes: how many count the rows.
+        vector: neighbours in a row that a thread copies together.
+        run: vectors of a chunk that each thread has.
+        slots: chunks that the ring holds.
+        ragged: the last chunk of a row isn't a whole one.
+        warps: of a program.
+    """
+
+    axes: int
+    vector: int
+    run: int
+    slots: int
+    ragged: bool
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return _LANES * self.warps
+
+    @property
+    def vectors(self) -> int:
+        """Of a chunk."""
+        return self.run * self.threads
+
+    @property
+    def layout(self) -> Any:
+        """Of a chunk, run × threads × vector: each thread works on what it has copied."""
+        return gl.BlockedLayout([self.run, 1, self.vector], [1, _LANES, 1], [1, self.warps, 1], [2, 1, 0])
+
+    @property
+    def of_threads(self) -> Any:
+        """Layout of one number for each thread."""
+        return gl.SliceLayout(0, gl.SliceLayout(2, self.layout))
+
+    @property
+    def shared(self) -> Any:
+        return gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+
+
+class Ring(NamedTuple):
+    """A ring, how many of its chunks wait for the second pass at most, and how many programs have one."""
+
+    tiling: RingTiling
+    kept: int
+    programs: int
+
+
+def ring_for(rows: Rows, items: Sequence[int], read: int, shared: int, processors: int) -> Ring | None:
+    """The ring for long rows; ``None`` where other kernels must do, or are as fast.
+
+    Args:
+        rows: how all arrays lie; those that are read come first.
+        items: bytes of an element of each array with whole rows, the first ones; none if an address isn't a multiple
+            of 16 bytes.
+        read: how many of these arrays are copied to rings.
+        shared: bytes of shared memory that a program may have.
+        processors: multiprocessors of the device.
+    """
+    if interpreted() or not items or shared < _LEAST_SHARED or rows.wide or 2 * rows.count < processors:
+        return None
+    vector = _BYTES // min(items[:read])
+    places = rows.strides[: len(items)]
+    if rows.columns % vector or any(each[-1] != 1 or any(at % vector for at in each[:-1]) for each in places):
+        return None
+    size = sum(items[:read])
+    if rows.columns * size <= _SHORT:
+        return None
+    return cut(rows, vector, size, shared, processors)
+
+
+def cut(
+    rows: Rows, vector: int, size: int, shared: int, processors: int, run: int = 4, warps: int = 8, each: int = 1,
+    ahead: int = 3,
+) -> Ring:  # fmt: skip
+    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor, with ``ahead`` slots that aren't kept.
+
+    ``size`` are the bytes of an element in all arrays that are copied.
+    """
+    chunk = run * warps * _LANES * vector
+    slots = (shared // each - _SCRATCH) // (chunk * size)
+    tiling = RingTiling(len(rows.sizes), vector, run, slots, rows.columns % chunk != 0, warps)
+    return Ring(tiling, max(slots - ahead, 0), min(rows.count, each * processors))
+
+
+def ring_call(
+    kernel: Any, rows: Rows, items: Sequence[int], read: int, shared: int, processors: int, places: tuple[Any, ...],
+    numbers: tuple[Any, ...], constants: Mapping[str, Any],
+) -> KernelCall | None:  # fmt: skip
+    """A kernel for such rows, or ``None`` as :func:`ring_for` says.
+
+    Args:
+        kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, the number of rows,
+            of vectors in a row, and of chunks that are copied twice, ``numbers``, ``constants`` and the tiling.
+        rows, items, read, shared, processors: see :func:`ring_for`.
+        places, numbers, constants: what else it takes.
+    """
+    ring = ring_for(rows, items, read, shared, processors)
+    if ring is None:
+        return None
+    tiling, kept, programs = ring
+    vector = tiling.vector
+    again = max(-(-rows.columns // (tiling.vectors * vector)) - kept, 0)
+    strides = [tuple([each // vector for each in places[:-1]]) for places in rows.strides[: len(items)]]
+    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, again, *numbers
+    return KernelCall(kernel, (programs, 1), tail, {**constants, "t": tiling}, tiling.warps, 1)
+
+
+@gluon.jit
+def row_offset(row, sizes, strides, t: gl.constexpr):
+    """The offset of a row, in 64 bits."""
+    offset = gl.to_tensor(0).to(gl.int64)
+    for at in gl.static_range(field(t, "axes") - 1, -1, -1):
+        digit = row
+        if at > 0:
+            digit = row % sizes[at]
+            row = row // sizes[at]
+        offset += digit.to(gl.int64) * strides[at]
+    return offset
+
+
+@gluon.jit
+def row_place(array, row, sizes, strides, t: gl.constexpr):
+    """Where a row begins; ``strides`` are in vectors, so that the compiler sees that the place is aligned."""
+    return array + row_offset(row, sizes, strides, t) * field(t, "vector")
+
+
+@gluon.jit
+def _vectors_of(chunk, t: gl.constexpr):
+    """The number in its row of each vector of a chunk."""
+    layout: gl.constexpr = field(t, "layout")
+    threads: gl.constexpr = field(t, "threads")
+    run = gl.arange(0, field(t, "run"), layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    thread = gl.arange(0, threads, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    return (chunk * field(t, "vectors") + run[:, None] * threads + thread[None, :])[:, :, None]
+
+
+@gluon.jit
+def columns_of(chunk, t: gl.constexpr):
+    """The column of each element of a chunk."""
+    layout: gl.constexpr = field(t, "layout")
+    vector: gl.constexpr = field(t, "vector")
+    inside = gl.arange(0, vector, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    return _vectors_of(chunk, t) * vector + inside[None, None, :]
+
+
+@gluon.jit
+def there(chunk, vectors, t: gl.constexpr):
+    """Which elements of a chunk the row has; it is made of whole vectors."""
+    return _vectors_of(chunk, t) + gl.zeros([1, 1, field(t, "vector")], gl.int32, field(t, "layout")) < vectors
+
+
+@gluon.jit
+def ring_of(array, t: gl.constexpr):
+    """Shared memory for chunks of an array."""
+    shape: gl.constexpr = [field(t, "slots"), field(t, "run"), field(t, "threads"), field(t, "vector")]
+    return gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
+
+
+@gluon.jit
+def steps_of(vectors, t: gl.constexpr):
+    """How many chunks a row has."""
+    return (vectors + field(t, "vectors") - 1) // field(t, "vectors")
+
+
+@gluon.jit
+def of_chunk(step, chunks):
+    """Which chunk a step is about: after the last one come those again that there was no room for."""
+    return gl.where(step < chunks, step, step - chunks)
+
+
+@gluon.jit
+def fetch(ring, array, ahead, sizes, strides, rows, vectors, t: gl.constexpr):
+    """Have a chunk copied to the ring. ``ahead`` says which one: row, step and slot."""
+    row, step, slot = ahead
+    if row < rows:
+        chunk = of_chunk(step, steps_of(vectors, t))
+        place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
+        async_copy.async_copy_global_to_shared(ring.index(slot), place, mask=there(chunk, vectors, t))
+
+
+@gluon.jit
+def advanced(ahead, vectors, again, t: gl.constexpr):
+    """What is copied after this."""
+    row, step, slot = ahead
+    last = step + 1 == steps_of(vectors, t) + again
+    row = gl.where(last, row + gl.num_programs(0), row)
+    step = gl.where(last, 0, step + 1)
+    slot = gl.where(slot + 1 == field(t, "slots"), 0, slot + 1)
+    return row, step, slot
+
+
+@gluon.jit
+def next_step(t: gl.constexpr):
+    """Begin a step, of which the last one's copies are known: wait until the chunk that it is about has arrived.
+
+    Every step is a group of copies, also if there are none. Between the copy to a slot and the slot's first use there is
+    a step for each other slot, which is used in it, or for the last time: hence that many groups may be on their way.
+    """
+    async_copy.wait_group(field(t, "slots") - 1)
+
+
+@gluon.jit
+def taken(ring, number, t: gl.constexpr):
+    """A chunk, from its number among those copied."""
+    return ring.index(number % field(t, "slots")).load(field(t, "layout")).to(gl.float32)
+
+
+@gluon.jit
+def store_chunk(place, value, chunk, vectors, t: gl.constexpr):
+    """Write a chunk of the row that begins at ``place``."""
+    place += columns_of(chunk, t)
+    value = value.to(place.dtype.element_ty)
+    if field(t, "ragged"):
+        gl.store(place, value, mask=there(chunk, vectors, t))
+    else:
+        gl.store(place, value)
