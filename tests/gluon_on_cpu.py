@@ -2,8 +2,8 @@
 
 The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
 kernels, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
-hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until the
-copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
+hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
+the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -242,7 +242,8 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         return lambda *arguments: _tensor(function(*map(np.asarray, arguments)))
 
     gl = SimpleNamespace(
-        constexpr=lambda value: value, float32=np.float32, int32=np.int32, int64=np.int64, static_range=range, warp_specialize=_side_by_side,
+        constexpr=lambda value: value, float32=np.float32, int32=np.int32, int64=np.int64, static_range=range,
+        warp_specialize=_side_by_side,
         program_id=lambda axis: _tensor(program), num_programs=lambda axis: programs, allocate_shared_memory=_memory,
         load=_load, store=_store, convert_layout=lambda value, layout: value,
         arange=lambda start, end, layout: _tensor(np.arange(start, end)),

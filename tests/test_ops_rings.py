@@ -20,8 +20,8 @@ from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import row_ring  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
-from einops_fast.backends.triton.row_ring import Ring, RingTiling, ring_for  # noqa: E402
-from einops_fast.backends.triton.rows import Rows, rows_of  # noqa: E402
+from einops_fast.backends.triton.row_ring import Ring, RingTiling  # noqa: E402
+from einops_fast.backends.triton.rows import Rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 

@@ -1,12 +1,13 @@
 """A ring of chunks of long rows in shared memory, for kernels that go through each row twice.
 
 A few programs per multiprocessor have many rows each, one after the other. Chunks of a row are copied to the ring while
-those before them are worked on. The first pass leaves the last chunks of a row where they are, so that the second needn't
-have them copied again; those for which there is no room are copied a second time, now from the L2 cache. While the
-second pass writes a row, the next one arrives.
+those before them are worked on. The first pass leaves the last chunks of a row where they are: the second needn't have
+them copied again. Those for which there is no room are copied a second time, now from the L2 cache. While the second
+pass writes a row, the next one arrives.
 
 Copies are made, used and replaced in one order: of a row of five chunks, of which three are kept, 0 1 2 3 4 0 1. The
-first pass uses 0 1 2 3 4 and makes room for new ones after 0 and 1, the second uses 2 3 4 0 1 and makes room after each.
+first pass uses 0 1 2 3 4 and makes room for new ones after 0 and 1; the second uses 2 3 4 0 1, and makes room after
+each of these.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -156,8 +157,8 @@ def ring_call(
     """A kernel for such rows, or ``None`` as :func:`ring_for` says.
 
     Args:
-        kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, the number of rows,
-            of vectors in a row, and of chunks that are copied twice, ``numbers``, ``constants`` and the tiling.
+        kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, how many rows
+            there are, vectors in a row, and chunks that are copied twice, ``numbers``, ``constants`` and the tiling.
         rows, items, read, shared, processors: see :func:`ring_for`.
         places, numbers, constants: what else it takes.
     """
@@ -260,8 +261,8 @@ def advanced(ahead, vectors, again, t: gl.constexpr):
 def next_step(t: gl.constexpr):
     """Begin a step, of which the last one's copies are known: wait until the chunk that it is about has arrived.
 
-    Every step is a group of copies, also if there are none. Between the copy to a slot and the slot's first use there is
-    a step for each other slot, which is used in it, or for the last time: hence that many groups may be on their way.
+    Every step is a group of copies, also if there are none. Between the copy to a slot and the slot's first use there
+    is a step for each other slot, which is used in it, maybe for the last time: so many groups may be on their way.
     """
     async_copy.wait_group(field(t, "slots") - 1)
 
