@@ -20,31 +20,31 @@ from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import row_ring  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
-from einops_fast.backends.triton.row_ring import Ring, RingTiling  # noqa: E402
+from einops_fast.backends.triton.row_ring import Ring, cut  # noqa: E402
 from einops_fast.backends.triton.rows import Rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
 DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
 
-SLOTS = {"all kept": (6, 4), "some kept": (4, 2), "none kept": (3, 0)}
-"""How many chunks the ring holds, and how many of a row are kept."""
+SLOTS = {"all kept": (9, 3), "some kept": (4, 2), "one kept": (3, 2)}
+"""How many chunks the ring has room for, and how many of these are on their way."""
 
 
 @pytest.fixture(params=SLOTS)
 def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Three programs for all rows, and chunks of 32 or 64 vectors; gives the names of the kernels that ran."""
-    slots, kept = SLOTS[request.param]
+    slots, ahead = SLOTS[request.param]
 
-    def cut(rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring:
+    def small(rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring:
         run = 2 if vector == 4 else 1
-        ragged = rows.columns % (32 * run * vector) != 0
-        return Ring(RingTiling(len(rows.sizes), vector, run, slots, ragged, 1), kept, 3)
+        shared = row_ring._SCRATCH + slots * run * 32 * vector * size
+        return cut(rows, vector, size, shared, 3, run, 1, 1, ahead)
 
-    yield from _rings(cut)
+    yield from _rings(small)
 
 
-def _rings(cut: Any) -> Iterator[list[str]]:
+def _rings(small: Any) -> Iterator[list[str]]:
     ran: list[str] = []
     with nullcontext() if DEVICE == "cuda" else rings_on_cpu():
         call = KernelCall.__call__
@@ -54,7 +54,7 @@ def _rings(cut: Any) -> Iterator[list[str]]:
             call(self, *arguments)
 
         with (
-            mock.patch.object(row_ring, "cut", cut),
+            mock.patch.object(row_ring, "cut", small),
             mock.patch.object(row_ring, "_SHORT", 0),
             mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
             mock.patch.object(KernelCall, "__call__", recorded),

@@ -20,18 +20,20 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm import NormFeatures
 from einops_fast.backends.triton.row_ring import (
     advanced,
+    chunks_of,
     columns_of,
     fetch,
-    next_step,
-    of_chunk,
+    later_chunk,
+    left,
+    next_slot,
     ring_call,
     ring_of,
     row_offset,
     row_place,
-    steps_of,
     store_chunk,
     taken,
     there,
+    wait_for_chunk,
 )
 from einops_fast.backends.triton.rows import Rows
 
@@ -74,18 +76,18 @@ def _of_row(count, mean, squares, columns, f: gl.constexpr):
 
 @gluon.jit
 def _parameter(array, stride, chunk, vectors, t: gl.constexpr):
-    """What all rows share, for a chunk; 0 if there is none."""
+    """What all rows share, for a chunk, in its own type; 0 if there is none."""
     found = 0.0
     if array is not None:
         place = array + columns_of(chunk, t) * stride
         if field(t, "ragged"):
-            found = gl.load(place, mask=there(chunk, vectors, t), other=0.0).to(gl.float32)
+            found = gl.load(place, mask=there(chunk, vectors, t), other=0.0)
         else:
-            found = gl.load(place).to(gl.float32)
+            found = gl.load(place)
     return found
 
 
-@gluon.jit(do_not_specialize=["rows", "again"])
+@gluon.jit(do_not_specialize=["rows", "kept"])
 def norm_ring_kernel(
     x,
     residual,
@@ -105,7 +107,7 @@ def norm_ring_kernel(
     along,
     rows,
     vectors,
-    again,
+    kept,
     f: gl.constexpr,
     t: gl.constexpr,
 ):
@@ -121,56 +123,61 @@ def norm_ring_kernel(
         along: strides of weight and bias.
         rows: how many there are.
         vectors: of a row.
-        again: chunks of a row that are copied twice.
+        kept: chunks that stay in the ring.
         f: a :class:`~einops_fast.backends.triton.norm.NormFeatures`.
         t: a :class:`~einops_fast.backends.triton.row_ring.RingTiling`.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
     threads: gl.constexpr = field(t, "threads")
+    programs = gl.num_programs(0)
     ring = ring_of(x, t)
-    chunks = steps_of(vectors, t)
+    chunks = chunks_of(vectors, t)
     columns = (vectors * field(t, "vector")).to(gl.float32)
-    ahead = gl.program_id(0), 0, 0
-    for _ in range(field(t, "slots")):
-        fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
+    ahead = gl.program_id(0), 0
+    for at in range(field(t, "ahead")):
+        fetch(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
         async_copy.commit_group()
-        ahead = advanced(ahead, vectors, again, t)
-    first = 0
-    for row in range(gl.program_id(0), rows, gl.num_programs(0)):
+        ahead = advanced(ahead, chunks)
+    slot = 0
+    freed = field(t, "ahead")
+    mean_of_row = 0.0
+    rstd = 0.0
+    for row in range(gl.program_id(0), rows + programs, programs):
+        before = row - programs
+        have = gl.where(before < 0, 0, vectors)
+        before = gl.maximum(before, 0)
+        place = row_place(out, before, sizes, out_strides, t)
         count = gl.zeros([threads], gl.float32, of_threads)
         mean = gl.zeros([threads], gl.float32, of_threads)
         squares = gl.zeros([threads], gl.float32, of_threads)
         for step in range(chunks):
-            next_step(t)
-            h = taken(ring, first + step, t)
-            count, mean, squares = _more(h, step, vectors, count, mean, squares, f, t)
-            if step < again:
-                fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
-                ahead = advanced(ahead, vectors, again, t)
-            async_copy.commit_group()
-        mean_of_row, squares_of_row = _of_row(count, mean, squares, columns, f)
-        rstd = 1.0 / gl.sqrt(squares_of_row / columns + field(f, "eps"))
-        at = row_offset(row, sizes, row_strides, t)
-        gl.store(rstds + at, rstd)
-        if field(f, "centred"):
-            gl.store(means + at, mean_of_row)
-        place = row_place(out, row, sizes, out_strides, t)
-        for step in range(again, chunks + again):
-            chunk = of_chunk(step, chunks)
-            # On their way while this waits.
+            chunk = later_chunk(step, chunks, kept)
             w = _parameter(weight, along[0], chunk, vectors, t)
             b = _parameter(bias, along[1], chunk, vectors, t)
-            next_step(t)
-            found = (taken(ring, first + step, t) - mean_of_row) * rstd
-            if weight is not None:
-                found = found * w
-            if bias is not None:
-                found = found + b
-            fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
+            old = left(ring, x, before, step, freed, kept, sizes, x_strides, have, t)
+            wait_for_chunk(t)
+            new, old = taken(ring, slot, freed, old, t)
+            fetch(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
             async_copy.commit_group()
-            ahead = advanced(ahead, vectors, again, t)
-            store_chunk(place, found, chunk, vectors, t)
-        first = (first + chunks + again) % field(t, "slots")
+            ahead = advanced(ahead, chunks)
+            slot = next_slot(slot, kept, t)
+            freed = next_slot(freed, kept, t)
+
+            count, mean, squares = _more(new.to(gl.float32), step, vectors, count, mean, squares, f, t)
+
+            found = (old.to(gl.float32) - mean_of_row) * rstd
+            if weight is not None:
+                found = found * w.to(gl.float32)
+            if bias is not None:
+                found = found + b.to(gl.float32)
+            store_chunk(place, found, chunk, have, t)
+        mean_of_row, squares_of_row = _of_row(count, mean, squares, columns, f)
+        rstd = 1.0 / gl.sqrt(squares_of_row / columns + field(f, "eps"))
+        if row < rows:
+            of_row = row_offset(row, sizes, row_strides, t)
+            gl.store(rstds + of_row, rstd)
+            if field(f, "centred"):
+                gl.store(means + of_row, mean_of_row)
 
 
 def norm_through_ring(

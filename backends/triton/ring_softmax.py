@@ -18,16 +18,18 @@ from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_ring import (
     advanced,
+    chunks_of,
     fetch,
-    next_step,
-    of_chunk,
+    later_chunk,
+    left,
+    next_slot,
     ring_call,
     ring_of,
     row_place,
-    steps_of,
     store_chunk,
     taken,
     there,
+    wait_for_chunk,
 )
 from einops_fast.backends.triton.rows import Rows
 
@@ -46,14 +48,14 @@ def _exp(value):
 
 
 @gluon.jit
-def _score(ring, number, scale, scaled: gl.constexpr, t: gl.constexpr):
-    score = taken(ring, number, t)
+def _score(x, scale, scaled: gl.constexpr):
+    score = x.to(gl.float32)
     if scaled:
         score = score * scale
     return score
 
 
-@gluon.jit(do_not_specialize=["rows", "again"])
+@gluon.jit(do_not_specialize=["rows", "kept"])
 def softmax_ring_kernel(
     x,
     mask,
@@ -65,7 +67,7 @@ def softmax_ring_kernel(
     out_strides,
     rows,
     vectors,
-    again,
+    kept,
     scale,
     scaled: gl.constexpr,
     log: gl.constexpr,
@@ -81,67 +83,74 @@ def softmax_ring_kernel(
         x_strides, out_strides: along these, in vectors.
         rows: how many there are.
         vectors: of a row.
-        again: chunks of a row that are copied twice.
+        kept: chunks that stay in the ring.
         scale: of the scores, if ``scaled``.
         log: whether the logarithm is wanted.
         t: a :class:`~einops_fast.backends.triton.row_ring.RingTiling`.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
     threads: gl.constexpr = field(t, "threads")
+    programs = gl.num_programs(0)
     ring = ring_of(x, t)
-    chunks = steps_of(vectors, t)
-    ahead = gl.program_id(0), 0, 0
-    for _ in range(field(t, "slots")):
-        fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
+    chunks = chunks_of(vectors, t)
+    ahead = gl.program_id(0), 0
+    for at in range(field(t, "ahead")):
+        fetch(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
         async_copy.commit_group()
-        ahead = advanced(ahead, vectors, again, t)
-    first = 0
-    for row in range(gl.program_id(0), rows, gl.num_programs(0)):
+        ahead = advanced(ahead, chunks)
+    slot = 0
+    freed = field(t, "ahead")
+    most_of_row = 0.0
+    factor = 1.0
+    shift = 0.0
+    for row in range(gl.program_id(0), rows + programs, programs):
+        before = row - programs
+        have = gl.where(before < 0, 0, vectors)
+        before = gl.maximum(before, 0)
+        place = row_place(out, before, sizes, out_strides, t)
         most = gl.full([threads], _LOWEST, gl.float32, of_threads)
         total = gl.zeros([threads], gl.float32, of_threads)
         for step in range(chunks):
-            next_step(t)
-            score = _score(ring, first + step, scale, scaled, t)
+            old = left(ring, x, before, step, freed, kept, sizes, x_strides, have, t)
+            wait_for_chunk(t)
+            new, old = taken(ring, slot, freed, old, t)
+            fetch(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
+            async_copy.commit_group()
+            ahead = advanced(ahead, chunks)
+            slot = next_slot(slot, kept, t)
+            freed = next_slot(freed, kept, t)
+
+            score = _score(new, scale, scaled)
             if field(t, "ragged"):
                 score = gl.where(there(step, vectors, t), score, float("-inf"))
             both = gl.maximum(most, gl.max(gl.max(score, 2), 0))
             total = total * _exp(most - both) + gl.sum(gl.sum(_exp(score - both[None, :, None]), 2), 0)
             most = both
-            if step < again:
-                fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
-                ahead = advanced(ahead, vectors, again, t)
-            async_copy.commit_group()
-        most_of_row = gl.max(most, 0)
-        total_of_row = gl.sum(total * _exp(most - most_of_row), 0)
-        factor = 1.0 / total_of_row
-        shift = gl.log(total_of_row)
-        place = row_place(out, row, sizes, out_strides, t)
-        for step in range(again, chunks + again):
-            next_step(t)
-            score = _score(ring, first + step, scale, scaled, t)
+
+            score = _score(old, scale, scaled)
             if log:
                 found = score - most_of_row - shift
             else:
                 found = _exp(score - most_of_row) * factor
-            fetch(ring, x, ahead, sizes, x_strides, rows, vectors, t)
-            async_copy.commit_group()
-            ahead = advanced(ahead, vectors, again, t)
-            store_chunk(place, found, of_chunk(step, chunks), vectors, t)
-        first = (first + chunks + again) % field(t, "slots")
+            store_chunk(place, found, later_chunk(step, chunks, kept), have, t)
+        most_of_row = gl.max(most, 0)
+        total_of_row = gl.sum(total * _exp(most - most_of_row), 0)
+        factor = 1.0 / total_of_row
+        shift = gl.log(total_of_row)
 
 
 @gluon.jit
-def _pair(results, gradients, number, log: gl.constexpr, masked: gl.constexpr, t: gl.constexpr):
+def _pair(y, d, log: gl.constexpr, masked: gl.constexpr):
     """A chunk of the result and of its gradient."""
-    y = taken(results, number, t)
-    d = taken(gradients, number, t)
+    y = y.to(gl.float32)
+    d = d.to(gl.float32)
     if log and masked:
         # What is hidden is -inf whatever the scores are.
         d = gl.where(y == float("-inf"), 0.0, d)
     return y, d
 
 
-@gluon.jit(do_not_specialize=["rows", "again"])
+@gluon.jit(do_not_specialize=["rows", "kept"])
 def softmax_gradient_ring_kernel(
     out,
     d_out,
@@ -153,7 +162,7 @@ def softmax_gradient_ring_kernel(
     dx_strides,
     rows,
     vectors,
-    again,
+    kept,
     scale,
     log: gl.constexpr,
     masked: gl.constexpr,
@@ -165,44 +174,50 @@ def softmax_gradient_ring_kernel(
     The other arguments are those of :func:`softmax_ring_kernel`; ``masked`` says whether some elements were hidden.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
+    programs = gl.num_programs(0)
     results = ring_of(out, t)
     gradients = ring_of(d_out, t)
-    chunks = steps_of(vectors, t)
-    ahead = gl.program_id(0), 0, 0
-    for _ in range(field(t, "slots")):
-        fetch(results, out, ahead, sizes, out_strides, rows, vectors, t)
-        fetch(gradients, d_out, ahead, sizes, d_out_strides, rows, vectors, t)
+    chunks = chunks_of(vectors, t)
+    ahead = gl.program_id(0), 0
+    for at in range(field(t, "ahead")):
+        fetch(results, out, ahead, at, sizes, out_strides, rows, vectors, t)
+        fetch(gradients, d_out, ahead, at, sizes, d_out_strides, rows, vectors, t)
         async_copy.commit_group()
-        ahead = advanced(ahead, vectors, again, t)
-    first = 0
-    for row in range(gl.program_id(0), rows, gl.num_programs(0)):
+        ahead = advanced(ahead, chunks)
+    slot = 0
+    freed = field(t, "ahead")
+    total_of_row = 0.0
+    for row in range(gl.program_id(0), rows + programs, programs):
+        before = row - programs
+        have = gl.where(before < 0, 0, vectors)
+        before = gl.maximum(before, 0)
+        place = row_place(dx, before, sizes, dx_strides, t)
         total = gl.zeros([field(t, "threads")], gl.float32, of_threads)
         for step in range(chunks):
-            next_step(t)
-            y, d = _pair(results, gradients, first + step, log, masked, t)
+            old_y = left(results, out, before, step, freed, kept, sizes, out_strides, have, t)
+            old_d = left(gradients, d_out, before, step, freed, kept, sizes, d_out_strides, have, t)
+            wait_for_chunk(t)
+            new_y, old_y = taken(results, slot, freed, old_y, t)
+            new_d, old_d = taken(gradients, slot, freed, old_d, t)
+            fetch(results, out, ahead, freed, sizes, out_strides, rows, vectors, t)
+            fetch(gradients, d_out, ahead, freed, sizes, d_out_strides, rows, vectors, t)
+            async_copy.commit_group()
+            ahead = advanced(ahead, chunks)
+            slot = next_slot(slot, kept, t)
+            freed = next_slot(freed, kept, t)
+
             # Beyond the end of a row both are 0.
+            y, d = _pair(new_y, new_d, log, masked)
             summand = d if log else y * d
             total += gl.sum(gl.sum(summand, 2), 0)
-            if step < again:
-                fetch(results, out, ahead, sizes, out_strides, rows, vectors, t)
-                fetch(gradients, d_out, ahead, sizes, d_out_strides, rows, vectors, t)
-                ahead = advanced(ahead, vectors, again, t)
-            async_copy.commit_group()
-        total_of_row = gl.sum(total, 0)
-        place = row_place(dx, row, sizes, dx_strides, t)
-        for step in range(again, chunks + again):
-            next_step(t)
-            y, d = _pair(results, gradients, first + step, log, masked, t)
+
+            y, d = _pair(old_y, old_d, log, masked)
             if log:
                 found = d - _exp(y) * total_of_row
             else:
                 found = y * (d - total_of_row)
-            fetch(results, out, ahead, sizes, out_strides, rows, vectors, t)
-            fetch(gradients, d_out, ahead, sizes, d_out_strides, rows, vectors, t)
-            async_copy.commit_group()
-            ahead = advanced(ahead, vectors, again, t)
-            store_chunk(place, found * scale, of_chunk(step, chunks), vectors, t)
-        first = (first + chunks + again) % field(t, "slots")
+            store_chunk(place, found * scale, later_chunk(step, chunks, kept), have, t)
+        total_of_row = gl.sum(total, 0)
 
 
 def softmax_through_ring(

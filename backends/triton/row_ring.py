@@ -1,13 +1,10 @@
 """A ring of chunks of long rows in shared memory, for kernels that go through each row twice.
 
-A few programs per multiprocessor have many rows each, one after the other. Chunks of a row are copied to the ring while
-those before them are worked on. The first pass leaves the last chunks of a row where they are: the second needn't have
-them copied again. Those for which there is no room are copied a second time, now from the L2 cache. While the second
-pass writes a row, the next one arrives.
-
-Copies are made, used and replaced in one order: of a row of five chunks, of which three are kept, 0 1 2 3 4 0 1. The
-first pass uses 0 1 2 3 4 and makes room for new ones after 0 and 1; the second uses 2 3 4 0 1, and makes room after
-each of these.
+A few programs per multiprocessor have many rows each, one after the other. In each step a program works on a chunk of
+one row for the first time, and on a chunk of the row before for the second time, and has one more copied to the ring:
+so reading, writing and arithmetic go on side by side. A chunk stays in the ring for ``kept`` steps. That is as many as
+a row has chunks, if there is room, and it is read once; of a longer row, those that have left are read again, from the
+L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -31,19 +28,21 @@ __all__ = [
     "Ring",
     "RingTiling",
     "advanced",
+    "chunks_of",
     "columns_of",
     "fetch",
-    "next_step",
-    "of_chunk",
+    "later_chunk",
+    "left",
+    "next_slot",
     "ring_call",
     "ring_for",
     "ring_of",
     "row_offset",
     "row_place",
-    "steps_of",
     "store_chunk",
     "taken",
     "there",
+    "wait_for_chunk",
 ]
 
 _LANES = 32
@@ -69,7 +68,9 @@ class RingTiling:
         axes: how many count the rows.
         vector: neighbours in a row that a thread copies together.
         run: vectors of a chunk that each thread has.
-        slots: chunks that the ring holds.
+        slots: chunks that the ring has room for.
+        ahead: how many of these are for chunks that are on their way.
+        whole: the ring keeps whole rows.
         ragged: the last chunk of a row isn't a whole one.
         warps: of a program.
     """
@@ -78,6 +79,8 @@ class RingTiling:
     vector: int
     run: int
     slots: int
+    ahead: int
+    whole: bool
     ragged: bool
     warps: int
 
@@ -106,10 +109,9 @@ class RingTiling:
 
 
 class Ring(NamedTuple):
-    """A ring, how many of its chunks wait for the second pass at most, and how many programs have one."""
+    """A ring, and how many programs have one."""
 
     tiling: RingTiling
-    kept: int
     programs: int
 
 
@@ -140,14 +142,15 @@ def cut(
     rows: Rows, vector: int, size: int, shared: int, processors: int, run: int = 4, warps: int = 8, each: int = 1,
     ahead: int = 3,
 ) -> Ring:  # fmt: skip
-    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor, with ``ahead`` slots that aren't kept.
+    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor; of ``ahead`` see :class:`RingTiling`.
 
     ``size`` are the bytes of an element in all arrays that are copied.
     """
     chunk = run * warps * _LANES * vector
     slots = (shared // each - _SCRATCH) // (chunk * size)
-    tiling = RingTiling(len(rows.sizes), vector, run, slots, rows.columns % chunk != 0, warps)
-    return Ring(tiling, max(slots - ahead, 0), min(rows.count, each * processors))
+    whole = -(-rows.columns // chunk) <= slots - ahead
+    tiling = RingTiling(len(rows.sizes), vector, run, slots, ahead, whole, rows.columns % chunk != 0, warps)
+    return Ring(tiling, min(rows.count, each * processors))
 
 
 def ring_call(
@@ -158,18 +161,18 @@ def ring_call(
 
     Args:
         kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, how many rows
-            there are, vectors in a row, and chunks that are copied twice, ``numbers``, ``constants`` and the tiling.
+            there are, vectors in a row, and chunks that are kept, ``numbers``, ``constants`` and the tiling.
         rows, items, read, shared, processors: see :func:`ring_for`.
         places, numbers, constants: what else it takes.
     """
     ring = ring_for(rows, items, read, shared, processors)
     if ring is None:
         return None
-    tiling, kept, programs = ring
+    tiling, programs = ring
     vector = tiling.vector
-    again = max(-(-rows.columns // (tiling.vectors * vector)) - kept, 0)
+    kept = min(-(-rows.columns // (tiling.vectors * vector)), tiling.slots - tiling.ahead)
     strides = [tuple([each // vector for each in places[:-1]]) for places in rows.strides[: len(items)]]
-    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, again, *numbers
+    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, kept, *numbers
     return KernelCall(kernel, (programs, 1), tail, {**constants, "t": tiling}, tiling.warps, 1)
 
 
@@ -225,60 +228,74 @@ def ring_of(array, t: gl.constexpr):
 
 
 @gluon.jit
-def steps_of(vectors, t: gl.constexpr):
+def chunks_of(vectors, t: gl.constexpr):
     """How many chunks a row has."""
     return (vectors + field(t, "vectors") - 1) // field(t, "vectors")
 
 
 @gluon.jit
-def of_chunk(step, chunks):
-    """Which chunk a step is about: after the last one come those again that there was no room for."""
-    return gl.where(step < chunks, step, step - chunks)
+def later_chunk(step, chunks, kept):
+    """The chunk of the row before that a step is about."""
+    return gl.where(step < kept, chunks - kept + step, step - kept)
 
 
 @gluon.jit
-def fetch(ring, array, ahead, sizes, strides, rows, vectors, t: gl.constexpr):
-    """Have a chunk copied to the ring. ``ahead`` says which one: row, step and slot."""
-    row, step, slot = ahead
+def fetch(ring, array, ahead, slot, sizes, strides, rows, vectors, t: gl.constexpr):
+    """Have a chunk copied to the ring. ``ahead`` says which one: row and chunk."""
+    row, chunk = ahead
     if row < rows:
-        chunk = of_chunk(step, steps_of(vectors, t))
         place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
         async_copy.async_copy_global_to_shared(ring.index(slot), place, mask=there(chunk, vectors, t))
 
 
 @gluon.jit
-def advanced(ahead, vectors, again, t: gl.constexpr):
+def advanced(ahead, chunks):
     """What is copied after this."""
-    row, step, slot = ahead
-    last = step + 1 == steps_of(vectors, t) + again
-    row = gl.where(last, row + gl.num_programs(0), row)
-    step = gl.where(last, 0, step + 1)
-    slot = gl.where(slot + 1 == field(t, "slots"), 0, slot + 1)
-    return row, step, slot
+    row, chunk = ahead
+    last = chunk + 1 == chunks
+    return gl.where(last, row + gl.num_programs(0), row), gl.where(last, 0, chunk + 1)
 
 
 @gluon.jit
-def next_step(t: gl.constexpr):
-    """Begin a step, of which the last one's copies are known: wait until the chunk that it is about has arrived.
+def next_slot(slot, kept, t: gl.constexpr):
+    """As many slots are used as chunks are kept, or on their way."""
+    return gl.where(slot + 1 == kept + field(t, "ahead"), 0, slot + 1)
 
-    Every step is a group of copies, also if there are none. Between the copy to a slot and the slot's first use there
-    is a step for each other slot, which is used in it, maybe for the last time: so many groups may be on their way.
+
+@gluon.jit
+def left(ring, array, row, step, freed, kept, sizes, strides, have, t: gl.constexpr):
+    """Before a step waits, its chunk of the row before, if some of that have left the ring by now.
+
+    ``freed`` is the slot that is left in this step, ``have`` the number of vectors in the row: 0 if there is none.
     """
-    async_copy.wait_group(field(t, "slots") - 1)
+    if field(t, "whole"):
+        found = 0
+    elif step < kept:
+        found = ring.index(freed).load(field(t, "layout"))
+    else:
+        chunk = step - kept
+        place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
+        found = gl.load(place, mask=there(chunk, have, t), other=0.0)
+    return found
 
 
 @gluon.jit
-def taken(ring, number, t: gl.constexpr):
-    """A chunk, from its number among those copied."""
-    return ring.index(number % field(t, "slots")).load(field(t, "layout")).to(gl.float32)
+def wait_for_chunk(t: gl.constexpr):
+    """Wait until a step's new chunk is there. The copies of each step are a group, also if there are none."""
+    async_copy.wait_group(field(t, "ahead") - 1)
+
+
+@gluon.jit
+def taken(ring, slot, freed, found, t: gl.constexpr):
+    """The chunks that a step is about: the new one, and that of the row before, which :func:`left` may have found."""
+    new = ring.index(slot).load(field(t, "layout"))
+    if field(t, "whole"):
+        found = ring.index(freed).load(field(t, "layout"))
+    return new, found
 
 
 @gluon.jit
 def store_chunk(place, value, chunk, vectors, t: gl.constexpr):
     """Write a chunk of the row that begins at ``place``."""
     place += columns_of(chunk, t)
-    value = value.to(place.dtype.element_ty)
-    if field(t, "ragged"):
-        gl.store(place, value, mask=there(chunk, vectors, t))
-    else:
-        gl.store(place, value)
+    gl.store(place, value.to(place.dtype.element_ty), mask=there(chunk, vectors, t))
