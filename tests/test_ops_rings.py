@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):Runtim
 
 DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
 
-SLOTS = {"all kept": (9, 3), "some kept": (4, 2), "one kept": (3, 2)}
+SLOTS = {"all kept": (9, 3), "some kept": (6, 2), "few kept": (4, 1)}
 """How many chunks the ring has room for, and how many of these are on their way."""
 
 

@@ -20,11 +20,12 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm import NormFeatures
 from einops_fast.backends.triton.row_ring import (
     advanced,
+    chunk_at,
     chunks_of,
     columns_of,
-    fetch,
-    later_chunk,
-    left,
+    copy,
+    copy_again,
+    earlier,
     next_slot,
     ring_call,
     ring_of,
@@ -135,7 +136,7 @@ def norm_ring_kernel(
     columns = (vectors * field(t, "vector")).to(gl.float32)
     ahead = gl.program_id(0), 0
     for at in range(field(t, "ahead")):
-        fetch(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
+        copy(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
         async_copy.commit_group()
         ahead = advanced(ahead, chunks)
     slot = 0
@@ -145,25 +146,26 @@ def norm_ring_kernel(
     for row in range(gl.program_id(0), rows + programs, programs):
         before = row - programs
         have = gl.where(before < 0, 0, vectors)
-        before = gl.maximum(before, 0)
-        place = row_place(out, before, sizes, out_strides, t)
+        place = row_place(out, gl.maximum(before, 0), sizes, out_strides, t)
         count = gl.zeros([threads], gl.float32, of_threads)
         mean = gl.zeros([threads], gl.float32, of_threads)
         squares = gl.zeros([threads], gl.float32, of_threads)
         for step in range(chunks):
-            chunk = later_chunk(step, chunks, kept)
+            chunk = chunk_at(earlier(step, chunks, kept), chunks, t)
             w = _parameter(weight, along[0], chunk, vectors, t)
             b = _parameter(bias, along[1], chunk, vectors, t)
-            old = left(ring, x, before, step, freed, kept, sizes, x_strides, have, t)
             wait_for_chunk(t)
-            new, old = taken(ring, slot, freed, old, t)
-            fetch(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
+            new, old = taken(ring, slot, freed, step, kept, t)
+            copy(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
+            copy_again(ring, x, before, step, kept, sizes, x_strides, vectors, t)
             async_copy.commit_group()
             ahead = advanced(ahead, chunks)
             slot = next_slot(slot, kept, t)
             freed = next_slot(freed, kept, t)
 
-            count, mean, squares = _more(new.to(gl.float32), step, vectors, count, mean, squares, f, t)
+            count, mean, squares = _more(
+                new.to(gl.float32), chunk_at(step, chunks, t), vectors, count, mean, squares, f, t
+            )
 
             found = (old.to(gl.float32) - mean_of_row) * rstd
             if weight is not None:

@@ -18,10 +18,11 @@ from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_ring import (
     advanced,
+    chunk_at,
     chunks_of,
-    fetch,
-    later_chunk,
-    left,
+    copy,
+    copy_again,
+    earlier,
     next_slot,
     ring_call,
     ring_of,
@@ -95,7 +96,7 @@ def softmax_ring_kernel(
     chunks = chunks_of(vectors, t)
     ahead = gl.program_id(0), 0
     for at in range(field(t, "ahead")):
-        fetch(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
+        copy(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
         async_copy.commit_group()
         ahead = advanced(ahead, chunks)
     slot = 0
@@ -106,15 +107,14 @@ def softmax_ring_kernel(
     for row in range(gl.program_id(0), rows + programs, programs):
         before = row - programs
         have = gl.where(before < 0, 0, vectors)
-        before = gl.maximum(before, 0)
-        place = row_place(out, before, sizes, out_strides, t)
+        place = row_place(out, gl.maximum(before, 0), sizes, out_strides, t)
         most = gl.full([threads], _LOWEST, gl.float32, of_threads)
         total = gl.zeros([threads], gl.float32, of_threads)
         for step in range(chunks):
-            old = left(ring, x, before, step, freed, kept, sizes, x_strides, have, t)
             wait_for_chunk(t)
-            new, old = taken(ring, slot, freed, old, t)
-            fetch(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
+            new, old = taken(ring, slot, freed, step, kept, t)
+            copy(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
+            copy_again(ring, x, before, step, kept, sizes, x_strides, vectors, t)
             async_copy.commit_group()
             ahead = advanced(ahead, chunks)
             slot = next_slot(slot, kept, t)
@@ -122,7 +122,7 @@ def softmax_ring_kernel(
 
             score = _score(new, scale, scaled)
             if field(t, "ragged"):
-                score = gl.where(there(step, vectors, t), score, float("-inf"))
+                score = gl.where(there(chunk_at(step, chunks, t), vectors, t), score, float("-inf"))
             both = gl.maximum(most, gl.max(gl.max(score, 2), 0))
             total = total * _exp(most - both) + gl.sum(gl.sum(_exp(score - both[None, :, None]), 2), 0)
             most = both
@@ -132,7 +132,7 @@ def softmax_ring_kernel(
                 found = score - most_of_row - shift
             else:
                 found = _exp(score - most_of_row) * factor
-            store_chunk(place, found, later_chunk(step, chunks, kept), have, t)
+            store_chunk(place, found, chunk_at(earlier(step, chunks, kept), chunks, t), have, t)
         most_of_row = gl.max(most, 0)
         total_of_row = gl.sum(total * _exp(most - most_of_row), 0)
         factor = 1.0 / total_of_row
@@ -180,8 +180,8 @@ def softmax_gradient_ring_kernel(
     chunks = chunks_of(vectors, t)
     ahead = gl.program_id(0), 0
     for at in range(field(t, "ahead")):
-        fetch(results, out, ahead, at, sizes, out_strides, rows, vectors, t)
-        fetch(gradients, d_out, ahead, at, sizes, d_out_strides, rows, vectors, t)
+        copy(results, out, ahead, at, sizes, out_strides, rows, vectors, t)
+        copy(gradients, d_out, ahead, at, sizes, d_out_strides, rows, vectors, t)
         async_copy.commit_group()
         ahead = advanced(ahead, chunks)
     slot = 0
@@ -190,17 +190,16 @@ def softmax_gradient_ring_kernel(
     for row in range(gl.program_id(0), rows + programs, programs):
         before = row - programs
         have = gl.where(before < 0, 0, vectors)
-        before = gl.maximum(before, 0)
-        place = row_place(dx, before, sizes, dx_strides, t)
+        place = row_place(dx, gl.maximum(before, 0), sizes, dx_strides, t)
         total = gl.zeros([field(t, "threads")], gl.float32, of_threads)
         for step in range(chunks):
-            old_y = left(results, out, before, step, freed, kept, sizes, out_strides, have, t)
-            old_d = left(gradients, d_out, before, step, freed, kept, sizes, d_out_strides, have, t)
             wait_for_chunk(t)
-            new_y, old_y = taken(results, slot, freed, old_y, t)
-            new_d, old_d = taken(gradients, slot, freed, old_d, t)
-            fetch(results, out, ahead, freed, sizes, out_strides, rows, vectors, t)
-            fetch(gradients, d_out, ahead, freed, sizes, d_out_strides, rows, vectors, t)
+            new_y, old_y = taken(results, slot, freed, step, kept, t)
+            new_d, old_d = taken(gradients, slot, freed, step, kept, t)
+            copy(results, out, ahead, freed, sizes, out_strides, rows, vectors, t)
+            copy(gradients, d_out, ahead, freed, sizes, d_out_strides, rows, vectors, t)
+            copy_again(results, out, before, step, kept, sizes, out_strides, vectors, t)
+            copy_again(gradients, d_out, before, step, kept, sizes, d_out_strides, vectors, t)
             async_copy.commit_group()
             ahead = advanced(ahead, chunks)
             slot = next_slot(slot, kept, t)
@@ -216,7 +215,7 @@ def softmax_gradient_ring_kernel(
                 found = d - _exp(y) * total_of_row
             else:
                 found = y * (d - total_of_row)
-            store_chunk(place, found * scale, later_chunk(step, chunks, kept), have, t)
+            store_chunk(place, found * scale, chunk_at(earlier(step, chunks, kept), chunks, t), have, t)
         total_of_row = gl.sum(total, 0)
 
 

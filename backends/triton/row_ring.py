@@ -3,8 +3,10 @@
 A few programs per multiprocessor have many rows each, one after the other. In each step a program works on a chunk of
 one row for the first time, and on a chunk of the row before for the second time, and has one more copied to the ring:
 so reading, writing and arithmetic go on side by side. A chunk stays in the ring for ``kept`` steps. That is as many as
-a row has chunks, if there is room, and it is read once; of a longer row, those that have left are read again, from the
-L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
+a row has chunks, if there is room, and it is read once; of a longer row, those that have left are copied again, from
+the L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
+
+Programs begin with different chunks of their rows, so that they don't all read the same banks of memory at a time.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -28,11 +30,13 @@ __all__ = [
     "Ring",
     "RingTiling",
     "advanced",
+    "chunk_at",
     "chunks_of",
     "columns_of",
-    "fetch",
-    "later_chunk",
-    "left",
+    "copy",
+    "copy_again",
+    "cut",
+    "earlier",
     "next_slot",
     "ring_call",
     "ring_for",
@@ -70,7 +74,7 @@ class RingTiling:
         run: vectors of a chunk that each thread has.
         slots: chunks that the ring has room for.
         ahead: how many of these are for chunks that are on their way.
-        whole: the ring keeps whole rows.
+        turned: programs begin with different chunks.
         ragged: the last chunk of a row isn't a whole one.
         warps: of a program.
     """
@@ -80,7 +84,7 @@ class RingTiling:
     run: int
     slots: int
     ahead: int
-    whole: bool
+    turned: bool
     ragged: bool
     warps: int
 
@@ -109,9 +113,10 @@ class RingTiling:
 
 
 class Ring(NamedTuple):
-    """A ring, and how many programs have one."""
+    """A ring, how many chunks are kept in it, and how many programs have one."""
 
     tiling: RingTiling
+    kept: int
     programs: int
 
 
@@ -140,17 +145,19 @@ def ring_for(rows: Rows, items: Sequence[int], read: int, shared: int, processor
 
 def cut(
     rows: Rows, vector: int, size: int, shared: int, processors: int, run: int = 4, warps: int = 8, each: int = 1,
-    ahead: int = 3,
+    ahead: int = 3, turned: bool = True,
 ) -> Ring:  # fmt: skip
-    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor; of ``ahead`` see :class:`RingTiling`.
+    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor; see :class:`RingTiling`.
 
     ``size`` are the bytes of an element in all arrays that are copied.
     """
     chunk = run * warps * _LANES * vector
     slots = (shared // each - _SCRATCH) // (chunk * size)
-    whole = -(-rows.columns // chunk) <= slots - ahead
-    tiling = RingTiling(len(rows.sizes), vector, run, slots, ahead, whole, rows.columns % chunk != 0, warps)
-    return Ring(tiling, min(rows.count, each * processors))
+    chunks = -(-rows.columns // chunk)
+    # What is copied again has slots of its own.
+    kept = chunks if chunks <= slots - ahead else slots - 2 * ahead
+    tiling = RingTiling(len(rows.sizes), vector, run, slots, ahead, turned, rows.columns % chunk != 0, warps)
+    return Ring(tiling, kept, min(rows.count, each * processors))
 
 
 def ring_call(
@@ -168,9 +175,8 @@ def ring_call(
     ring = ring_for(rows, items, read, shared, processors)
     if ring is None:
         return None
-    tiling, programs = ring
+    tiling, kept, programs = ring
     vector = tiling.vector
-    kept = min(-(-rows.columns // (tiling.vectors * vector)), tiling.slots - tiling.ahead)
     strides = [tuple([each // vector for each in places[:-1]]) for places in rows.strides[: len(items)]]
     tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, kept, *numbers
     return KernelCall(kernel, (programs, 1), tail, {**constants, "t": tiling}, tiling.warps, 1)
@@ -234,64 +240,75 @@ def chunks_of(vectors, t: gl.constexpr):
 
 
 @gluon.jit
-def later_chunk(step, chunks, kept):
-    """The chunk of the row before that a step is about."""
+def chunk_at(step, chunks, t: gl.constexpr):
+    """The chunk of its row that a program works on in a step."""
+    if field(t, "turned"):
+        step += gl.program_id(0) % chunks
+        step = gl.where(step < chunks, step, step - chunks)
+    return step
+
+
+@gluon.jit
+def earlier(step, chunks, kept):
+    """The step in which what a step is about in the row before was new."""
     return gl.where(step < kept, chunks - kept + step, step - kept)
 
 
 @gluon.jit
-def fetch(ring, array, ahead, slot, sizes, strides, rows, vectors, t: gl.constexpr):
-    """Have a chunk copied to the ring. ``ahead`` says which one: row and chunk."""
-    row, chunk = ahead
+def _copy(ring, array, row, step, slot, sizes, strides, vectors, t: gl.constexpr):
+    chunk = chunk_at(step, chunks_of(vectors, t), t)
+    place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
+    async_copy.async_copy_global_to_shared(ring.index(slot), place, mask=there(chunk, vectors, t))
+
+
+@gluon.jit
+def copy(ring, array, ahead, slot, sizes, strides, rows, vectors, t: gl.constexpr):
+    """Have a chunk copied to the ring. ``ahead`` says which one: row and step."""
+    row, step = ahead
     if row < rows:
-        place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
-        async_copy.async_copy_global_to_shared(ring.index(slot), place, mask=there(chunk, vectors, t))
+        _copy(ring, array, row, step, slot, sizes, strides, vectors, t)
+
+
+@gluon.jit
+def _slot_again(number, t: gl.constexpr):
+    """Where the chunks of a row that are copied again are: in the last slots."""
+    return field(t, "slots") - field(t, "ahead") + number % field(t, "ahead")
+
+
+@gluon.jit
+def copy_again(ring, array, row, step, kept, sizes, strides, vectors, t: gl.constexpr):
+    """Have a chunk of the row before copied again, if one is wanted that many steps later that it's there by then."""
+    number = step + field(t, "ahead") - kept
+    if (row >= 0) & (number >= 0) & (number + kept < chunks_of(vectors, t)):
+        _copy(ring, array, row, number, _slot_again(number, t), sizes, strides, vectors, t)
 
 
 @gluon.jit
 def advanced(ahead, chunks):
     """What is copied after this."""
-    row, chunk = ahead
-    last = chunk + 1 == chunks
-    return gl.where(last, row + gl.num_programs(0), row), gl.where(last, 0, chunk + 1)
+    row, step = ahead
+    last = step + 1 == chunks
+    return gl.where(last, row + gl.num_programs(0), row), gl.where(last, 0, step + 1)
 
 
 @gluon.jit
 def next_slot(slot, kept, t: gl.constexpr):
-    """As many slots are used as chunks are kept, or on their way."""
+    """As many slots are used as chunks are kept, or on their way for the first time."""
     return gl.where(slot + 1 == kept + field(t, "ahead"), 0, slot + 1)
 
 
 @gluon.jit
-def left(ring, array, row, step, freed, kept, sizes, strides, have, t: gl.constexpr):
-    """Before a step waits, its chunk of the row before, if some of that have left the ring by now.
-
-    ``freed`` is the slot that is left in this step, ``have`` the number of vectors in the row: 0 if there is none.
-    """
-    if field(t, "whole"):
-        found = 0
-    elif step < kept:
-        found = ring.index(freed).load(field(t, "layout"))
-    else:
-        chunk = step - kept
-        place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
-        found = gl.load(place, mask=there(chunk, have, t), other=0.0)
-    return found
-
-
-@gluon.jit
 def wait_for_chunk(t: gl.constexpr):
-    """Wait until a step's new chunk is there. The copies of each step are a group, also if there are none."""
+    """Wait until a step's chunks are there. The copies of each step are a group, also if there are none."""
     async_copy.wait_group(field(t, "ahead") - 1)
 
 
 @gluon.jit
-def taken(ring, slot, freed, found, t: gl.constexpr):
-    """The chunks that a step is about: the new one, and that of the row before, which :func:`left` may have found."""
+def taken(ring, slot, freed, step, kept, t: gl.constexpr):
+    """The chunks that a step is about: the new one, and that of the row before; ``freed`` is the slot that is left."""
     new = ring.index(slot).load(field(t, "layout"))
-    if field(t, "whole"):
-        found = ring.index(freed).load(field(t, "layout"))
-    return new, found
+    old = gl.where(step < kept, freed, _slot_again(gl.maximum(step - kept, 0), t))
+    return new, ring.index(old).load(field(t, "layout"))
 
 
 @gluon.jit
