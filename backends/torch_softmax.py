@@ -17,7 +17,8 @@ from einops_fast.backends.torch_operator import (
     result_dtype,
 )
 from einops_fast.backends.triton.attention.launch import KernelCall
-from einops_fast.backends.triton.ring_softmax import gradient_through_ring, softmax_through_ring
+from einops_fast.backends.triton.ring_gradient import gradient_through_ring
+from einops_fast.backends.triton.ring_softmax import softmax_through_ring
 from einops_fast.backends.triton.rows import Rows, dense_strides, fitting, neighbours, row_tiling, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,

@@ -296,7 +296,7 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
     kept: list[ast.stmt] = []
     for each in tree.body:
         source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-        if any(each in source for each in (".attention.hopper", ".triton.row_ring")):
+        if any(each in source for each in (".attention.hopper", ".triton.row_ring", ".triton.ring_")):
             assert isinstance(each, ast.ImportFrom)
             names = _executed(source, stand_ins, done)
             module.__dict__.update({alias.name: names[alias.name] for alias in each.names})

@@ -20,7 +20,7 @@ from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import row_ring  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
-from einops_fast.backends.triton.row_ring import Ring, cut  # noqa: E402
+from einops_fast.backends.triton.row_ring import Cut, Ring, ring_of_cut  # noqa: E402
 from einops_fast.backends.triton.rows import Rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -36,10 +36,11 @@ def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Three programs for all rows, and chunks of 32 or 64 vectors; gives the names of the kernels that ran."""
     slots, ahead = SLOTS[request.param]
 
-    def small(rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring:
-        run = 2 if vector == 4 else 1
-        shared = row_ring._SCRATCH + slots * run * 32 * vector * size
-        return cut(rows, vector, size, shared, 3, run, 1, 1, ahead)
+    def small(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
+        cut = cut._replace(run=2 if vector == 4 else 1, warps=1, ahead=ahead)
+        shared = row_ring._SCRATCH + slots * cut.run * 32 * vector * size
+        ring = ring_of_cut(cut, rows, vector, size, shared, 3)
+        return ring and ring._replace(whole=True)  # nor is another way to cut tried
 
     yield from _rings(small)
 
@@ -54,8 +55,8 @@ def _rings(small: Any) -> Iterator[list[str]]:
             call(self, *arguments)
 
         with (
-            mock.patch.object(row_ring, "cut", small),
-            mock.patch.object(row_ring, "_SHORT", 0),
+            mock.patch.object(row_ring, "ring_of_cut", small),
+            mock.patch.object(row_ring, "_long", return_value=True),
             mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
             mock.patch.object(KernelCall, "__call__", recorded),
         ):

@@ -7,6 +7,8 @@ a row has chunks, if there is room, and it is read once; of a longer row, those 
 the L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
 
 Programs begin with different chunks of their rows, so that they don't all read the same banks of memory at a time.
+
+:mod:`~einops_fast.backends.triton.ring_gradient` has one row at a time, and needs less room for it.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -27,6 +29,7 @@ from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.rows import Rows
 
 __all__ = [
+    "Cut",
     "Ring",
     "RingTiling",
     "advanced",
@@ -35,12 +38,12 @@ __all__ = [
     "columns_of",
     "copy",
     "copy_again",
-    "cut",
     "earlier",
     "next_slot",
     "ring_call",
     "ring_for",
     "ring_of",
+    "ring_of_cut",
     "row_offset",
     "row_place",
     "store_chunk",
@@ -60,8 +63,23 @@ _SCRATCH = 2048
 _LEAST_SHARED = 98305
 """Bytes of shared memory; GPUs that can't copy to it asynchronously have less."""
 
-_SHORT = 65536
-"""Bytes of rows that other kernels keep in registers."""
+
+class Cut(NamedTuple):
+    """A way to cut rows.
+
+    Attributes:
+        run: vectors of a chunk that each thread has.
+        warps: of a program.
+        ahead: chunks that are on their way.
+        turned: whether programs begin with different chunks.
+        apart: whether what is copied again has slots of its own, ``ahead`` as well.
+    """
+
+    run: int
+    warps: int
+    ahead: int
+    turned: bool = True
+    apart: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,14 +131,18 @@ class RingTiling:
 
 
 class Ring(NamedTuple):
-    """A ring, how many chunks are kept in it, and how many programs have one."""
+    """A ring, how many chunks are kept in it, whether these are a whole row, and how many programs have one."""
 
     tiling: RingTiling
     kept: int
+    whole: bool
     programs: int
 
 
-def ring_for(rows: Rows, items: Sequence[int], read: int, shared: int, processors: int) -> Ring | None:
+def ring_for(
+    rows: Rows, items: Sequence[int], read: int, shared: int, processors: int, elsewhere: Mapping[int, int],
+    whole: Cut, part: Cut | None,
+) -> Ring | None:  # fmt: skip
     """The ring for long rows; ``None`` where other kernels must do, or are as fast.
 
     Args:
@@ -130,6 +152,9 @@ def ring_for(rows: Rows, items: Sequence[int], read: int, shared: int, processor
         read: how many of these arrays are copied to rings.
         shared: bytes of shared memory that a program may have.
         processors: multiprocessors of the device.
+        elsewhere: by bytes of an element, how long rows are for which other kernels are as fast; all, if it has none.
+        whole: how to cut rows for which there is room.
+        part: and others, if they are for this kernel at all.
     """
     if interpreted() or not items or shared < _LEAST_SHARED or rows.wide or 2 * rows.count < processors:
         return None
@@ -137,49 +162,55 @@ def ring_for(rows: Rows, items: Sequence[int], read: int, shared: int, processor
     places = rows.strides[: len(items)]
     if rows.columns % vector or any(each[-1] != 1 or any(at % vector for at in each[:-1]) for each in places):
         return None
-    size = sum(items[:read])
-    if rows.columns * size <= _SHORT:
+    if not _long(rows.columns, elsewhere.get(items[0])):
         return None
-    return cut(rows, vector, size, shared, processors)
+    ring = ring_of_cut(whole, rows, vector, sum(items[:read]), shared, processors)
+    if ring is None or not ring.whole:
+        ring = part and ring_of_cut(part, rows, vector, sum(items[:read]), shared, processors)
+    return ring
 
 
-def cut(
-    rows: Rows, vector: int, size: int, shared: int, processors: int, run: int = 4, warps: int = 8, each: int = 1,
-    ahead: int = 3, turned: bool = True,
-) -> Ring:  # fmt: skip
-    """Chunks of ``run`` vectors per thread, for ``each`` programs per processor; see :class:`RingTiling`.
+def _long(columns: int, elsewhere: int | None) -> bool:
+    return elsewhere is not None and columns > elsewhere
 
-    ``size`` are the bytes of an element in all arrays that are copied.
-    """
-    chunk = run * warps * _LANES * vector
-    slots = (shared // each - _SCRATCH) // (chunk * size)
+
+def ring_of_cut(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
+    """The ring that there is room for, if any. ``size`` are the bytes of an element in all arrays that are copied."""
+    chunk = cut.run * cut.warps * _LANES * vector
+    slots = (shared - _SCRATCH) // (chunk * size)
     chunks = -(-rows.columns // chunk)
-    # What is copied again has slots of its own.
-    kept = chunks if chunks <= slots - ahead else slots - 2 * ahead
-    tiling = RingTiling(len(rows.sizes), vector, run, slots, ahead, turned, rows.columns % chunk != 0, warps)
-    return Ring(tiling, kept, min(rows.count, each * processors))
+    kept = min(chunks, slots - cut.ahead)
+    if cut.apart and kept < chunks:
+        kept -= cut.ahead
+        if kept < cut.ahead:
+            return None  # the first that are copied again wouldn't be in time
+    if kept < 1:
+        return None
+    ragged = rows.columns % chunk != 0
+    tiling = RingTiling(len(rows.sizes), vector, cut.run, slots, cut.ahead, cut.turned, ragged, cut.warps)
+    return Ring(tiling, kept, kept == chunks, min(rows.count, processors))
 
 
 def ring_call(
-    kernel: Any, rows: Rows, items: Sequence[int], read: int, shared: int, processors: int, places: tuple[Any, ...],
-    numbers: tuple[Any, ...], constants: Mapping[str, Any],
+    kernel: Any, ring: Ring | None, rows: Rows, arrays: int, places: tuple[Any, ...], numbers: tuple[Any, ...],
+    constants: Mapping[str, Any],
 ) -> KernelCall | None:  # fmt: skip
-    """A kernel for such rows, or ``None`` as :func:`ring_for` says.
+    """A kernel with its ring, or ``None`` if there is none.
 
     Args:
         kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, how many rows
             there are, vectors in a row, and chunks that are kept, ``numbers``, ``constants`` and the tiling.
-        rows, items, read, shared, processors: see :func:`ring_for`.
-        places, numbers, constants: what else it takes.
+        ring: from :func:`ring_for`.
+        rows: how all arrays lie.
+        arrays: how many of them have whole rows, the first ones.
+        places, numbers, constants: what else the kernel takes.
     """
-    ring = ring_for(rows, items, read, shared, processors)
     if ring is None:
         return None
-    tiling, kept, programs = ring
-    vector = tiling.vector
-    strides = [tuple([each // vector for each in places[:-1]]) for places in rows.strides[: len(items)]]
-    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, kept, *numbers
-    return KernelCall(kernel, (programs, 1), tail, {**constants, "t": tiling}, tiling.warps, 1)
+    vector = ring.tiling.vector
+    strides = [tuple([each // vector for each in along[:-1]]) for along in rows.strides[:arrays]]
+    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, ring.kept, *numbers
+    return KernelCall(kernel, (ring.programs, 1), tail, {**constants, "t": ring.tiling}, ring.tiling.warps, 1)
 
 
 @gluon.jit
