@@ -43,6 +43,10 @@ class TorchMemory(Memory):
         """Bytes of shared memory that a program may have; as on Hopper where there is no GPU."""
         return _shared(device)
 
+    def limits(self, device: int) -> tuple[int, int]:
+        """The same, and how many multiprocessors there are."""
+        return _shared(device), _processors(device)
+
     def device_name(self, device: int) -> str:
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
 
@@ -80,6 +84,11 @@ def _shared(device: int) -> int:
         return 232448
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
+
+
+@lru_cache
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 132
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch_operator import MEMORY, Operator, aligned_items, by_kernel, dtype_name, result_dtype
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest, norm_gradient_contest
 from einops_fast.backends.triton.rows import dense_strides
@@ -85,11 +85,11 @@ def dropout_add_norm(
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: Strides, strides: tuple[Strides | None, ...], along: tuple[int | None, int | None], dim: int, centred: bool,
-    eps: float, drop: float, kind: torch.dtype, others: tuple[Any, str], device: int, mode: str,
+    eps: float, drop: float, kind: torch.dtype, others: tuple[Any, str], items: tuple[int, ...], device: int, mode: str,
 ) -> Contest:  # fmt: skip
     given = "" if strides[4] is None else " of a sum" if strides[3] is not None else " after dropout"
     problem = NormProblem(shape, dim, centred, eps, drop, dtype_name(kind), given)
-    return norm_contest(MEMORY, device, MEMORY.shared(device), mode, problem, strides, along)
+    return norm_contest(MEMORY, device, MEMORY.limits(device), items, mode, problem, strides, along)
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +157,8 @@ def _compute(
             None if kept is None else kept.stride(),
         ),
         (None if weight is None else weight.stride(0), None if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype, (None if residual is None else residual.dtype, dtype), MEMORY.device(x),
-        current_mode(),
+        dim, centred, eps, drop, x.dtype, (None if residual is None else residual.dtype, dtype),
+        aligned_items(x, out) if kept is None else (), MEMORY.device(x), current_mode(),
     )  # fmt: skip
     run(x, residual, weight, bias, seed, out, kept, means if centred else None, rstds)
     return out, summed, means, rstds

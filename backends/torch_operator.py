@@ -20,6 +20,7 @@ __all__ = [
     "MEMORY",
     "PLAIN",
     "Operator",
+    "aligned_items",
     "autocasted",
     "by_kernel",
     "dtype_name",
@@ -134,6 +135,14 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
         and not first.is_nested
         and not transformed()
     )
+
+
+def aligned_items(*tensors: Any) -> tuple[int, ...]:
+    """Bytes of an element of each tensor; nothing if one of them doesn't begin at a multiple of 16 bytes."""
+    bits = 0
+    for each in tensors:
+        bits |= each.data_ptr()
+    return () if bits % 16 else tuple([each.itemsize for each in tensors])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

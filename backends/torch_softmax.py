@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch_operator import MEMORY, Operator, aligned_items, by_kernel, dtype_name, result_dtype
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
@@ -75,10 +75,10 @@ def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool, queries: int | None,
-    shift: int, scale: float, kind: torch.dtype, dtype: str, device: int, mode: str,
+    shift: int, scale: float, kind: torch.dtype, dtype: str, items: tuple[int, ...], device: int, mode: str,
 ) -> Contest:  # fmt: skip
     return softmax_contest(
-        MEMORY, device, MEMORY.shared(device), mode, shape, strides, dim,
+        MEMORY, device, MEMORY.limits(device), items, mode, shape, strides, dim,
         None if mask is None else "hiding" if mask == torch.bool else "added", log, queries, shift, scale,
         kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
@@ -87,10 +87,10 @@ def _forward_plan(
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    kind: torch.dtype, dtype: str, device: int, mode: str,
+    kind: torch.dtype, dtype: str, items: tuple[int, ...], device: int, mode: str,
 ) -> Contest:  # fmt: skip
     return softmax_gradient_contest(
-        MEMORY, device, MEMORY.shared(device), mode, shape, strides, dim, masked, log, scale, kind.itemsize,
+        MEMORY, device, MEMORY.limits(device), items, mode, shape, strides, dim, masked, log, scale, kind.itemsize,
         kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift:
     shape = tuple(x.shape)
     run = _forward_plan(
         shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, x.dtype, dtype, MEMORY.device(x), current_mode(),
+        queries, shift, scale, x.dtype, dtype, aligned_items(x, out), MEMORY.device(x), current_mode(),
     )  # fmt: skip
     run(x, mask, out)
     return out
@@ -114,7 +114,7 @@ def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, s
     dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
     run = _gradient_plan(
         tuple(out.shape), (out.stride(), d_out.stride(), dx.stride()), dim, masked, log, scale, out.dtype, dtype,
-        MEMORY.device(out), current_mode(),
+        aligned_items(out, d_out, dx), MEMORY.device(out), current_mode(),
     )  # fmt: skip
     run(out, d_out, dx)
     return dx

@@ -1,8 +1,9 @@
-"""Hopper's attention kernels run on a CPU, by NumPy and threads: what they compute, where, and in what order.
+"""Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
-The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Each warp group and the
-copying warp is a thread; barriers, phases and announced bytes are those of the hardware, so that a wrong count is a
-deadlock here, too. What is not here: layouts, registers, alignment, and that reading and writing take time.
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
+kernels, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
+hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
+the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +22,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import attention
+from einops_fast.backends.triton import row_ring
 from einops_fast.backends.triton.attention import hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
+from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["hopper_on_cpu"]
+__all__ = ["hopper_on_cpu", "rings_on_cpu"]
 
 _SECONDS = 60
 """After which waiting is a deadlock."""
@@ -144,6 +147,10 @@ class _Pointer:
     def __add__(self, more: Any) -> _Pointer:
         return _Pointer(self.memory, self.offsets + more)
 
+    @property
+    def dtype(self) -> Any:
+        return SimpleNamespace(element_ty=self.memory.dtype)
+
 
 def _copy_in(array: _Descriptor, place: Sequence[Any], barrier: _Barrier, into: _Shared) -> None:
     there, here = array.inside(place)
@@ -164,9 +171,31 @@ def _load(pointer: _Pointer, mask: Any = True, other: Any = 0) -> _Tensor:
     return _tensor(np.where(mask, found, np.asarray(other, found.dtype)))
 
 
-def _store(pointer: _Pointer, value: Any, mask: Any) -> None:
-    offsets, mask = np.asarray(pointer.offsets), np.asarray(mask)
+def _store(pointer: _Pointer, value: Any, mask: Any = True) -> None:
+    offsets = np.asarray(pointer.offsets)
+    mask = np.broadcast_to(np.asarray(mask), offsets.shape)
     pointer.memory[offsets[mask]] = np.asarray(value)[mask]
+
+
+class _Copies:
+    """Copies to shared memory, which arrive when they are waited for, and not before."""
+
+    def __init__(self) -> None:
+        self._group: list[tuple[Any, Any]] = []
+        self._groups: list[list[tuple[Any, Any]]] = []
+
+    def copy(self, into: _Shared, pointer: _Pointer, mask: Any = True) -> None:
+        into.array[...] = np.nan
+        self._group.append((into.array, _load(pointer, mask)))
+
+    def commit(self) -> None:
+        self._groups.append(self._group)
+        self._group = []
+
+    def wait(self, pending: int) -> None:
+        while len(self._groups) > pending:
+            for into, value in self._groups.pop(0):
+                into[...] = value
 
 
 def _product(left: Any, right: _Shared, sums: Any, use_acc: bool = True, is_async: bool = False) -> _Tensor:
@@ -201,6 +230,11 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    """A decorator that does nothing, with options or without."""
+    return _as_it_is if function is None else function
+
+
 def _stand_ins(program: int, programs: int) -> dict[str, Any]:
     """What the kernels find in place of Gluon."""
 
@@ -208,8 +242,9 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         return lambda *arguments: _tensor(function(*map(np.asarray, arguments)))
 
     gl = SimpleNamespace(
-        constexpr=int, float32=np.float32, int64=np.int64, static_range=range, warp_specialize=_side_by_side,
-        program_id=lambda axis: program, num_programs=lambda axis: programs, allocate_shared_memory=_memory,
+        constexpr=lambda value: value, float32=np.float32, int32=np.int32, int64=np.int64, static_range=range,
+        warp_specialize=_side_by_side,
+        program_id=lambda axis: _tensor(program), num_programs=lambda axis: programs, allocate_shared_memory=_memory,
         load=_load, store=_store, convert_layout=lambda value, layout: value,
         arange=lambda start, end, layout: _tensor(np.arange(start, end)),
         zeros=lambda shape, dtype, layout: _tensor(np.zeros(shape, dtype)),
@@ -217,13 +252,18 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         max=lambda value, axis: _tensor(np.asarray(value).max(axis)),
         sum=lambda value, axis: _tensor(np.asarray(value).sum(axis)),
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
-        minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2),
+        minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
+        sqrt=tensors(np.sqrt), to_tensor=_tensor,
         fma=tensors(lambda a, b, c: a * b + c),
         DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
     )  # fmt: skip
+    copies = _Copies()
     return {
         "gl": gl,
-        "gluon": SimpleNamespace(jit=lambda function: function, constexpr_function=lambda function: function),
+        "async_copy": SimpleNamespace(
+            async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
+        ),
+        "gluon": SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is),
         "tma": SimpleNamespace(
             async_copy_global_to_shared=_copy_in, async_copy_shared_to_global=_copy_out, store_wait=_nothing
         ),
@@ -249,14 +289,17 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
         return done[name]
     module = types.ModuleType(name)
     module.__dict__.update(stand_ins)
-    tree = ast.parse((Path(attention.__path__[0]) / f"{name}.py").read_text())
+    found = find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).read_text())
     kept: list[ast.stmt] = []
     for each in tree.body:
         source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-        if ".attention.hopper" in source:
+        if any(each in source for each in (".attention.hopper", ".triton.row_ring", ".triton.ring_")):
             assert isinstance(each, ast.ImportFrom)
-            found = _executed(source.rpartition(".")[2], stand_ins, done)
-            module.__dict__.update({alias.name: found[alias.name] for alias in each.names})
+            names = _executed(source, stand_ins, done)
+            module.__dict__.update({alias.name: names[alias.name] for alias in each.names})
         elif "triton" not in source:
             kept.append(each)
     tree.body = kept
@@ -268,7 +311,8 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, tuple):
-        return type(value)(*map(_numbers, value))
+        numbers = map(_numbers, value)
+        return tuple(numbers) if type(value) is tuple else type(value)(*numbers)
     return _tensor(np.int64(value) if isinstance(value, int) else np.float32(value))
 
 
@@ -301,7 +345,7 @@ def hopper_on_cpu() -> Iterator[list[str]]:
             else:
                 given.append(_Pointer(_flat(array)))
         for program in range(programs):
-            names = _executed(function.__module__.rpartition(".")[2], _stand_ins(program, programs), {})
+            names = _executed(function.__module__, _stand_ins(program, programs), {})
             names[function.__name__](*given, *map(_numbers, scalars.values()), _numbers(numbers), tiling)
         ran.append(function.__name__)
         return True
@@ -312,3 +356,25 @@ def hopper_on_cpu() -> Iterator[list[str]]:
         mock.patch.object(hopper_plan, "interpreted", return_value=False),
     ):
         yield ran
+
+
+@contextmanager
+def rings_on_cpu() -> Iterator[None]:
+    """Have kernels with rings chosen, and executed here."""
+    call = KernelCall.__call__
+
+    def execute(self: KernelCall, memory: Any, device: int, *arrays: Any) -> None:
+        function = self.function.fn
+        if ".ring_" not in function.__module__:
+            call(self, memory, device, *arrays)
+            return
+        given = [None if array is None else _Pointer(_flat(array)) for array in arrays]
+        for program in range(self.grid[0]):
+            names = _executed(function.__module__, _stand_ins(program, self.grid[0]), {})
+            names[function.__name__](*given, *_numbers(self.tail), **self.constants)
+
+    with (
+        mock.patch.object(KernelCall, "__call__", execute),
+        mock.patch.object(row_ring, "interpreted", return_value=False),
+    ):
+        yield

@@ -20,6 +20,8 @@ from einops_fast.backends.triton.row_candidates import (
     sums_tilings,
     typical,
 )
+from einops_fast.backends.triton.ring_norm import norm_through_ring
+from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import contiguous_strides
@@ -188,8 +190,8 @@ class _Columns(_Sums):
 
 
 def norm_contest(
-    memory: Memory, device: int, shared: int, mode: str, problem: NormProblem, strides: Sequence[Strides | None],
-    along: tuple[int | None, int | None],
+    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, problem: NormProblem,
+    strides: Sequence[Strides | None], along: tuple[int | None, int | None],
 ) -> Contest:  # fmt: skip
     """The ways to run a norm.
 
@@ -197,7 +199,9 @@ def norm_contest(
     deviations.
 
     Args:
-        memory, device, shared: where arrays are, and how many bytes of shared memory a program may have there.
+        memory, device: where arrays are.
+        limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
+        items: bytes of an element of input and result, if both begin at multiples of 16 bytes and there is no sum.
         mode: of :func:`einops_fast.autotune`.
         problem: which norm of what.
         strides: of input, result, statistics, residual and sum.
@@ -210,11 +214,13 @@ def norm_contest(
         of_x, out, row, residual, summed, place, of_x, of_x, (along[0] or 0,), (along[1] or 0,)
     )  # fmt: skip
     alike, arrays = typical(rows), 1 if strides[3] is None else 2
-    ways = [
+    ways: list[Way] = [
         _Rows(features, rows, tiling, places, dropping(problem.drop), problem.acc)
-        for tiling in row_tilings(alike, ITEM_SIZES[problem.dtype], 1, arrays, shared)
+        for tiling in row_tilings(alike, ITEM_SIZES[problem.dtype], 1, arrays, limits[0])
     ]
-    return Contest(memory, device, row_call(problem.name, alike, features, mode), ways)
+    ring = norm_through_ring(rows, items, (along[0] or 0, along[1] or 0), features, *limits)
+    call = row_call(problem.name, alike, features, mode, ring=ring is not None)
+    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 2), *ways])
 
 
 def norm_gradient_contest(
@@ -227,7 +233,8 @@ def norm_gradient_contest(
     and of the sum, then those of input, residual, weight and bias.
 
     Args:
-        memory, device, shared, mode, problem: as above.
+        memory, device, mode, problem: as above.
+        shared: bytes of shared memory that a program may have.
         strides: of what was normalised, the gradient of the result, statistics, the gradient of the sum, and the
             gradients of input and residual.
         along: of the weight.

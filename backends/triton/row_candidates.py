@@ -57,7 +57,9 @@ def typical(rows: Rows) -> Rows:
     return replace(rows, sizes=tuple([size if size <= 16 else power_of_two(size) for size in rows.sizes]))
 
 
-def row_call(operator: str, rows: Rows, features: Any, mode: str, in_place: bool = False) -> Call:
+def row_call(
+    operator: str, rows: Rows, features: Any, mode: str, in_place: bool = False, *, ring: bool = False
+) -> Call:
     """A kind of call for :class:`~einops_fast.backends.triton.contest.Contest`.
 
     Args:
@@ -66,6 +68,7 @@ def row_call(operator: str, rows: Rows, features: Any, mode: str, in_place: bool
         features: those of the kernel, a dataclass. Numbers that aren't whole make no difference for time, but for 0.
         mode: of :func:`einops_fast.autotune`.
         in_place: a result is written over what is read.
+        ring: one of the ways is through a ring, which not all arrays can go.
     """
     values = {each.name: getattr(features, each.name) for each in fields(features)}
     named = [
@@ -75,7 +78,8 @@ def row_call(operator: str, rows: Rows, features: Any, mode: str, in_place: bool
     strides = [" ".join(map(_stride, each)) for each in rows.strides]
     apart = [] if rows.strides[0][-1] == 1 else [f"strides {strides[0]}"]
     text = f"{operator}, {'·'.join(map(str, rows.sizes))} rows of {rows.columns}"
-    return Call(", ".join([text, *named, *apart]), {"features": values, "strides": strides}, mode, in_place)
+    details = {"features": values, "strides": strides, "ring": ring}
+    return Call(", ".join([text, *named, *apart]), details, mode, in_place)
 
 
 def _stride(stride: int) -> str:

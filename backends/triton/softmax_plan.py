@@ -8,7 +8,10 @@ from typing import Any
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.ring_gradient import gradient_through_ring
+from einops_fast.backends.triton.ring_softmax import softmax_through_ring
 from einops_fast.backends.triton.row_candidates import row_call, row_tilings, typical
+from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
@@ -56,13 +59,15 @@ class _Rows(Way):
 
 
 def softmax_contest(
-    memory: Memory, device: int, shared: int, mode: str, shape: Strides, strides: tuple[Strides, Strides, Strides],
-    dim: int, mask: str | None, log: bool, queries: int | None, shift: int, scale: float, size: int, double: bool,
+    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
+    strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int, scale: float, size: int, double: bool,
 ) -> Contest:  # fmt: skip
     """The ways to run a softmax, which take its input, its mask and its result.
 
     Args:
-        memory, device, shared: where arrays are, and how many bytes of shared memory a program may have there.
+        memory, device: where arrays are.
+        limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
+        items: bytes of an element of each array with whole rows, if they all begin at multiples of 16 bytes.
         mode: of :func:`einops_fast.autotune`.
         shape: of the arrays.
         strides: of input, result and mask.
@@ -83,16 +88,19 @@ def softmax_contest(
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
     alike = typical(rows)
-    ways = [
+    ways: list[Way] = [
         _Rows(softmax_kernel, 2, "float64" if double else "float32", features, rows, tiling, places, shift, scale)
-        for tiling in row_tilings(alike, size, 1, 2, shared)
+        for tiling in row_tilings(alike, size, 1, 2, limits[0])
     ]
-    return Contest(memory, device, row_call("softmax", alike, features, mode), ways)
+    plain = mask is None and queries is None and not double
+    ring = softmax_through_ring(rows, items, log, scale, *limits) if plain else None
+    call = row_call("softmax", alike, features, mode, ring=ring is not None)
+    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 2), *ways])
 
 
 def softmax_gradient_contest(
-    memory: Memory, device: int, shared: int, mode: str, shape: Strides, strides: tuple[Strides, Strides, Strides],
-    dim: int, masked: bool, log: bool, scale: float, size: int, double: bool,
+    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
+    strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float, size: int, double: bool,
 ) -> Contest:  # fmt: skip
     """The ways to run the gradient of a softmax, which take result, its gradient, and the input's. See above."""
     rows = rows_of(shape, dim, strides)
@@ -102,8 +110,10 @@ def softmax_gradient_contest(
     out, d_out, dx = rows.strides
     places = SoftmaxStrides(dx, out, out, out, d_out)
     alike = typical(rows)
-    ways = [
+    ways: list[Way] = [
         _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", features, rows, tiling, places, scale)
-        for tiling in row_tilings(alike, size, 2, 2, shared)
+        for tiling in row_tilings(alike, size, 2, 2, limits[0])
     ]
-    return Contest(memory, device, row_call("softmax gradient", alike, features, mode), ways)
+    ring = None if double else gradient_through_ring(rows, items, log, masked, scale, *limits)
+    call = row_call("softmax gradient", alike, features, mode, ring=ring is not None)
+    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 1), *ways])

@@ -1,0 +1,349 @@
+"""A ring of chunks of long rows in shared memory, for kernels that go through each row twice.
+
+A few programs per multiprocessor have many rows each, one after the other. In each step a program works on a chunk of
+one row for the first time, and on a chunk of the row before for the second time, and has one more copied to the ring:
+so reading, writing and arithmetic go on side by side. A chunk stays in the ring for ``kept`` steps. That is as many as
+a row has chunks, if there is room, and it is read once; of a longer row, those that have left are copied again, from
+the L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
+
+Programs begin with different chunks of their rows, so that they don't all read the same banks of memory at a time.
+
+:mod:`~einops_fast.backends.triton.ring_gradient` has one row at a time, and needs less room for it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.rows import Rows
+
+__all__ = [
+    "Cut",
+    "Ring",
+    "RingTiling",
+    "advanced",
+    "chunk_at",
+    "chunks_of",
+    "columns_of",
+    "copy",
+    "copy_again",
+    "earlier",
+    "next_slot",
+    "ring_call",
+    "ring_for",
+    "ring_of",
+    "ring_of_cut",
+    "row_offset",
+    "row_place",
+    "store_chunk",
+    "taken",
+    "there",
+    "wait_for_chunk",
+]
+
+_LANES = 32
+
+_BYTES = 16
+"""That a thread copies at once."""
+
+_SCRATCH = 2048
+"""Bytes of shared memory left for what threads tell each other."""
+
+_LEAST_SHARED = 98305
+"""Bytes of shared memory; GPUs that can't copy to it asynchronously have less."""
+
+
+class Cut(NamedTuple):
+    """A way to cut rows.
+
+    Attributes:
+        run: vectors of a chunk that each thread has.
+        warps: of a program.
+        ahead: chunks that are on their way.
+        turned: whether programs begin with different chunks.
+        apart: whether what is copied again has slots of its own, ``ahead`` as well.
+    """
+
+    run: int
+    warps: int
+    ahead: int
+    turned: bool = True
+    apart: bool = True
+
+
+@dataclass(frozen=True)
+class RingTiling:
+    """What a kernel is specialised for: how a row is cut, and how many chunks there is room for.
+
+    Attributes:
+        axes: how many count the rows.
+        vector: neighbours in a row that a thread copies together.
+        run: vectors of a chunk that each thread has.
+        slots: chunks that the ring has room for.
+        ahead: how many of these are for chunks that are on their way.
+        turned: programs begin with different chunks.
+        ragged: the last chunk of a row isn't a whole one.
+        warps: of a program.
+    """
+
+    axes: int
+    vector: int
+    run: int
+    slots: int
+    ahead: int
+    turned: bool
+    ragged: bool
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return _LANES * self.warps
+
+    @property
+    def vectors(self) -> int:
+        """Of a chunk."""
+        return self.run * self.threads
+
+    @property
+    def layout(self) -> Any:
+        """Of a chunk, run × threads × vector: each thread works on what it has copied."""
+        return gl.BlockedLayout([self.run, 1, self.vector], [1, _LANES, 1], [1, self.warps, 1], [2, 1, 0])
+
+    @property
+    def of_threads(self) -> Any:
+        """Layout of one number for each thread."""
+        return gl.SliceLayout(0, gl.SliceLayout(2, self.layout))
+
+    @property
+    def shared(self) -> Any:
+        return gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+
+
+class Ring(NamedTuple):
+    """A ring, how many chunks are kept in it, whether these are a whole row, and how many programs have one."""
+
+    tiling: RingTiling
+    kept: int
+    whole: bool
+    programs: int
+
+
+def ring_for(
+    rows: Rows, items: Sequence[int], read: int, shared: int, processors: int, elsewhere: Mapping[int, int],
+    whole: Cut, part: Cut | None,
+) -> Ring | None:  # fmt: skip
+    """The ring for long rows; ``None`` where other kernels must do, or are as fast.
+
+    Args:
+        rows: how all arrays lie; those that are read come first.
+        items: bytes of an element of each array with whole rows, the first ones; none if an address isn't a multiple
+            of 16 bytes.
+        read: how many of these arrays are copied to rings.
+        shared: bytes of shared memory that a program may have.
+        processors: multiprocessors of the device.
+        elsewhere: by bytes of an element, how long rows are for which other kernels are as fast; all, if it has none.
+        whole: how to cut rows for which there is room.
+        part: and others, if they are for this kernel at all.
+    """
+    if interpreted() or not items or shared < _LEAST_SHARED or rows.wide or 2 * rows.count < processors:
+        return None
+    vector = _BYTES // min(items[:read])
+    places = rows.strides[: len(items)]
+    if rows.columns % vector or any(each[-1] != 1 or any(at % vector for at in each[:-1]) for each in places):
+        return None
+    if not _long(rows.columns, elsewhere.get(items[0])):
+        return None
+    ring = ring_of_cut(whole, rows, vector, sum(items[:read]), shared, processors)
+    if ring is None or not ring.whole:
+        ring = part and ring_of_cut(part, rows, vector, sum(items[:read]), shared, processors)
+    return ring
+
+
+def _long(columns: int, elsewhere: int | None) -> bool:
+    return elsewhere is not None and columns > elsewhere
+
+
+def ring_of_cut(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
+    """The ring that there is room for, if any. ``size`` are the bytes of an element in all arrays that are copied."""
+    chunk = cut.run * cut.warps * _LANES * vector
+    slots = (shared - _SCRATCH) // (chunk * size)
+    chunks = -(-rows.columns // chunk)
+    kept = min(chunks, slots - cut.ahead)
+    if cut.apart and kept < chunks:
+        kept -= cut.ahead
+        if kept < cut.ahead:
+            return None  # the first that are copied again wouldn't be in time
+    if kept < 1:
+        return None
+    ragged = rows.columns % chunk != 0
+    tiling = RingTiling(len(rows.sizes), vector, cut.run, slots, cut.ahead, cut.turned, ragged, cut.warps)
+    return Ring(tiling, kept, kept == chunks, min(rows.count, processors))
+
+
+def ring_call(
+    kernel: Any, ring: Ring | None, rows: Rows, arrays: int, places: tuple[Any, ...], numbers: tuple[Any, ...],
+    constants: Mapping[str, Any],
+) -> KernelCall | None:  # fmt: skip
+    """A kernel with its ring, or ``None`` if there is none.
+
+    Args:
+        kernel: takes arrays, sizes, strides in vectors of those with whole rows, and then ``places``, how many rows
+            there are, vectors in a row, and chunks that are kept, ``numbers``, ``constants`` and the tiling.
+        ring: from :func:`ring_for`.
+        rows: how all arrays lie.
+        arrays: how many of them have whole rows, the first ones.
+        places, numbers, constants: what else the kernel takes.
+    """
+    if ring is None:
+        return None
+    vector = ring.tiling.vector
+    strides = [tuple([each // vector for each in along[:-1]]) for along in rows.strides[:arrays]]
+    tail = rows.sizes, *strides, *places, rows.count, rows.columns // vector, ring.kept, *numbers
+    return KernelCall(kernel, (ring.programs, 1), tail, {**constants, "t": ring.tiling}, ring.tiling.warps, 1)
+
+
+@gluon.jit
+def row_offset(row, sizes, strides, t: gl.constexpr):
+    """The offset of a row, in 64 bits."""
+    offset = gl.to_tensor(0).to(gl.int64)
+    for at in gl.static_range(field(t, "axes") - 1, -1, -1):
+        digit = row
+        if at > 0:
+            digit = row % sizes[at]
+            row = row // sizes[at]
+        offset += digit.to(gl.int64) * strides[at]
+    return offset
+
+
+@gluon.jit
+def row_place(array, row, sizes, strides, t: gl.constexpr):
+    """Where a row begins; ``strides`` are in vectors, so that the compiler sees that the place is aligned."""
+    return array + row_offset(row, sizes, strides, t) * field(t, "vector")
+
+
+@gluon.jit
+def _vectors_of(chunk, t: gl.constexpr):
+    """The number in its row of each vector of a chunk."""
+    layout: gl.constexpr = field(t, "layout")
+    threads: gl.constexpr = field(t, "threads")
+    run = gl.arange(0, field(t, "run"), layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    thread = gl.arange(0, threads, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    return (chunk * field(t, "vectors") + run[:, None] * threads + thread[None, :])[:, :, None]
+
+
+@gluon.jit
+def columns_of(chunk, t: gl.constexpr):
+    """The column of each element of a chunk."""
+    layout: gl.constexpr = field(t, "layout")
+    vector: gl.constexpr = field(t, "vector")
+    inside = gl.arange(0, vector, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    return _vectors_of(chunk, t) * vector + inside[None, None, :]
+
+
+@gluon.jit
+def there(chunk, vectors, t: gl.constexpr):
+    """Which elements of a chunk the row has; it is made of whole vectors."""
+    return _vectors_of(chunk, t) + gl.zeros([1, 1, field(t, "vector")], gl.int32, field(t, "layout")) < vectors
+
+
+@gluon.jit
+def ring_of(array, t: gl.constexpr):
+    """Shared memory for chunks of an array."""
+    shape: gl.constexpr = [field(t, "slots"), field(t, "run"), field(t, "threads"), field(t, "vector")]
+    return gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
+
+
+@gluon.jit
+def chunks_of(vectors, t: gl.constexpr):
+    """How many chunks a row has."""
+    return (vectors + field(t, "vectors") - 1) // field(t, "vectors")
+
+
+@gluon.jit
+def chunk_at(step, chunks, t: gl.constexpr):
+    """The chunk of its row that a program works on in a step."""
+    if field(t, "turned"):
+        step += gl.program_id(0) % chunks
+        step = gl.where(step < chunks, step, step - chunks)
+    return step
+
+
+@gluon.jit
+def earlier(step, chunks, kept):
+    """The step in which what a step is about in the row before was new."""
+    return gl.where(step < kept, chunks - kept + step, step - kept)
+
+
+@gluon.jit
+def _copy(ring, array, row, step, slot, sizes, strides, vectors, t: gl.constexpr):
+    chunk = chunk_at(step, chunks_of(vectors, t), t)
+    place = row_place(array, row, sizes, strides, t) + columns_of(chunk, t)
+    async_copy.async_copy_global_to_shared(ring.index(slot), place, mask=there(chunk, vectors, t))
+
+
+@gluon.jit
+def copy(ring, array, ahead, slot, sizes, strides, rows, vectors, t: gl.constexpr):
+    """Have a chunk copied to the ring. ``ahead`` says which one: row and step."""
+    row, step = ahead
+    if row < rows:
+        _copy(ring, array, row, step, slot, sizes, strides, vectors, t)
+
+
+@gluon.jit
+def _slot_again(number, t: gl.constexpr):
+    """Where the chunks of a row that are copied again are: in the last slots."""
+    return field(t, "slots") - field(t, "ahead") + number % field(t, "ahead")
+
+
+@gluon.jit
+def copy_again(ring, array, row, step, kept, sizes, strides, vectors, t: gl.constexpr):
+    """Have a chunk of the row before copied again, if one is wanted that many steps later that it's there by then."""
+    number = step + field(t, "ahead") - kept
+    if (row >= 0) & (number >= 0) & (number + kept < chunks_of(vectors, t)):
+        _copy(ring, array, row, number, _slot_again(number, t), sizes, strides, vectors, t)
+
+
+@gluon.jit
+def advanced(ahead, chunks):
+    """What is copied after this."""
+    row, step = ahead
+    last = step + 1 == chunks
+    return gl.where(last, row + gl.num_programs(0), row), gl.where(last, 0, step + 1)
+
+
+@gluon.jit
+def next_slot(slot, kept, t: gl.constexpr):
+    """As many slots are used as chunks are kept, or on their way for the first time."""
+    return gl.where(slot + 1 == kept + field(t, "ahead"), 0, slot + 1)
+
+
+@gluon.jit
+def wait_for_chunk(t: gl.constexpr):
+    """Wait until a step's chunks are there. The copies of each step are a group, also if there are none."""
+    async_copy.wait_group(field(t, "ahead") - 1)
+
+
+@gluon.jit
+def taken(ring, slot, freed, step, kept, t: gl.constexpr):
+    """The chunks that a step is about: the new one, and that of the row before; ``freed`` is the slot that is left."""
+    new = ring.index(slot).load(field(t, "layout"))
+    old = gl.where(step < kept, freed, _slot_again(gl.maximum(step - kept, 0), t))
+    return new, ring.index(old).load(field(t, "layout"))
+
+
+@gluon.jit
+def store_chunk(place, value, chunk, vectors, t: gl.constexpr):
+    """Write a chunk of the row that begins at ``place``."""
+    place += columns_of(chunk, t)
+    gl.store(place, value.to(place.dtype.element_ty), mask=there(chunk, vectors, t))

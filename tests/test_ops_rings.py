@@ -1,0 +1,192 @@
+"""Long rows through a ring of chunks in shared memory: on a GPU, or executed by NumPy, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from gluon_on_cpu import rings_on_cpu  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
+from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton import row_ring  # noqa: E402
+from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
+from einops_fast.backends.triton.row_ring import Cut, Ring, ring_of_cut  # noqa: E402
+from einops_fast.backends.triton.rows import Rows  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
+
+SLOTS = {"all kept": (9, 3), "some kept": (6, 2), "few kept": (4, 1)}
+"""How many chunks the ring has room for, and how many of these are on their way."""
+
+
+@pytest.fixture(params=SLOTS)
+def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Three programs for all rows, and chunks of 32 or 64 vectors; gives the names of the kernels that ran."""
+    slots, ahead = SLOTS[request.param]
+
+    def small(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
+        cut = cut._replace(run=2 if vector == 4 else 1, warps=1, ahead=ahead)
+        shared = row_ring._SCRATCH + slots * cut.run * 32 * vector * size
+        ring = ring_of_cut(cut, rows, vector, size, shared, 3)
+        return ring and ring._replace(whole=True)  # nor is another way to cut tried
+
+    yield from _rings(small)
+
+
+def _rings(small: Any) -> Iterator[list[str]]:
+    ran: list[str] = []
+    with nullcontext() if DEVICE == "cuda" else rings_on_cpu():
+        call = KernelCall.__call__
+
+        def recorded(self: KernelCall, *arguments: Any) -> None:
+            ran.append(self.function.fn.__name__)
+            call(self, *arguments)
+
+        with (
+            mock.patch.object(row_ring, "ring_of_cut", small),
+            mock.patch.object(row_ring, "_long", return_value=True),
+            mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
+            mock.patch.object(KernelCall, "__call__", recorded),
+        ):
+            _forget()
+            yield ran
+    _forget()
+
+
+def _forget() -> None:
+    for plan in (
+        torch_softmax._forward_plan, torch_softmax._gradient_plan, torch_norm._forward_plan, torch_norm._gradient_plan,
+    ):  # fmt: skip
+        plan.cache_clear()
+
+
+COLUMNS = [512, 1000, 1288]
+"""Two chunks of whole ones, or several with a last one that isn't."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(name: str, columns: int, dtype: str, rings: list[str]) -> None:
+    native = partial(getattr(torch, name), dim=-1)
+    x = randn(2, 4, columns, dtype=dtype) * 3
+    # Rows apart, and two axes that count them.
+    x = leaf(x.new_zeros(2, 5, columns + 16)[:, :4, :columns].copy_(x))
+    back = randn(2, 4, columns, dtype=dtype, seed=7)
+    with kernels():
+        found = getattr(ops, name)(x)
+        (gradient,) = torch.autograd.grad(found, x, back)
+    assert rings == ["softmax_ring_kernel", "softmax_gradient_ring_kernel"]
+    exact = leaf(x.double())
+    expected = native(exact)
+    by_torch = native(x)
+    assert_near(found, expected, by_torch)
+    (native_gradient,) = torch.autograd.grad(by_torch, x, back)
+    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0], native_gradient, 3.0)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_special_values(name: str, rings: list[str]) -> None:
+    x = randn(7, 1000, dtype="float32")
+    inf = torch.inf
+    x[0, 3], x[1, 700], x[2], x[3, 5], x[4, 0], x[5] = torch.nan, inf, -inf, -inf, -inf, -3.4e38
+    x[4, 1:] = 3e38
+    with kernels():
+        found = getattr(ops, name)(x)
+    torch.testing.assert_close(found, getattr(torch, name)(x, -1), equal_nan=True)
+
+
+def test_gradient_where_something_was_hidden(rings: list[str]) -> None:
+    """The mask is read by another kernel, and shows in the result."""
+    x, hidden = leaf(randn(5, 1000, dtype="float32")), randn(5, 1000, seed=3) > 1
+    back = randn(5, 1000, dtype="float32", seed=7)
+    with kernels():
+        (found,) = torch.autograd.grad(ops.log_softmax(x, mask=~hidden, temperature=0.7), x, back)
+    assert rings == ["softmax_kernel", "softmax_gradient_ring_kernel"]
+    exact = leaf(x.double())
+    expected = torch.log_softmax((exact / 0.7).masked_fill(hidden, -torch.inf), -1)
+    (expected,) = torch.autograd.grad(expected, exact, back.double().masked_fill(hidden, 0.0))
+    assert_near(found, expected)
+
+
+def test_scale(rings: list[str]) -> None:
+    x = leaf(randn(5, 1000, dtype="float32"))
+    with kernels():
+        found = gradients(partial(ops.softmax, temperature=0.7), [x])
+    assert rings == ["softmax_ring_kernel", "softmax_gradient_ring_kernel"]
+    exact = leaf(x.double())
+    expected = torch.softmax(exact / 0.7, -1)
+    back = randn(5, 1000, dtype="float32", seed=7).double()
+    assert_near(found[0], expected)
+    assert_near(found[1], torch.autograd.grad(expected, exact, back)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_norm(rms: bool, parameters: str, columns: int, dtype: str, rings: list[str]) -> None:
+    x = randn(2, 4, columns, dtype=dtype) + 30  # far from 0
+    x = x.new_zeros(2, 5, columns + 16)[:, :4, :columns].copy_(x)
+    weight = randn(columns, 2, dtype=dtype, seed=1)[:, 1] if "weight" in parameters else None
+    bias = randn(columns, dtype=dtype, seed=2) if "bias" in parameters else None
+    options = {"weight": weight, "bias": bias}
+    with kernels():
+        found = (ops.rms_norm if rms else ops.layer_norm)(x, eps=1e-5, **options)
+    assert rings == ["norm_ring_kernel"]
+    assert_near(found, _norm(x.double(), weight, bias, rms), _norm(x, weight, bias, rms))
+
+
+def _norm(x: Any, weight: Any, bias: Any, rms: bool) -> Any:
+    """By torch's functions."""
+    weight, bias = (None if each is None else each.to(x.dtype) for each in (weight, bias))
+    if not rms:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+    found = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
+    return found if bias is None else found + bias
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_norm_gradients(rms: bool, rings: list[str]) -> None:
+    """Made by other kernels, from the statistics that this one has written."""
+    tensors = [leaf(randn(2, 4, 1000, dtype="float32") + 3), leaf(randn(1000, dtype="float32", seed=1))]
+    with kernels():
+        found = gradients(lambda x, w: (ops.rms_norm if rms else ops.layer_norm)(x, weight=w, eps=1e-5), tensors)
+    assert rings[0] == "norm_ring_kernel"
+    exact = [leaf(each.double()) for each in tensors]
+    expected = _norm(exact[0], exact[1], None, rms)
+    back = randn(2, 4, 1000, dtype="float32", seed=7).double()
+    for got, wanted in zip(found, [expected, *torch.autograd.grad(expected, exact, back)], strict=True):
+        assert_near(got, wanted)
+
+
+def test_norm_of_special_values(rings: list[str]) -> None:
+    x = randn(4, 1000, dtype="float32")
+    x[0, 3], x[1, 700], x[2] = torch.nan, torch.inf, 0.0
+    with kernels():
+        torch.testing.assert_close(ops.layer_norm(x), _norm(x, None, None, False), equal_nan=True)
+
+
+def test_other_result_type(rings: list[str]) -> None:
+    x = leaf(randn(5, 1000, dtype="float16"))
+    with kernels():
+        found = ops.softmax(x, dtype=torch.float32)
+        (gradient,) = torch.autograd.grad(found, x, back := randn(5, 1000, dtype="float32", seed=7))
+    assert rings == ["softmax_ring_kernel", "softmax_gradient_ring_kernel"]
+    exact = leaf(x.double())
+    expected = torch.softmax(exact, -1)
+    assert (found.dtype, gradient.dtype) == (torch.float32, torch.float16)
+    assert_near(found, expected)
+    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0])
