@@ -20,8 +20,8 @@ from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import row_ring  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
-from einops_fast.backends.triton.row_ring import Cut, Ring, ring_of_cut  # noqa: E402
-from einops_fast.backends.triton.rows import Rows  # noqa: E402
+from einops_fast.backends.triton.row_ring import Cut, Ring, ring_for, ring_of_cut  # noqa: E402
+from einops_fast.backends.triton.rows import Rows, rows_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -190,3 +190,43 @@ def test_other_result_type(rings: list[str]) -> None:
     assert (found.dtype, gradient.dtype) == (torch.float32, torch.float16)
     assert_near(found, expected)
     assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0])
+
+
+LIMITS = 232448, 132
+"""Shared memory and multiprocessors of an H200."""
+
+WHOLE, PART = Cut(4, 8, 4), Cut(2, 16, 2)
+
+
+def ring(shape: tuple[int, ...], *strides: tuple[int, ...], items: Any = (2, 2), limits: Any = LIMITS) -> Ring | None:
+    """For softmax of such arrays, of which one is read."""
+    with mock.patch.object(row_ring, "interpreted", return_value=False):
+        return ring_for(rows_of(shape, 1, strides), items, 1, *limits, {2: 16384}, WHOLE, PART)
+
+
+@pytest.mark.parametrize("columns", [16392, 50_000, 65_536, 131_080, 1_000_000])
+def test_which_rows_have_a_ring(columns: int) -> None:
+    along = (columns, 1)
+    found = ring((200, columns), along, along)
+    assert found is not None
+    tiling, kept, whole, programs = found
+    assert tiling.slots * tiling.vectors * 16 < LIMITS[0]
+    assert whole == (kept * tiling.vectors * 8 >= columns) == (columns < 100_000)
+    assert kept + tiling.ahead * (1 if whole else 2) <= tiling.slots
+    assert programs == 132
+    assert ring((200, columns), along, along, items=()) is None, "an address is odd"
+    assert ring((65, columns), along, along) is None, "fewer rows than half the multiprocessors"
+    assert ring((200, columns), (1, 200), along) is None, "columns apart"
+    assert ring((200, columns), (columns + 4, 1), along) is None, "not every row is aligned"
+    assert ring((200, columns - 4), along, along) is None, "vectors don't divide a row"
+    assert ring((200, columns), along, along, items=(4, 4)) is None, "others are as fast"
+    assert ring((200, columns), along, along, limits=(65536, 132)) is None, "no asynchronous copies"
+
+
+def test_what_is_copied_again_is_there_in_time() -> None:
+    """It is fetched ``ahead`` steps before, so at least as many steps must go by without."""
+    rows = rows_of((200, 100_000), 1, [(100_000, 1)] * 2)
+    for shared in range(100_000, 240_000, 10_000):
+        found = ring_of_cut(Cut(4, 8, 3), rows, 8, 2, shared, 132)
+        assert found is None or found.whole or found.kept >= found.tiling.ahead
+    assert ring_of_cut(Cut(4, 8, 3), rows, 8, 2, 100_000, 132) is None

@@ -12,6 +12,8 @@ from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
 from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
+from einops_fast.backends.triton.ring_norm import norm_through_ring
+from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.row_candidates import (
     column_tilings,
     gradient_tilings,
@@ -20,8 +22,6 @@ from einops_fast.backends.triton.row_candidates import (
     sums_tilings,
     typical,
 )
-from einops_fast.backends.triton.ring_norm import norm_through_ring
-from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import contiguous_strides

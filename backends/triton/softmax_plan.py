@@ -10,8 +10,8 @@ from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.ring_gradient import gradient_through_ring
 from einops_fast.backends.triton.ring_softmax import softmax_through_ring
-from einops_fast.backends.triton.row_candidates import row_call, row_tilings, typical
 from einops_fast.backends.triton.ring_way import RingWay
+from einops_fast.backends.triton.row_candidates import row_call, row_tilings, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
@@ -60,7 +60,8 @@ class _Rows(Way):
 
 def softmax_contest(
     memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
-    strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int, scale: float, size: int, double: bool,
+    strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int,
+    scale: float, size: int, double: bool,
 ) -> Contest:  # fmt: skip
     """The ways to run a softmax, which take its input, its mask and its result.
 
