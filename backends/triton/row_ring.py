@@ -1,10 +1,10 @@
 """A ring of chunks of long rows in shared memory, for kernels that go through each row twice.
 
-A few programs per multiprocessor have many rows each, one after the other. In each step a program works on a chunk of
-one row for the first time, and on a chunk of the row before for the second time, and has one more copied to the ring:
-so reading, writing and arithmetic go on side by side. A chunk stays in the ring for ``kept`` steps. That is as many as
-a row has chunks, if there is room, and it is read once; of a longer row, those that have left are copied again, from
-the L2 cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
+One program per multiprocessor has many rows, one after the other. In each step it works on a chunk of one row for the
+first time, and on a chunk of the row before for the second time, and has one more copied to the ring: so reading,
+writing and arithmetic go on side by side. A chunk stays in the ring for ``kept`` steps. That is as many as a row has
+chunks, if there is room, and it is read once; of a longer row, those that have left are copied again, from the L2
+cache, after those that are still there: of five chunks, of which three are kept, the order is 2 3 4 0 1.
 
 Programs begin with different chunks of their rows, so that they don't all read the same banks of memory at a time.
 
