@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from einops_fast import disk_cache
 pytest.importorskip("triton")
 torch: Any = pytest.importorskip("torch")
 
+from fake_memory import FakeMemory  # noqa: E402
+
 from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton import measuring  # noqa: E402
 from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
@@ -23,45 +24,8 @@ from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402
 
 
-class FakeMemory(Memory):
+class TimedMemory(FakeMemory):
     """Arrays that are their own result; a run takes as long as what it returns says."""
-
-    def __init__(self) -> None:
-        self.capturing = False
-        self.measured: list[str] = []
-
-    def empty(self, like: Any, shape: Any, strides: Any) -> Any:
-        raise AssertionError
-
-    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
-        raise AssertionError
-
-    def pointer(self, array: Any) -> int:
-        return 0
-
-    def device(self, array: Any) -> int:
-        return 0
-
-    def current_device(self) -> int:
-        return 0
-
-    def on_device(self, device: int) -> Any:
-        return nullcontext()
-
-    def stream(self, device: int) -> int:
-        return 0
-
-    def dtype(self, array: Any) -> str:
-        return "float16"
-
-    def device_name(self, device: int) -> str:
-        return "NVIDIA H200"
-
-    def versions(self) -> dict[str, str]:
-        return {"framework": "1"}
-
-    def may_measure(self) -> bool:
-        return not self.capturing
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         name, seconds = run()
@@ -98,14 +62,14 @@ STEP = Fused((0,), "a", (LARGE,), (Loop("a", LARGE, (1,), True), Loop("b", LARGE
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMemory:
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(module, "interpreted", lambda: False)
-    return FakeMemory()
+    return TimedMemory()
 
 
 @pytest.fixture
-def offer(monkeypatch: pytest.MonkeyPatch, memory: FakeMemory) -> Callable[..., Choice]:
+def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
     def make(
         *kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, on_copies: Way | None = None
     ) -> Choice:
@@ -122,7 +86,7 @@ def library(predicted: float, real: float) -> Way:
     return Way("library", predicted, real)
 
 
-def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: FakeMemory) -> None:
+def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: TimedMemory) -> None:
     choose = offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))
     assert choose("array") == ("two", 5)
     assert set(memory.measured) == {"one", "two", "library"}
@@ -131,7 +95,7 @@ def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: FakeMemory) ->
     assert not memory.measured
 
 
-def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: FakeMemory) -> None:
+def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: TimedMemory) -> None:
     on_copies = Way("library on copies by a kernel", 10, 3)
     choose = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
     assert choose("array")[0] == on_copies.name
@@ -141,7 +105,7 @@ def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: FakeM
 
 
 def test_what_takes_long_is_timed_once_and_not_all_of_it(
-    offer: Any, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(100))
     # Every look at the clock is a second later.
@@ -152,12 +116,12 @@ def test_what_takes_long_is_timed_once_and_not_all_of_it(
     assert 2 <= len(memory.measured) <= 4
 
 
-def test_a_clear_margin_is_not_measured(offer: Any, memory: FakeMemory) -> None:
+def test_a_clear_margin_is_not_measured(offer: Any, memory: TimedMemory) -> None:
     assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(81, 1))("array")[0] == "one"
     assert not memory.measured
 
 
-def test_the_choice_is_kept_on_disk(offer: Any, memory: FakeMemory) -> None:
+def test_the_choice_is_kept_on_disk(offer: Any, memory: TimedMemory) -> None:
     ways = Way("one", 10, 9), Way("two", 11, 5)
     offer(*ways, library=library(10, 7))("array")
     memory.measured.clear()
@@ -168,7 +132,7 @@ def test_the_choice_is_kept_on_disk(offer: Any, memory: FakeMemory) -> None:
     assert entry.record["candidates"] == {"one": 9, "two": 5, "library": 7}
 
 
-def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: FakeMemory) -> None:
+def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: TimedMemory) -> None:
     epilogues = [None, Epilogue("gelu"), Epilogue("relu"), Epilogue("relu", (1,)), Epilogue("relu", (1,), True)]
     for at, epilogue in enumerate(epilogues):
         step = replace(STEP, epilogue=epilogue)
@@ -178,47 +142,47 @@ def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: Fake
     assert len(list(disk_cache.entries())) == len(epilogues)
 
 
-def test_always_measures_again_and_more(offer: Any, memory: FakeMemory) -> None:
+def test_always_measures_again_and_more(offer: Any, memory: TimedMemory) -> None:
     offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
     again = offer(Way("one", 10, 2), Way("two", 11, 5), Way("far", 30, 1), library=library(10, 7), mode="always")
     assert again("array")[0] == "far"
     assert next(iter(disk_cache.entries())).record["choice"] == "far"
 
 
-def test_never_takes_the_best_prediction_that_compiles(offer: Any, memory: FakeMemory) -> None:
+def test_never_takes_the_best_prediction_that_compiles(offer: Any, memory: TimedMemory) -> None:
     ways = Way("broken", 1, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)
     assert offer(*ways, library=library(12, 7), mode="never")("array")[0] == "one"
     assert not memory.measured
 
 
-def test_what_does_not_compile_is_left_out(offer: Any, memory: FakeMemory) -> None:
+def test_what_does_not_compile_is_left_out(offer: Any, memory: TimedMemory) -> None:
     choose = offer(Way("broken", 10, 1, broken=True), Way("one", 11, 9), library=library(10, 7))
     assert choose("array")[0] == "library"
     assert next(iter(disk_cache.entries())).record["candidates"]["broken"] is None
 
 
-def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: FakeMemory) -> None:
+def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: TimedMemory) -> None:
     assert offer(Way("broken", 1, 1, broken=True), library=library(90, 7))("array")[0] == "library"
 
 
-def test_kernels_far_behind_the_library_are_not_compiled(offer: Any, memory: FakeMemory) -> None:
+def test_kernels_far_behind_the_library_are_not_compiled(offer: Any, memory: TimedMemory) -> None:
     assert offer(Way("one", 26, 1), library=library(10, 7))("array")[0] == "library"
     assert not memory.measured
 
 
-def test_the_library_runs_where_no_kernel_compiles(offer: Any, memory: FakeMemory) -> None:
+def test_the_library_runs_where_no_kernel_compiles(offer: Any, memory: TimedMemory) -> None:
     broken = Way("one", 1, 1, broken=True), Way("two", 1.1, 1, broken=True)
     assert offer(*broken, library=library(90, 7))("array")[0] == "library"
 
 
-def test_another_order_has_to_be_clearly_faster(offer: Any, memory: FakeMemory) -> None:
+def test_another_order_has_to_be_clearly_faster(offer: Any, memory: TimedMemory) -> None:
     assert offer(Way("c", 10, 1.0), Way("other", 10, 0.98, in_order=False), library=library(10, 7))("array")[0] == "c"
     step = Fused((0,), "a", (LARGE,), (*STEP.loops[:1], Loop("b", LARGE, (2 * LARGE,), False)), True, ())
     choose = offer(Way("c", 10, 1.0), Way("other", 10, 0.9, in_order=False), library=library(10, 7), step=step)
     assert choose("array")[0] == "other"
 
 
-def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: FakeMemory) -> None:
+def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: TimedMemory) -> None:
     choose = offer(Way("one", 10, 1), Way("two", 11, 5), library=library(10, 7))
     memory.capturing = True
     assert choose("array")[0] == "library"
@@ -227,7 +191,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: FakeM
     assert choose("array")[0] == "one"
 
 
-def test_small_problems_are_the_library_s(memory: FakeMemory) -> None:
+def test_small_problems_are_the_library_s(memory: TimedMemory) -> None:
     small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
     calls = library(10, 7).run(memory, 0)
     assert chosen_run(Choice(small, calls, memory, "ieee", "auto")) is calls
@@ -235,14 +199,14 @@ def test_small_problems_are_the_library_s(memory: FakeMemory) -> None:
     assert isinstance(chosen_run(Choice(STEP, calls, memory, "ieee", "auto")), Choice)
 
 
-def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: FakeMemory) -> None:
+def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: TimedMemory) -> None:
     offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
     (entry,) = disk_cache.entries()
     disk_cache.write(entry.key, {"choice": "gone"})
     assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
 
 
-def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: FakeMemory) -> None:
+def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: TimedMemory) -> None:
     ways = [Way(f"kernel {at}", 1.0, 5.0) for at in range(9)]
     others = [OtherWay(f"other {at}", 1.1 + at / 100, 2.0) for at in range(9)]
     choice = offer(*ways, *others, library=Way("library", 1.2, 9.0))

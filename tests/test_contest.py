@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+
+from fake_memory import FakeMemory
 
 from einops_fast import cli, disk_cache
 from einops_fast.backends.triton import contest as module
@@ -23,46 +24,18 @@ from einops_fast.backends.triton.softmax import SoftmaxFeatures
 LARGE = np.zeros(module._SMALL // 8)
 
 
-class FakeMemory(Memory):
+class TimedMemory(FakeMemory):
     """Arrays of NumPy; a run takes as long as what it has queued says."""
 
     def __init__(self) -> None:
-        self.capturing = False
+        super().__init__()
         self.queued: list[tuple[str, float]] = []
-        self.measured: list[str] = []
-
-    def empty(self, like: Any, shape: Any, strides: Any) -> Any:
-        raise AssertionError
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         return np.empty(elements, dtype)
 
-    def pointer(self, array: Any) -> int:
-        return 0
-
-    def device(self, array: Any) -> int:
-        return 0
-
-    def current_device(self) -> int:
-        return 0
-
-    def on_device(self, device: int) -> Any:
-        return nullcontext()
-
-    def stream(self, device: int) -> int:
-        return 0
-
     def dtype(self, array: Any) -> str:
         return str(array.dtype)
-
-    def device_name(self, device: int) -> str:
-        return "NVIDIA H200"
-
-    def versions(self) -> dict[str, str]:
-        return {"framework": "1"}
-
-    def may_measure(self) -> bool:
-        return not self.capturing
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         self.queued.clear()
@@ -95,15 +68,15 @@ class FakeWay(Way):
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeMemory]:
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TimedMemory]:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(module, "interpreted", lambda: False)
     forget_contests()
-    yield FakeMemory()
+    yield TimedMemory()
     forget_contests()
 
 
-def contest(memory: FakeMemory, *ways: FakeWay, mode: str = "auto", in_place: bool = False, **details: Any) -> Contest:
+def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "auto", in_place: bool = False, **details: Any) -> Contest:
     return Contest(memory, 0, Call("softmax, 8 rows of 4", details, mode, in_place), ways)
 
 
@@ -116,7 +89,7 @@ def chosen(made: Contest, arrays: Any = None) -> str:
 RULE, FAST, BROKEN = FakeWay("rule", 5.0), FakeWay("fast", 3.0), FakeWay("broken", 1.0, True)
 
 
-def test_the_fastest_is_found_once(memory: FakeMemory) -> None:
+def test_the_fastest_is_found_once(memory: TimedMemory) -> None:
     made = contest(memory, RULE, FAST, BROKEN)
     assert chosen(made) == "fast"
     assert set(memory.measured) == {"rule", "fast"}
@@ -131,11 +104,11 @@ def test_the_fastest_is_found_once(memory: FakeMemory) -> None:
     assert entry.record == {"choice": "fast", "seconds": 3.0, "candidates": {"rule": 5.0, "fast": 3.0, "broken": None}}
 
 
-def test_the_rule_gives_way_to_clear_winners_only(memory: FakeMemory) -> None:
+def test_the_rule_gives_way_to_clear_winners_only(memory: TimedMemory) -> None:
     assert chosen(contest(memory, RULE, FakeWay("as fast", 4.97))) == "rule"
 
 
-def test_what_is_on_disk_is_taken(memory: FakeMemory) -> None:
+def test_what_is_on_disk_is_taken(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     for mode in ("auto", "never"):
         forget_contests()
@@ -145,39 +118,39 @@ def test_what_is_on_disk_is_taken(memory: FakeMemory) -> None:
 
 
 @pytest.mark.parametrize("other", [{"strides": ["1 4"]}, {"features": {"log": True}}])
-def test_another_kind_of_call_is_another_choice(memory: FakeMemory, other: Any) -> None:
+def test_another_kind_of_call_is_another_choice(memory: TimedMemory, other: Any) -> None:
     chosen(contest(memory, RULE, FAST))
     assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), **other)) == "rule"
     assert len(list(disk_cache.entries())) == 2
 
 
-def test_other_dtypes_are_another_choice(memory: FakeMemory) -> None:
+def test_other_dtypes_are_another_choice(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     again = contest(memory, RULE, FakeWay("fast", 9.0))
     assert chosen(again, (LARGE, None, np.zeros(len(LARGE), "float32"))) == "rule"
 
 
-def test_small_calls_take_the_rule(memory: FakeMemory) -> None:
+def test_small_calls_take_the_rule(memory: TimedMemory) -> None:
     small = np.zeros(8), np.zeros(8)
     assert chosen(contest(memory, RULE, FAST), small) == "rule"
     assert not memory.measured
     assert chosen(contest(memory, RULE, FAST, mode="always"), small) == "fast"
 
 
-def test_always_takes_nothing_from_disk(memory: FakeMemory) -> None:
+def test_always_takes_nothing_from_disk(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     forget_contests()
     assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), mode="always")) == "rule"
     assert next(disk_cache.entries()).record["choice"] == "rule"
 
 
-def test_never_measures_nothing(memory: FakeMemory) -> None:
+def test_never_measures_nothing(memory: TimedMemory) -> None:
     assert chosen(contest(memory, RULE, FAST, mode="never")) == "rule"
     assert not memory.measured
     assert not list(disk_cache.entries())
 
 
-def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: FakeMemory) -> None:
+def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: TimedMemory) -> None:
     made = contest(memory, RULE, FAST)
     memory.capturing = True
     assert chosen(made) == "the rule's, not for long"
@@ -188,20 +161,20 @@ def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: FakeMemory)
     assert chosen(made) == "fast"
 
 
-def test_what_is_known_is_taken_while_a_graph_is_captured(memory: FakeMemory) -> None:
+def test_what_is_known_is_taken_while_a_graph_is_captured(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     memory.capturing = True
     assert chosen(contest(memory, RULE, FAST)) == "fast"
 
 
-def test_nothing_in_place_is_run_twice(memory: FakeMemory) -> None:
+def test_nothing_in_place_is_run_twice(memory: TimedMemory) -> None:
     made = contest(memory, RULE, FAST, in_place=True)
     assert chosen(made, (LARGE, LARGE.copy())) == "rule"
     assert memory.queued == [("rule", 5.0)]
     assert not memory.measured
 
 
-def test_the_choice_of_another_process_stands(memory: FakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = module.measure
 
     def meanwhile(ways: Any, *arguments: Any) -> Any:
@@ -214,7 +187,7 @@ def test_the_choice_of_another_process_stands(memory: FakeMemory, monkeypatch: p
     assert chosen(made) == "rule"
 
 
-def test_a_choice_that_is_gone_is_a_miss(memory: FakeMemory) -> None:
+def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     forget_contests()
     assert chosen(contest(memory, RULE, FakeWay("new", 1.0))) in ("new", "rule")
@@ -234,7 +207,7 @@ def test_kinds_of_calls() -> None:
     assert call(9, log=True).details["strides"] == ["16n 1", "1n 1"]
 
 
-def test_entries_are_shown(memory: FakeMemory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_are_shown(memory: TimedMemory, capsys: pytest.CaptureFixture[str]) -> None:
     chosen(contest(memory, RULE, FAST))
     assert cli.main(["cache", "show"]) == 0
     shown = capsys.readouterr().out

@@ -1,0 +1,56 @@
+"""The memory of a framework on a GPU that isn't there, for tests of what is chosen by measurement."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from einops_fast.backends.triton.memory import Memory
+
+__all__ = ["FakeMemory"]
+
+
+class FakeMemory(Memory):
+    """One device, on which nothing is stored; whoever derives from it says what takes how long.
+
+    Attributes:
+        capturing: a graph is being captured, so that nothing may be measured.
+        measured: names of what was.
+    """
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.measured: list[str] = []
+
+    def empty(self, like: Any, shape: Any, strides: Any) -> Any:
+        raise AssertionError
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        raise AssertionError
+
+    def pointer(self, array: Any) -> int:
+        return 0
+
+    def device(self, array: Any) -> int:
+        return 0
+
+    def current_device(self) -> int:
+        return 0
+
+    def on_device(self, device: int) -> Any:
+        return nullcontext()
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def dtype(self, array: Any) -> str:
+        return "float16"
+
+    def device_name(self, device: int) -> str:
+        return "NVIDIA H200"
+
+    def versions(self) -> dict[str, str]:
+        return {"framework": "1"}
+
+    def may_measure(self) -> bool:
+        return not self.capturing
