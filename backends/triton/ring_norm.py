@@ -13,30 +13,25 @@ from collections.abc import Sequence
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm import NormFeatures
 from einops_fast.backends.triton.row_ring import (
     Cut,
-    advanced,
     chunk_at,
     chunks_of,
     columns_of,
-    copy,
-    copy_again,
     earlier,
-    next_slot,
+    filled,
+    next_chunks,
     ring_call,
     ring_for,
     ring_of,
     row_offset,
     row_place,
     store_chunk,
-    taken,
     there,
-    wait_for_chunk,
 )
 from einops_fast.backends.triton.rows import Rows
 
@@ -142,11 +137,7 @@ def norm_ring_kernel(
     ring = ring_of(x, t)
     chunks = chunks_of(vectors, t)
     columns = (vectors * field(t, "vector")).to(gl.float32)
-    ahead = gl.program_id(0), 0
-    for at in range(field(t, "ahead")):
-        copy(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
-        async_copy.commit_group()
-        ahead = advanced(ahead, chunks)
+    ahead = filled(ring, x, sizes, x_strides, rows, vectors, t)
     slot = 0
     freed = field(t, "ahead")
     mean_of_row = 0.0
@@ -162,14 +153,9 @@ def norm_ring_kernel(
             chunk = chunk_at(earlier(step, chunks, kept), chunks, t)
             w = _parameter(weight, along[0], chunk, vectors, t)
             b = _parameter(bias, along[1], chunk, vectors, t)
-            wait_for_chunk(t)
-            new, old = taken(ring, slot, freed, step, kept, t)
-            copy(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
-            copy_again(ring, x, before, step, kept, sizes, x_strides, vectors, t)
-            async_copy.commit_group()
-            ahead = advanced(ahead, chunks)
-            slot = next_slot(slot, kept, t)
-            freed = next_slot(freed, kept, t)
+            new, old, ahead, slot, freed = next_chunks(
+                ring, x, ahead, slot, freed, before, step, kept, sizes, x_strides, rows, vectors, t
+            )
 
             count, mean, squares = _more(
                 new.to(gl.float32), chunk_at(step, chunks, t), vectors, count, mean, squares, f, t

@@ -12,27 +12,22 @@ from collections.abc import Sequence
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_ring import (
     Cut,
-    advanced,
     chunk_at,
     chunks_of,
-    copy,
-    copy_again,
     earlier,
-    next_slot,
+    filled,
+    next_chunks,
     ring_call,
     ring_for,
     ring_of,
     row_place,
     store_chunk,
-    taken,
     there,
-    wait_for_chunk,
 )
 from einops_fast.backends.triton.rows import Rows
 
@@ -103,11 +98,7 @@ def softmax_ring_kernel(
     programs = gl.num_programs(0)
     ring = ring_of(x, t)
     chunks = chunks_of(vectors, t)
-    ahead = gl.program_id(0), 0
-    for at in range(field(t, "ahead")):
-        copy(ring, x, ahead, at, sizes, x_strides, rows, vectors, t)
-        async_copy.commit_group()
-        ahead = advanced(ahead, chunks)
+    ahead = filled(ring, x, sizes, x_strides, rows, vectors, t)
     slot = 0
     freed = field(t, "ahead")
     most_of_row = 0.0
@@ -120,14 +111,9 @@ def softmax_ring_kernel(
         most = gl.full([threads], _LOWEST, gl.float32, of_threads)
         total = gl.zeros([threads], gl.float32, of_threads)
         for step in range(chunks):
-            wait_for_chunk(t)
-            new, old = taken(ring, slot, freed, step, kept, t)
-            copy(ring, x, ahead, freed, sizes, x_strides, rows, vectors, t)
-            copy_again(ring, x, before, step, kept, sizes, x_strides, vectors, t)
-            async_copy.commit_group()
-            ahead = advanced(ahead, chunks)
-            slot = next_slot(slot, kept, t)
-            freed = next_slot(freed, kept, t)
+            new, old, ahead, slot, freed = next_chunks(
+                ring, x, ahead, slot, freed, before, step, kept, sizes, x_strides, rows, vectors, t
+            )
 
             score = _score(new, scale, scaled)
             if field(t, "ragged"):

@@ -37,9 +37,9 @@ __all__ = [
     "chunks_of",
     "columns_of",
     "copy",
-    "copy_again",
     "earlier",
-    "next_slot",
+    "filled",
+    "next_chunks",
     "ring_call",
     "ring_for",
     "ring_of",
@@ -47,9 +47,7 @@ __all__ = [
     "row_offset",
     "row_place",
     "store_chunk",
-    "taken",
     "there",
-    "wait_for_chunk",
 ]
 
 _LANES = 32
@@ -307,7 +305,7 @@ def _slot_again(number, t: gl.constexpr):
 
 
 @gluon.jit
-def copy_again(ring, array, row, step, kept, sizes, strides, vectors, t: gl.constexpr):
+def _copy_again(ring, array, row, step, kept, sizes, strides, vectors, t: gl.constexpr):
     """Have a chunk of the row before copied again, if one is wanted that many steps later that it's there by then."""
     number = step + field(t, "ahead") - kept
     if (row >= 0) & (number >= 0) & (number + kept < chunks_of(vectors, t)):
@@ -323,23 +321,45 @@ def advanced(ahead, chunks):
 
 
 @gluon.jit
-def next_slot(slot, kept, t: gl.constexpr):
+def _next_slot(slot, kept, t: gl.constexpr):
     """As many slots are used as chunks are kept, or on their way for the first time."""
     return gl.where(slot + 1 == kept + field(t, "ahead"), 0, slot + 1)
 
 
 @gluon.jit
-def wait_for_chunk(t: gl.constexpr):
-    """Wait until a step's chunks are there. The copies of each step are a group, also if there are none."""
-    async_copy.wait_group(field(t, "ahead") - 1)
-
-
-@gluon.jit
-def taken(ring, slot, freed, step, kept, t: gl.constexpr):
+def _taken(ring, slot, freed, step, kept, t: gl.constexpr):
     """The chunks that a step is about: the new one, and that of the row before; ``freed`` is the slot that is left."""
     new = ring.index(slot).load(field(t, "layout"))
     old = gl.where(step < kept, freed, _slot_again(gl.maximum(step - kept, 0), t))
     return new, ring.index(old).load(field(t, "layout"))
+
+
+@gluon.jit
+def filled(ring, array, sizes, strides, rows, vectors, t: gl.constexpr):
+    """Have the first chunks copied. Returns what is copied after these."""
+    ahead = gl.program_id(0), 0
+    for at in range(field(t, "ahead")):
+        copy(ring, array, ahead, at, sizes, strides, rows, vectors, t)
+        async_copy.commit_group()
+        ahead = advanced(ahead, chunks_of(vectors, t))
+    return ahead
+
+
+@gluon.jit
+def next_chunks(
+    ring, array, ahead, slot, freed, before, step, kept, sizes, strides, rows, vectors, t: gl.constexpr
+):  # fmt: skip
+    """The chunks of a step, when they are there: a new one, and one of the row before. Others are ordered.
+
+    Returns also what is copied after these, and the next step's slots: the new chunk's, and the one that is left.
+    """
+    # The copies of each step are a group, also if there are none.
+    async_copy.wait_group(field(t, "ahead") - 1)
+    new, old = _taken(ring, slot, freed, step, kept, t)
+    copy(ring, array, ahead, freed, sizes, strides, rows, vectors, t)
+    _copy_again(ring, array, before, step, kept, sizes, strides, vectors, t)
+    async_copy.commit_group()
+    return new, old, advanced(ahead, chunks_of(vectors, t)), _next_slot(slot, kept, t), _next_slot(freed, kept, t)
 
 
 @gluon.jit
