@@ -22,7 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import row_ring
+from einops_fast.backends.triton import ring_tilings
 from einops_fast.backends.triton.attention import hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
@@ -375,6 +375,6 @@ def rings_on_cpu() -> Iterator[None]:
 
     with (
         mock.patch.object(KernelCall, "__call__", execute),
-        mock.patch.object(row_ring, "interpreted", return_value=False),
+        mock.patch.object(ring_tilings, "interpreted", return_value=False),
     ):
         yield

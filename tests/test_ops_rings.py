@@ -18,9 +18,9 @@ from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  #
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton import row_ring  # noqa: E402
+from einops_fast.backends.triton import ring_tilings  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
-from einops_fast.backends.triton.row_ring import Cut, Ring, ring_for, ring_of_cut  # noqa: E402
+from einops_fast.backends.triton.ring_tilings import Cut, Ring, ring_for, ring_of_cut  # noqa: E402
 from einops_fast.backends.triton.rows import Rows, rows_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -38,7 +38,7 @@ def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
     def small(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
         cut = cut._replace(run=2 if vector == 4 else 1, warps=1, ahead=ahead)
-        shared = row_ring._SCRATCH + slots * cut.run * 32 * vector * size
+        shared = ring_tilings._SCRATCH + slots * cut.run * 32 * vector * size
         ring = ring_of_cut(cut, rows, vector, size, shared, 3)
         return ring and ring._replace(whole=True)  # nor is another way to cut tried
 
@@ -55,8 +55,8 @@ def _rings(small: Any) -> Iterator[list[str]]:
             call(self, *arguments)
 
         with (
-            mock.patch.object(row_ring, "ring_of_cut", small),
-            mock.patch.object(row_ring, "_long", return_value=True),
+            mock.patch.object(ring_tilings, "ring_of_cut", small),
+            mock.patch.object(ring_tilings, "_long", return_value=True),
             mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
             mock.patch.object(KernelCall, "__call__", recorded),
         ):
@@ -200,7 +200,7 @@ WHOLE, PART = Cut(4, 8, 4), Cut(2, 16, 2)
 
 def ring(shape: tuple[int, ...], *strides: tuple[int, ...], items: Any = (2, 2), limits: Any = LIMITS) -> Ring | None:
     """For softmax of such arrays, of which one is read."""
-    with mock.patch.object(row_ring, "interpreted", return_value=False):
+    with mock.patch.object(ring_tilings, "interpreted", return_value=False):
         return ring_for(rows_of(shape, 1, strides), items, 1, *limits, {2: 16384}, WHOLE, PART)
 
 

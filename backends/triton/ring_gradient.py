@@ -20,12 +20,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.ring_softmax import base_two_exp
+from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
 from einops_fast.backends.triton.row_ring import (
-    Cut,
     chunks_of,
     copy,
-    ring_call,
-    ring_for,
     ring_of,
     row_place,
     store_chunk,
@@ -152,7 +150,7 @@ def gradient_through_ring(
 
     Args:
         rows: how the result, its gradient and that of the scores lie, in this order.
-        items, shared, processors: see :func:`~einops_fast.backends.triton.row_ring.ring_for`, also for what is
+        items, shared, processors: see :func:`~einops_fast.backends.triton.ring_tilings.ring_for`, also for what is
             returned.
         log: whether it is that of the logarithm.
         masked: whether some elements were hidden.

@@ -17,16 +17,14 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm import NormFeatures
+from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
 from einops_fast.backends.triton.row_ring import (
-    Cut,
     chunk_at,
     chunks_of,
     columns_of,
     earlier,
     filled,
     next_chunks,
-    ring_call,
-    ring_for,
     ring_of,
     row_offset,
     row_place,
@@ -129,7 +127,7 @@ def norm_ring_kernel(
         vectors: of a row.
         kept: chunks that stay in the ring.
         f: a :class:`~einops_fast.backends.triton.norm.NormFeatures`.
-        t: a :class:`~einops_fast.backends.triton.row_ring.RingTiling`.
+        t: a :class:`~einops_fast.backends.triton.ring_tilings.RingTiling`.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
     threads: gl.constexpr = field(t, "threads")
@@ -183,7 +181,7 @@ def norm_through_ring(
 
     Args:
         rows: how input, result and statistics lie, in this order, and maybe others.
-        items, shared, processors: see :func:`~einops_fast.backends.triton.row_ring.ring_for`, also for what is
+        items, shared, processors: see :func:`~einops_fast.backends.triton.ring_tilings.ring_for`, also for what is
             returned.
         along: strides of weight and bias.
         features: of the norm.

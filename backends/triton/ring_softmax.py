@@ -15,15 +15,13 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
 from einops_fast.backends.triton.row_ring import (
-    Cut,
     chunk_at,
     chunks_of,
     earlier,
     filled,
     next_chunks,
-    ring_call,
-    ring_for,
     ring_of,
     row_place,
     store_chunk,
@@ -91,7 +89,7 @@ def softmax_ring_kernel(
         kept: chunks that stay in the ring.
         scale: of the scores, if ``scaled``.
         log: whether the logarithm is wanted.
-        t: a :class:`~einops_fast.backends.triton.row_ring.RingTiling`.
+        t: a :class:`~einops_fast.backends.triton.ring_tilings.RingTiling`.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
     threads: gl.constexpr = field(t, "threads")
@@ -141,7 +139,7 @@ def softmax_through_ring(
 
     Args:
         rows: how scores and result lie, in this order, and maybe others.
-        items, shared, processors: see :func:`~einops_fast.backends.triton.row_ring.ring_for`, also for what is
+        items, shared, processors: see :func:`~einops_fast.backends.triton.ring_tilings.ring_for`, also for what is
             returned.
         log: whether the logarithm is wanted.
         scale: of the scores.
