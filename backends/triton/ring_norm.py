@@ -73,6 +73,7 @@ def _of_row(count, mean, squares, columns, f: gl.constexpr):
         of_row = gl.sum(mean * count, 0) / columns
         apart = mean - of_row
         squares += apart * apart * count
+        of_row += gl.sum(apart * count, 0) / columns  # far from 0, the first sum was rounded much more than this one
     return of_row, gl.sum(squares, 0)
 
 
