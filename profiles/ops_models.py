@@ -1,7 +1,7 @@
 """Hugging Face's modules as cases: its own code with plain and with fused attention, and after our ``optimize``.
 
-Models of one layer are made from a configuration; nothing is downloaded. An attention module is called with just what
-its model calls it with.
+Models of one layer are made from a configuration; nothing is downloaded. The module that is measured is called with
+just what its model calls it with.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ __all__ = ["lazily_compiled", "model_reference", "model_ways"]
 ATTENTION = {"native": "eager", "compile": "eager", "sdpa": "sdpa", "ours": None}
 """What Hugging Face's ``attn_implementation`` is, by way."""
 
-MODULES = {"bert_attention": "encoder.layer.0.attention.self", "gpt_attention": "h.0.attn"}
-"""What is measured of a model, if not all."""
+MODULES = {
+    "bert_attention": "encoder.layer.0.attention.self",
+    "gpt_attention": "h.0.attn",
+    "bert_layer": "encoder.layer.0",
+    "gpt2_block": "h.0",
+}
+"""What is measured of a model, by operator: what else a model does, making masks, say, it does once for all layers."""
 
 
 def lazily_compiled(compiler: Compiler, function: Function, name: str, *, fullgraph: bool = True) -> Function:
@@ -93,12 +98,15 @@ def _function_and_module(
             module.requires_grad_(False)
     if name == "ours":
         _optimize(model)
-    if case.op not in MODULES:
-        return lambda hidden: model(inputs_embeds=hidden).last_hidden_state, model
     model.eval()
     part = model.get_submodule(MODULES[case.op])
     arguments, options = _called_with(part, partial(model, inputs_embeds=given.operands[0].detach()), torch)
-    return lambda hidden: part(hidden, *arguments, **options)[0], part
+
+    def call(hidden: Any) -> Any:
+        found = part(hidden, *arguments, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    return call, part
 
 
 def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -59,7 +59,7 @@ FIRST_CALL = 60.0
 COMPILING = 90.0
 """Seconds that torch.compile may take for all cases together."""
 
-MOST_FLUSHES = 32
+MOST_FLUSHES = 256
 """How often the cache is emptied before a call at most."""
 
 

@@ -369,7 +369,7 @@ def test_a_library_that_is_not_here_is_told_once(torch, monkeypatch):
 
 @pytest.fixture
 def fake_models(monkeypatch, torch):
-    """A model with the one attention module that the study looks for, in place of transformers' own."""
+    """A model with the one layer that the study looks for, and its attention, in place of transformers' own."""
     nn = torch.torch.nn
 
     class Attend(nn.Module):
@@ -380,19 +380,24 @@ def fake_models(monkeypatch, torch):
         def forward(self, hidden, attention_mask=None):
             return self.drop(self.value(hidden)) * attention_mask, None
 
+    class Layer(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.attention = nn.Module()
+            self.attention.self = Attend(config["hidden_size"], config["attention_probs_dropout_prob"])
+
+        def forward(self, hidden, attention_mask):
+            return self.attention.self(hidden, attention_mask=attention_mask)[0]
+
     class Model(nn.Module):
         def __init__(self, config, add_pooling_layer):
             super().__init__()
             self.words = nn.Embedding(8, 4)
-            layer = nn.Module()
-            layer.attention = nn.Module()
-            layer.attention.self = Attend(config["hidden_size"], config["attention_probs_dropout_prob"])
             self.encoder = nn.Module()
-            self.encoder.layer = nn.ModuleList([layer])
+            self.encoder.layer = nn.ModuleList([Layer(config)])
 
         def forward(self, inputs_embeds):
-            hidden, _ = self.encoder.layer[0].attention.self(inputs_embeds, attention_mask=2.0)
-            return SimpleNamespace(last_hidden_state=hidden)
+            return SimpleNamespace(last_hidden_state=self.encoder.layer[0](inputs_embeds, 2.0))
 
     fake = SimpleNamespace(BertConfig=dict, BertModel=Model, GPT2Config=dict, GPT2Model=Model)
     monkeypatch.setattr(ops_models, "import_module", lambda name: fake)
