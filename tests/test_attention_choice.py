@@ -226,6 +226,23 @@ def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["two"]
 
 
+def test_efficiency_may_differ_by_dtype(clock, offer):
+    """Without measurements, also while a graph is traced, the dtype decides."""
+
+    class Halves(Fake):
+        efficiency, efficiencies = 0.8, {"float32": 0.1}
+        seconds = Implementation.seconds
+
+    class Wide(Halves):
+        efficiency, efficiencies = 0.2, {"float32": 0.5}
+
+    fakes = offer(halves=Halves(0.0, 1.0), wide=Wide(0.0, 1.0))
+    for dtype, best in (("float16", "halves"), ("float32", "wide")):
+        spec = replace(SPEC, dtype=dtype)
+        assert choose(spec, "cuda:0", "never", INPUTS).implementation is fakes[best]
+        assert choose(spec, "cuda:0", "auto", INPUTS, quiet=True).implementation is fakes[best]
+
+
 def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
     fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["one"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Flex(OnFourAxes):
 
     name = "flex"
     efficiency = 0.45  # what it reaches is a little more, but its mask of blocks takes time too
+    efficiencies = MappingProxyType({"float32": 0.2})  # Triton multiplies float32 slowly
 
     def __init__(self) -> None:
         # Measuring it, and each kind of call, get the same one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -260,6 +261,7 @@ class Efficient(_WithMask):
 
     name = "efficient"
     efficiency = 0.2
+    efficiencies = MappingProxyType({"float32": 0.5})
     backend = SDPBackend.EFFICIENT_ATTENTION
     dtypes = ("float16", "bfloat16", "float32")
     features = 1 << 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from einops_fast.attention.math import Math
@@ -31,6 +32,7 @@ class Triton(Implementation):
 
     name = "triton"
     efficiency = 0.7
+    efficiencies = MappingProxyType({"float32": 0.2})  # Triton multiplies float32 slowly
     seeded = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:

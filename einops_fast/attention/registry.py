@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,6 +36,8 @@ class Implementation(ABC):
     #: Share of a GPU's peak that it reaches where nothing is in its way; times are predicted from it. While
     #: torch.compile traces, the implementation with the largest one is used.
     efficiency: ClassVar[float] = 0.5
+    #: The same by dtype, where it differs.
+    efficiencies: ClassVar[Mapping[str, float]] = {}
     #: Whether it wants ``inputs.seed`` where there is dropout.
     seeded: ClassVar[bool] = False
 
@@ -60,7 +62,11 @@ class Implementation(ABC):
         # Imported here because it is about implementations.
         from einops_fast.attention.prediction import fused_seconds
 
-        return fused_seconds(spec, on, self.efficiency)
+        return fused_seconds(spec, on, self.efficiency_in(spec.dtype))
+
+    def efficiency_in(self, dtype: str) -> float:
+        """The share of the peak that it reaches in a dtype."""
+        return self.efficiencies.get(dtype, self.efficiency)
 
     def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         """:meth:`run` for one spec, after all thinking about it; a call keeps it for the next one."""
