@@ -50,16 +50,27 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
 
 
-def _by_library(activation: str, keeps: bool) -> Callable[..., Any]:
-    """The product by the library, with the bias in its epilogue; then the activation."""
+_IN_LIBRARY = {"relu": ("cpu", "cuda"), "gelu_tanh": ("cuda",)}
+"""Activations that the library applies to its sums, and on which devices: on a CPU its GELU is the exact one."""
 
-    def run(x: Any, weight: Any, bias: Any = None) -> Any:
+
+def _by_library(activation: str, keeps: bool, device: str) -> Callable[..., Any]:
+    """The product by the library, with the bias in its epilogue, and the activation there or behind it."""
+
+    def in_one(x: Any, weight: Any, bias: Any = None) -> Any:
+        if bias is None:
+            return in_turn(x, weight)
+        flat = x.reshape(-1, x.shape[-1])
+        found = torch._addmm_activation(bias, flat, weight.t(), use_gelu=activation == "gelu_tanh")
+        return found.view(*x.shape[:-1], weight.shape[0])
+
+    def in_turn(x: Any, weight: Any, bias: Any = None) -> Any:
         # Of more than two axes torch would add the bias in a kernel of its own, unless they lie one behind the other.
         before = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
         found = before if activation == "none" else activation_by_kernel.compute(before, None, None, activation, 0.0)
         return (found, before) if keeps else found
 
-    return run
+    return in_one if device in _IN_LIBRARY.get(activation, ()) and not keeps else in_turn
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +88,7 @@ def _way(
     mode: str,
 ) -> Callable[..., Any]:
     """What runs calls on such tensors."""
-    library = _by_library(activation, keeps)
+    library = _by_library(activation, keeps, device.type)
     step = _step(shape, strides, results, weight_strides, dtype, device)
     if step is None:
         return library

@@ -215,14 +215,22 @@ def test_autocast(by_kernels: list[str]) -> None:
         torch.testing.assert_close(each, wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("activation", ["smelu", "relu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7)])
-def test_by_the_library(shape: tuple[int, ...]) -> None:
-    """What is too small for a kernel, or has one row: with the same results."""
+def test_by_the_library(shape: tuple[int, ...], activation: str) -> None:
+    """What is too small for a kernel, or has one row: with the same results, also where the library has it in one."""
     tensors = [leaf(randn(*shape)), leaf(randn(5, 7)), leaf(randn(5))]
     with kernels():
-        found = gradients(partial(ops.linear, activation="smelu"), tensors)
-    for got, wanted in zip(found, expected_gradients(tensors, "smelu"), strict=True):
+        found = gradients(partial(ops.linear, activation=activation), tensors)
+        with torch.no_grad():
+            alone = ops.linear(*tensors, activation=activation)
+            unbiased = ops.linear(*tensors[:2], activation=activation)
+    expected = expected_gradients(tensors, activation)
+    for got, wanted in zip(found, expected, strict=True):
         assert_near(got, wanted)
+    assert_near(alone, expected[0])
+    product = torch.nn.functional.linear(*(each.double() for each in tensors[:2]))
+    assert_near(unbiased, activation_by_torch(product, None, activation))
 
 
 def test_two_dtypes_as_torch() -> None:
