@@ -3,7 +3,7 @@
 A plain script::
 
     python profiles/profile_einsum.py --framework torch --mode fast_einsum --problem 1
-    nsys profile -c cudaProfilerApi python profiles/profile_einsum.py --framework torch --mode einsum
+    nsys profile -t cuda,nvtx -c cudaProfilerApi python profiles/profile_einsum.py --framework torch --mode einsum
     ncu --profile-from-start off python profiles/profile_einsum.py --framework cupy --mode einsum --problem 2
 
 (nvprof takes ``--profile-from-start off`` too.) Only the measured calls are recorded, each in an NVTX range.
