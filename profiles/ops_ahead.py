@@ -1,4 +1,4 @@
-"""What the study of the operators compiles before anything is timed: our kernels, torch.compile's and Liger-Kernel's.
+"""What the study of the operators compiles before anything is timed: our kernels, torch.compile's, Liger's and QuACK's.
 
 Ours are chosen among by measurement at the first call. Here several processes share the GPU, so what they choose is
 forgotten: only the compilers' results are kept.
@@ -21,7 +21,7 @@ from einops_fast.profiles.peers import Compiler
 
 __all__ = ["COMPILED", "compile_ahead"]
 
-COMPILED = (OURS, COMPILE, "liger")
+COMPILED = (OURS, COMPILE, "liger", "quack")
 
 SECONDS = 90.0
 """The longest that is waited."""

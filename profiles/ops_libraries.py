@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -43,14 +43,17 @@ def _liger() -> Functions:
 
 @cache
 def _quack() -> Functions:
-    """https://github.com/Dao-AILab/quack; of its layer norm there is no backward to call."""
+    """https://github.com/Dao-AILab/quack; of its layer norm there is no backward to call.
+
+    Its products are the untuned ones: to tune one takes minutes.
+    """
     return _found(
         "quack",
         {
             "softmax": ("quack.softmax", "softmax", lambda f, case: lambda x: f(x.flatten(0, -2)).view_as(x)),
             "rms_norm": ("quack.rmsnorm", "rmsnorm", lambda f, case: lambda x, w: f(x, w, eps=EPS)),
             "cross_entropy": ("quack.cross_entropy", "cross_entropy", _same),
-            "linear_cross_entropy": ("quack.linear_cross_entropy", "chunked_linear_cross_entropy", _same),
+            "linear_cross_entropy": ("quack.linear_cross_entropy", "chunked_linear_cross_entropy", _untuned),
             "linear": ("quack.linear", "linear_act_func", _quack_linear),
         },
     )
@@ -63,7 +66,11 @@ def _quack_linear(function: Function, case: OpCase) -> Function:
     if case.activation not in QUACK_ACTIVATIONS:
         raise Unavailable(f"QuACK has no {case.activation}")
     # The second of its results is the activated one.
-    return lambda x, w, b: function(x, w, QUACK_ACTIVATIONS[case.activation], b)[1]
+    return lambda x, w, b: function(x, w, QUACK_ACTIVATIONS[case.activation], b, tuned=False)[1]
+
+
+def _untuned(function: Function, case: OpCase) -> Function:
+    return partial(function, tuned=False)
 
 
 def _found(package: str, wanted: Mapping[str, tuple[str, str, Adapter]]) -> Functions:

@@ -325,7 +325,10 @@ def fake_libraries(monkeypatch, torch):
         "liger_kernel.transformers.functional": {"liger_cross_entropy": Loss.apply, "liger_rms_norm": rms},
         "quack.softmax": {"softmax": lambda x: functional.softmax(x, -1) if x.dim() == 2 else None},
         "quack.linear": {
-            "linear_act_func": lambda x, w, activation, b: (None, {"silu": functional.silu}[activation](x @ w.T + b))
+            "linear_act_func": lambda x, w, activation, b, tuned: (
+                None,
+                {"silu": functional.silu}[activation](x @ w.T + b),
+            )
         },
     }
     for name, functions in modules.items():
