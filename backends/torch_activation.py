@@ -105,12 +105,12 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
     of_x, of_bias, *_ = ctx.needs_input_grad
     if not torch.is_grad_enabled():
         dx, d_bias = activation_gradients(x, bias, seed, d_out, ctx.activation, ctx.drop, of_bias)
-        return dx if of_x else None, d_bias if of_bias else None, None, None, None
+        return dx if of_x else None, d_bias if of_bias else None, None
     if seed is not None:
         raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
     of = [each for each in (x, bias) if each is not None and each.requires_grad]
     found = iter(torch.autograd.grad(activation_by_torch(x, bias, ctx.activation), of, d_out, create_graph=True))
-    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None, None, None)
+    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None)
 
 
 activation_gradients = Operator(

@@ -201,7 +201,7 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
             torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
-    return (dx, *(None,) * 8)
+    return dx, None, None, None
 
 
 cross_entropy_gradient = Operator(

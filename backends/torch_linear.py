@@ -127,7 +127,6 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     found, before = output
     kept = before if keeps else None if ctx.activation == "none" else found
     ctx.save_for_backward(x, weight, bias, kept)
-    ctx.mode = current_mode()
     ctx.mark_non_differentiable(before)
     ctx.set_materialize_grads(False)
 
@@ -136,12 +135,12 @@ def _backward(ctx: Any, d_out: Any, _: Any) -> tuple[Any, ...]:
     x, weight, bias, kept = ctx.saved_tensors
     of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
     if d_out is None:
-        return (None,) * 5
+        return None, None, None
     if torch.is_grad_enabled():
         of = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
         again = activation_by_torch(F.linear(x, weight, bias), None, ctx.activation)
         found = iter(torch.autograd.grad(again, of, d_out, create_graph=True))
-        return (*(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias)), None, None)
+        return tuple(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias))
     d_bias = None
     if kept is not None:
         # The bias is in what is kept already; that of zeros is for its gradient, which is made on the way.
@@ -150,11 +149,9 @@ def _backward(ctx: Any, d_out: Any, _: Any) -> tuple[Any, ...]:
     elif of_bias:
         d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
     return (
-        fast_einsum("...n,nk->...k", d_out, weight, autotune=ctx.mode) if of_x else None,
-        fast_einsum("...n,...k->nk", d_out, x, autotune=ctx.mode) if of_weight else None,
+        fast_einsum("...n,nk->...k", d_out, weight) if of_x else None,
+        fast_einsum("...n,...k->nk", d_out, x) if of_weight else None,
         d_bias if of_bias else None,
-        None,
-        None,
     )
 
 
