@@ -116,15 +116,14 @@ def _plan(
     shape: Strides, strides: tuple[Strides, ...], along: int | None, dim: int, ignored: int, smoothing: float,
     z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
 ) -> Contest:  # fmt: skip
+    """Of logits, targets, losses, the gradients of logits and those of losses, there are strides."""
+    x, target, losses, dx, d_losses = strides
+    # What has no axis of classes gets stride 0 there.
+    of_target, of_loss, of_back = ((*each[:dim], 0, *each[dim:]) for each in (target, losses, d_losses))
     return cross_entropy_contest(
-        MEMORY, device, MEMORY.shared(device), mode, shape, strides, along, dim, ignored, smoothing, z_loss,
-        dtype_name(dtype), gradient, in_place,
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (x, of_target, of_loss, dx, of_back), along, dim,
+        ignored, smoothing, z_loss, dtype_name(dtype), gradient, in_place,
     )  # fmt: skip
-
-
-def _with_classes(strides: Any, dim: int) -> Strides:
-    """Strides of an array without an axis of classes, which gets stride 0."""
-    return (*strides[:dim], 0, *strides[dim:])
 
 
 def _shapes(
@@ -140,11 +139,10 @@ def _compute(
     inplace: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
-    of_target, of_loss = (_with_classes(each.stride(), dim) for each in (target, losses))
+    of_x, of_loss = x.stride(), losses.stride()
     run = _plan(
-        tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
-        None if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
+        x.shape, (of_x, target.stride(), of_loss, of_x, of_loss), None if weight is None else weight.stride(0), dim,
+        ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
     )  # fmt: skip
     run(x, target, weight, weights, losses, logs)
     return losses, logs
@@ -168,9 +166,8 @@ def write_gradient(
     ignore_index: int, smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
     """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
-    of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
     run = _plan(
-        tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
+        x.shape, (x.stride(), target.stride(), logs.stride(), dx.stride(), d_losses.stride()),
         None if weight is None else weight.stride(0),
         dim, ignore_index, smoothing, z_loss, x.dtype, True, in_place, MEMORY.device(x), current_mode(),
     )  # fmt: skip
@@ -183,7 +180,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
     x, target, weight, weights, logs = ctx.saved_tensors
     dx = None
     if d_losses is not None and ctx.needs_input_grad[0]:
@@ -218,4 +215,5 @@ cross_entropy_by_kernel = Operator(
     _shapes,
     _setup,
     _backward,
+    seen=1,
 )

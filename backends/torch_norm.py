@@ -217,25 +217,32 @@ def _compute_gradients(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, residual, weight, bias, seed, *ctx.numbers, _ = inputs
     _, summed, means, rstds = output
-    alone = residual is None and seed is None
-    ctx.dtypes = ["" if each is None else dtype_name(each.dtype) for each in (x, residual, weight, bias)]
-    ctx.shape = None if residual is None else residual.shape
-    ctx.save_for_backward(x if alone else summed, means, rstds, weight, bias, seed)
+    ctx.kinds, ctx.shape = (x.dtype, None), None
+    if residual is not None:
+        ctx.kinds, ctx.shape = (x.dtype, residual.dtype), residual.shape
+    ctx.save_for_backward(x if residual is None and seed is None else summed, means, rstds, weight, bias, seed)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, ...]:
     h, means, rstds, weight, bias, seed = ctx.saved_tensors
-    wanted = [dtype if needs else "" for dtype, needs in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)]
+    of_x, of_residual, of_weight, of_bias, *_ = ctx.needs_input_grad
+    kind, kind_of_residual = ctx.kinds
+    wanted = [
+        dtype_name(kind) if of_x else "",
+        dtype_name(kind_of_residual) if of_residual else "",
+        dtype_name(weight.dtype) if of_weight else "",
+        dtype_name(bias.dtype) if of_bias else "",
+    ]
     if d_out is None:
         d_out = torch.zeros_like(h)
-    if not any(wanted[:2]) or not (ctx.shape is not None or seed is not None):
+    if d_summed is not None and (not (of_x or of_residual) or (ctx.shape is None and seed is None)):
         d_summed = None
     if torch.is_grad_enabled():
         found = _gradients_by_torch(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
     else:
         found = norm_gradients(h, means, rstds, weight, bias, seed, d_out, d_summed, *ctx.numbers, wanted)
-    dx, d_residual, d_weight, d_bias = (each if dtype else None for each, dtype in zip(found, wanted, strict=True))
+    dx, d_residual, d_weight, d_bias = [each if dtype else None for each, dtype in zip(found, wanted, strict=True)]
     if d_residual is not None and d_residual.shape != ctx.shape:
         d_residual = d_residual.sum_to_size(ctx.shape)
     return dx, d_residual, d_weight, d_bias, None

@@ -44,7 +44,9 @@ _USABLE = usable()
 
 _NVIDIA = torch.version.hip is None
 
-_CAST = (torch.float16, torch.bfloat16, torch.float32)
+_HALVES = (torch.float16, torch.bfloat16)
+
+_CAST = (*_HALVES, torch.float32)
 """What autocast casts."""
 
 _DTYPES = (*_CAST, torch.float64)
@@ -178,13 +180,7 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
         if not on_gpu(each):
             return False
     first = tensors[0]
-    return (
-        _USABLE
-        and first.dtype in _DTYPES
-        and first.numel() > 0
-        and not first.is_nested
-        and not transformed()
-    )
+    return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not transformed()
 
 
 def is_aligned(*tensors: Any) -> bool:
@@ -222,7 +218,5 @@ def autocasted(operands: Sequence[Any]) -> Sequence[Any]:
 
 def result_dtype(tensor: Any) -> torch.dtype:
     """Of a result for which autocast wants float32, as torch's own functions do."""
-    if autocasts(tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32
     found: torch.dtype = tensor.dtype
-    return found
+    return torch.float32 if found in _HALVES and autocasts(tensor) else found
