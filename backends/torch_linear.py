@@ -119,12 +119,11 @@ def _step(
 
 
 def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
-    x, weight = x.resolve_neg(), weight.resolve_neg()
     run = _way(
         x.shape, x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
         x.device, activation, keeps, engine.fp32_precision(), current_mode(),
     )  # fmt: skip
-    found = run(x, weight) if bias is None else run(x, weight, bias.resolve_neg())
+    found = run(x, weight) if bias is None else run(x, weight, bias)
     return found if keeps else (found, None)
 
 

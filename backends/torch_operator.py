@@ -103,6 +103,8 @@ class Operator:
             kind = type(each)
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 wanted = wanted or each.requires_grad
+                if each.is_neg():  # the negative of what is in memory, which torch makes for its operators
+                    return self.traced(*arguments)
             elif each is not None:
                 return self.traced(*arguments)
         if wanted and self.recorded is not None and torch.is_grad_enabled():
