@@ -34,9 +34,17 @@ def cross_entropy(
     """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
     if inplace:
         _check_inplace(x)
-    if not z_loss and not _by_kernel(x, target, weight):
+    ours = _by_kernel(x, target, weight)
+    if not ours and not z_loss:
         return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
-    losses, divisor = losses_of(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction, inplace)
+    if ours:
+        losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
+    else:
+        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
+    divisor: Any = None
+    if reduction == "mean":
+        probabilities = target.is_floating_point()
+        divisor = max(losses.numel(), 1) if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
     return reduced(losses, divisor, reduction).to(result_dtype(x))
 
 
@@ -76,27 +84,24 @@ def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any
     """What the mean divides by: the weights of the rows that count."""
     counts = target != ignore_index
     if weight is None:
-        return counts.sum().to(dtype)
+        return counts.sum(dtype=dtype)
     return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
 
 
-def losses_of(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+def losses_of(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float) -> Any:
+    """The loss of each row, in float32 at least."""
+    way = _losses_by_kernel if _by_kernel(x, target, weight) else _losses_by_torch
+    return way(x, target, dim, weight, ignore_index, smoothing, z_loss)
+
+
+def _losses_by_kernel(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
     inplace: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The loss of each row, in float32 at least, and what the mean divides by."""
-    indices = not target.is_floating_point()
-    if _by_kernel(x, target, weight):
-        weights = weight.double().sum() if weight is not None and smoothing else None
-        # What is traced has memory planned by the compiler.
-        inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
-        losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
-    else:
-        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
-    if reduction != "mean":
-        return losses, None
-    divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if indices else max(losses.numel(), 1)
-    return losses, divisor
+) -> Any:  # fmt: skip
+    weights = weight.double().sum() if weight is not None and smoothing else None
+    # What is traced has memory planned by the compiler.
+    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+    return cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
 
 
 def _losses_by_torch(

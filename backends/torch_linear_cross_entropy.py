@@ -84,7 +84,7 @@ def _by_checkpoints(
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
         logits = F.linear(part, matrix, bias)
-        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss, "none")[0]
+        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss)
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if transformed() else again
