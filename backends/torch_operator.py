@@ -88,10 +88,8 @@ class Operator:
         given = schema[: schema.index("->")]
         self._tensors = given.count("Tensor")
         if setup is not None and backward is not None:
-            numbers = given.count(",") + 1 - self._tensors
-            torch.library.register_autograd(
-                qualified, _backward_in_mode(backward, numbers), setup_context=_setup_with_mode(setup)
-            )
+            setup, numbers = _with_mode(setup), given.count(",") + 1 - self._tensors
+            torch.library.register_autograd(qualified, _backward_in_mode(backward, numbers), setup_context=setup)
             self.recorded = _recorded(name, compute, setup, backward, seen)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -124,7 +122,9 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _setup_with_mode(setup: Callable[..., None]) -> Callable[..., None]:
+def _with_mode(setup: Callable[..., None]) -> Callable[..., None]:
+    """What also keeps the mode in which choices are made."""
+
     def setup_with_mode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         setup(ctx, inputs, output)
         ctx.mode = current_mode()
@@ -157,7 +157,6 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | No
         inputs = (*tensors, *numbers)
         found = compute(*inputs)
         setup(ctx, inputs, found)
-        ctx.mode = current_mode()
         return found if seen is None else found[:seen]
 
     functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward, 1))}
