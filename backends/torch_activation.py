@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Layout,
+    Operator,
+    by_kernel,
+    dtype_name,
+    new_tensor,
+    new_tensors,
+)
 from einops_fast.backends.triton.activation_plan import activation_contest
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.rows import dense_strides
@@ -52,47 +60,74 @@ def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _plan(
-    shape: Strides, strides: tuple[Strides, Strides, Strides], along: int | None, kind: str, drop: float,
-    dtype: torch.dtype, gradient: bool, of_bias: bool, device: int, mode: str,
-) -> Contest:  # fmt: skip
-    return activation_contest(
-        MEMORY, device, MEMORY.shared(device), mode, shape, strides, along, kind, drop, dtype_name(dtype), gradient,
-        of_bias,
+def _forward_plan(
+    shape: Strides, strides: Strides, dtype: torch.dtype, along: int | None, kind: str, drop: float, device: int,
+    mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """What there is memory to be made for, and what writes it."""
+    layout = _layout(shape, strides, dtype)
+    return layout, activation_contest(
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layout[1], layout[1]), along, kind, drop,
+        dtype_name(dtype), False, False,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: Strides, strides: Strides, dtype: torch.dtype, bias: tuple[int, torch.dtype] | None, d_out: Strides,
+    kind: str, drop: float, of_bias: bool, device: int, mode: str,
+) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
+    """The same of the gradients."""
+    along, of = (None, dtype) if bias is None else bias
+    layouts = _gradient_layouts(shape, strides, dtype, of if of_bias else None)
+    return layouts, activation_contest(
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layouts[0][1], d_out), along, kind, drop,
+        dtype_name(dtype), True, of_bias,
+    )  # fmt: skip
+
+
+def _layout(shape: Any, strides: Any, dtype: torch.dtype) -> Layout:
+    return shape, dense_strides(shape, strides), dtype
+
+
+def _gradient_layouts(
+    shape: Any, strides: Any, dtype: torch.dtype, of_bias: torch.dtype | None
+) -> tuple[Layout, Layout | None]:
+    return _layout(shape, strides, dtype), None if of_bias is None else (shape[-1:], (1,), of_bias)
 
 
 def _shape(x: Any, *others: Any) -> Any:
-    return x.new_empty_strided(x.shape, dense_strides(x.shape, x.stride()))
+    return new_tensor(x, _layout(x.shape, x.stride(), x.dtype))
 
 
 def _compute(x: Any, bias: Any, seed: Any, activation: str, drop: float) -> Any:
-    out = _shape(x)
-    run = _plan(
-        tuple(x.shape), (x.stride(), out.stride(), out.stride()), None if bias is None else bias.stride(0), activation,
-        drop, x.dtype, False, False, MEMORY.device(x), current_mode(),
+    layout, run = _forward_plan(
+        x.shape, x.stride(), x.dtype, None if bias is None else bias.stride(0), activation, drop, MEMORY.device(x),
+        current_mode(),
     )  # fmt: skip
+    out = new_tensor(x, layout)
     run(x, bias, seed, out)
     return out
 
 
 def _gradient_shapes(
     x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
-) -> tuple[Any, Any]:
-    return _shape(x), bias.new_empty(bias.shape if of_bias else 0) if bias is not None else x.new_empty(0)
+) -> tuple[Any, ...]:
+    of = (x if bias is None else bias).dtype if of_bias else None
+    return new_tensors(x, _gradient_layouts(x.shape, x.stride(), x.dtype, of))
 
 
 def _compute_gradients(
     x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
-) -> tuple[Any, Any]:
-    dx = _shape(x)
-    run = _plan(
-        tuple(x.shape), (x.stride(), dx.stride(), d_out.stride()), None if bias is None else bias.stride(0), activation,
-        drop, x.dtype, True, of_bias, MEMORY.device(x), current_mode(),
+) -> tuple[Any, ...]:
+    """Of ``x`` and, if it is wanted, of the bias, which may be in ``x`` already."""
+    layouts, run = _gradient_plan(
+        x.shape, x.stride(), x.dtype, None if bias is None else (bias.stride(0), bias.dtype), d_out.stride(),
+        activation, drop, of_bias, MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    d_bias = bias.new_empty(bias.shape) if of_bias else None
-    run(x, bias, seed, d_out, dx, d_bias)
-    return dx, x.new_empty(0) if d_bias is None else d_bias
+    found = new_tensors(x, layouts)
+    run(x, bias, seed, d_out, *found)
+    return found
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -105,12 +140,12 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
     of_x, of_bias, *_ = ctx.needs_input_grad
     if not torch.is_grad_enabled():
         dx, d_bias = activation_gradients(x, bias, seed, d_out, ctx.activation, ctx.drop, of_bias)
-        return dx if of_x else None, d_bias if of_bias else None, None, None, None
+        return dx if of_x else None, d_bias if of_bias else None, None
     if seed is not None:
         raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
     of = [each for each in (x, bias) if each is not None and each.requires_grad]
     found = iter(torch.autograd.grad(activation_by_torch(x, bias, ctx.activation), of, d_out, create_graph=True))
-    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None, None, None)
+    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None)
 
 
 activation_gradients = Operator(

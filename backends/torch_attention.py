@@ -54,7 +54,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         NotImplementedError: from backward, where gradients are differentiated again.
     """
     arrays = _arrays(inputs)
-    if torch.compiler.is_compiling() or type(inputs.q) not in (torch.Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling() or not _in_memory(arrays):
         # Imported here because it registers operators that are made of these functions.
         from einops_fast.backends.torch_attention_ops import attention_forward, constants
 
@@ -62,9 +62,19 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         return out, lse
     differentiable = (*arrays[:4], inputs.sinks)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        out, lse = _recorded(spec, *arrays)
+        out, lse = _recorded(spec, (*arrays[4:6], *arrays[7:]), *differentiable)
         return out, lse
     return forward(spec, arrays)
+
+
+def _in_memory(arrays: Arrays) -> bool:
+    """Whether all are what is in memory: no tensors of another kind, no views that stand for the negative of it."""
+    for each in arrays:
+        if each is not None:
+            kind = type(each)
+            if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or each.is_neg():
+                return False
+    return True
 
 
 def _arrays(inputs: AttentionInputs) -> Arrays:
@@ -76,10 +86,17 @@ def _arrays(inputs: AttentionInputs) -> Arrays:
 
 
 class _Attention(torch.autograd.Function):
-    """What autograd sees. Without ``setup_context``, which takes longer."""
+    """What autograd sees, without ``setup_context``, which takes longer.
+
+    What has no gradients is one argument for it, as each takes time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, spec: AttentionSpec, *arrays: Any) -> tuple[Any, Any]:
+    def forward(
+        ctx: Any, spec: AttentionSpec, others: Arrays, q: Any, k: Any, v: Any, bias: Any, sinks: Any
+    ) -> tuple[Any, Any]:
+        mask, slopes, *rest = others
+        arrays = (q, k, v, bias, mask, slopes, sinks, *rest)
         out, lse = forward(spec, arrays)
         ctx.spec = spec
         ctx.save_for_backward(*arrays, out, lse)
@@ -89,17 +106,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
         *arrays, out, lse = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[1 + at] for at in _DIFFERENTIABLE)
+        wanted = ctx.needs_input_grad[2:]
         if d_out is None and d_lse is None:
-            return (None,) * (1 + len(arrays))
+            return (None,) * (2 + len(wanted))
         if torch.is_grad_enabled():
             found = _recorded_gradients(ctx.spec, wanted, d_out, d_lse, out, lse, *arrays)
         else:
             found = backward(ctx.spec, tuple(arrays), out, lse, d_out, d_lse, wanted)
-        gradients: list[Any] = [None] * (1 + len(arrays))
-        for at, gradient in zip(_DIFFERENTIABLE, found, strict=True):
-            gradients[1 + at] = gradient
-        return tuple(gradients)
+        return None, None, *found
 
 
 class _Gradients(torch.autograd.Function):

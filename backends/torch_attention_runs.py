@@ -29,6 +29,7 @@ from einops_fast.backends.triton.attention.tilings import (
     forward_tilings,
 )
 from einops_fast.backends.triton.launch import accumulator, interpreted
+from einops_fast.layout import contiguous_strides
 
 __all__ = [
     "Arrays",
@@ -59,8 +60,8 @@ class _Forward:
         q = arrays[0]
         rows = q.shape[-2]
         self.shape, self.strides = result_layout(spec, rows)
-        self.rows = self.shape[:-1]
-        self.sums = accumulator(spec.dtype)
+        logs = self.shape[:-1]
+        self.lse = logs, contiguous_strides(logs), getattr(torch, accumulator(spec.dtype))
         found = problem(spec, _layouts(spec, arrays), _precision(spec), _upcast(spec))
         plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
         capability, units = _device(q.device)
@@ -140,7 +141,8 @@ def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
         prepared = _forward_plans[key] = _Forward(spec, arrays)
     shape = prepared.shape
     out = MEMORY.empty(q, shape, prepared.strides)
-    lse = MEMORY.workspace(q, prod(prepared.rows), prepared.sums).view(prepared.rows)
+    rows, strides, dtype = prepared.lse
+    lse = MEMORY.empty(q, rows, strides, dtype=dtype)
     if spec.varlen:
         # Tokens of no sequence.
         out.zero_()
@@ -177,10 +179,9 @@ def backward(
         none = [torch.zeros_like(each) if is_wanted else None
                 for each, is_wanted in zip((q, k, v, extras.bias), wanted, strict=False)]  # fmt: skip
         return none[0], none[1], none[2], none[3], d_sinks
-    if d_out is None:
-        d_out = torch.zeros_like(out)
+    d_out = torch.zeros_like(out) if d_out is None else d_out.resolve_neg()
     if d_lse is not None:
-        d_lse = d_lse.contiguous()
+        d_lse = d_lse.resolve_neg().contiguous()
     key = (spec, d_out.stride(), d_lse is None, *wanted, *_key(spec, arrays))
     prepared = _backward_plans.get(key)
     if prepared is None:

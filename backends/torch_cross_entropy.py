@@ -34,9 +34,17 @@ def cross_entropy(
     """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
     if inplace:
         _check_inplace(x)
-    if not z_loss and not _by_kernel(x, target, weight):
+    ours = _by_kernel(x, target, weight)
+    if not ours and not z_loss:
         return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
-    losses, divisor = losses_of(x, target, dim, weight, ignore_index, smoothing, z_loss, reduction, inplace)
+    if ours:
+        losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
+    else:
+        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
+    divisor: Any = None
+    if reduction == "mean":
+        probabilities = target.is_floating_point()
+        divisor = max(losses.numel(), 1) if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
     return reduced(losses, divisor, reduction).to(result_dtype(x))
 
 
@@ -76,27 +84,24 @@ def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any
     """What the mean divides by: the weights of the rows that count."""
     counts = target != ignore_index
     if weight is None:
-        return counts.sum().to(dtype)
+        return counts.sum(dtype=dtype)
     return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
 
 
-def losses_of(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+def losses_of(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float) -> Any:
+    """The loss of each row, in float32 at least."""
+    way = _losses_by_kernel if _by_kernel(x, target, weight) else _losses_by_torch
+    return way(x, target, dim, weight, ignore_index, smoothing, z_loss)
+
+
+def _losses_by_kernel(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
     inplace: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The loss of each row, in float32 at least, and what the mean divides by."""
-    indices = not target.is_floating_point()
-    if _by_kernel(x, target, weight):
-        weights = weight.double().sum() if weight is not None and smoothing else None
-        # What is traced has memory planned by the compiler.
-        inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
-        losses = cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
-    else:
-        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
-    if reduction != "mean":
-        return losses, None
-    divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if indices else max(losses.numel(), 1)
-    return losses, divisor
+) -> Any:  # fmt: skip
+    weights = weight.double().sum() if weight is not None and smoothing else None
+    # What is traced has memory planned by the compiler.
+    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+    return cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
 
 
 def _losses_by_torch(
@@ -116,15 +121,14 @@ def _plan(
     shape: Strides, strides: tuple[Strides, ...], along: int | None, dim: int, ignored: int, smoothing: float,
     z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
 ) -> Contest:  # fmt: skip
+    """Of logits, targets, losses, the gradients of logits and those of losses, there are strides."""
+    x, target, losses, dx, d_losses = strides
+    # What has no axis of classes gets stride 0 there.
+    of_target, of_loss, of_back = ((*each[:dim], 0, *each[dim:]) for each in (target, losses, d_losses))
     return cross_entropy_contest(
-        MEMORY, device, MEMORY.shared(device), mode, shape, strides, along, dim, ignored, smoothing, z_loss,
-        dtype_name(dtype), gradient, in_place,
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (x, of_target, of_loss, dx, of_back), along, dim,
+        ignored, smoothing, z_loss, dtype_name(dtype), gradient, in_place,
     )  # fmt: skip
-
-
-def _with_classes(strides: Any, dim: int) -> Strides:
-    """Strides of an array without an axis of classes, which gets stride 0."""
-    return (*strides[:dim], 0, *strides[dim:])
 
 
 def _shapes(
@@ -140,11 +144,10 @@ def _compute(
     inplace: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
-    of_target, of_loss = (_with_classes(each.stride(), dim) for each in (target, losses))
+    of_x, of_loss = x.stride(), losses.stride()
     run = _plan(
-        tuple(x.shape), (x.stride(), of_target, of_loss, x.stride(), of_loss),
-        None if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
+        x.shape, (of_x, target.stride(), of_loss, of_x, of_loss), None if weight is None else weight.stride(0), dim,
+        ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
     )  # fmt: skip
     run(x, target, weight, weights, losses, logs)
     return losses, logs
@@ -168,9 +171,8 @@ def write_gradient(
     ignore_index: int, smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
     """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
-    of_target, of_loss, of_back = (_with_classes(each.stride(), dim) for each in (target, logs, d_losses))
     run = _plan(
-        tuple(x.shape), (x.stride(), of_target, of_loss, dx.stride(), of_back),
+        x.shape, (x.stride(), target.stride(), logs.stride(), dx.stride(), d_losses.stride()),
         None if weight is None else weight.stride(0),
         dim, ignore_index, smoothing, z_loss, x.dtype, True, in_place, MEMORY.device(x), current_mode(),
     )  # fmt: skip
@@ -183,7 +185,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
     x, target, weight, weights, logs = ctx.saved_tensors
     dx = None
     if d_losses is not None and ctx.needs_input_grad[0]:
@@ -201,7 +203,7 @@ def _backward(ctx: Any, d_losses: Any, d_logs: Any) -> tuple[Any, ...]:
             torch.autograd.graph.increment_version(x)
         else:
             dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
-    return (dx, *(None,) * 8)
+    return dx, None, None, None
 
 
 cross_entropy_gradient = Operator(
@@ -218,4 +220,5 @@ cross_entropy_by_kernel = Operator(
     _shapes,
     _setup,
     _backward,
+    seen=1,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from string import ascii_letters
@@ -37,17 +37,25 @@ _FROM_RESULT = ("relu", "leaky_relu")
 
 def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     """See :func:`einops_fast.ops.linear`."""
-    tensors = [x, weight] if bias is None else [x, weight, bias]
-    ours = by_kernel(tensors) and weight.numel() > 0 and all(type(each) in PLAIN for each in tensors)
-    if ours:
-        tensors = [*autocasted(tensors)]
-    if not ours or any(each.dtype != tensors[0].dtype for each in tensors):
+    given = (x, weight) if bias is None else (x, weight, bias)
+    tensors = autocasted(given) if by_kernel(given) and weight.numel() > 0 else ()
+    if not tensors or not _alike(tensors):
         product = F.linear(x, weight)
         return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)
-    wanted = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-    keeps = wanted and activation != "none" and activation not in _FROM_RESULT
+    keeps = False
+    if activation != "none" and activation not in _FROM_RESULT:
+        keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     x, weight, *biases = tensors
     return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
+
+
+def _alike(tensors: Sequence[Any]) -> bool:
+    """Whether they are of one dtype, and nobody has overridden anything of them."""
+    dtype = tensors[0].dtype
+    for each in tensors:  # noqa: SIM110 - on the way of every call, and all() takes three times as long
+        if each.dtype != dtype or type(each) not in PLAIN:
+            return False
+    return True
 
 
 _IN_LIBRARY = {"relu": ("cpu", "cuda"), "gelu_tanh": ("cuda",)}
@@ -65,8 +73,11 @@ def _by_library(activation: str, keeps: bool, device: str) -> Callable[..., Any]
         return found.view(*x.shape[:-1], weight.shape[0])
 
     def in_turn(x: Any, weight: Any, bias: Any = None) -> Any:
-        # Of more than two axes torch would add the bias in a kernel of its own, unless they lie one behind the other.
-        before = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        rank = x.dim()
+        if rank == 2 or (rank == 3 and x.is_contiguous()):
+            before = F.linear(x, weight, bias)
+        else:  # torch would add the bias in a kernel of its own
+            before = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
         found = before if activation == "none" else activation_by_kernel.compute(before, None, None, activation, 0.0)
         return (found, before) if keeps else found
 
@@ -89,7 +100,7 @@ def _way(
 ) -> Callable[..., Any]:
     """What runs calls on such tensors."""
     library = _by_library(activation, keeps, device.type)
-    step = _step(shape, strides, results, weight_strides, dtype, device)
+    step = _step(tuple(shape), strides, results, weight_strides, dtype, device)
     if step is None:
         return library
     bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
@@ -119,18 +130,17 @@ def _step(
 
 
 def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
-    x, weight = x.resolve_neg(), weight.resolve_neg()
     run = _way(
-        tuple(x.shape), x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
+        x.shape, x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
         x.device, activation, keeps, engine.fp32_precision(), current_mode(),
     )  # fmt: skip
-    found = run(x, weight) if bias is None else run(x, weight, bias.resolve_neg())
-    return found if keeps else (found, x.new_empty(0))
+    found = run(x, weight) if bias is None else run(x, weight, bias)
+    return found if keeps else (found, None)
 
 
 def _shapes(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
     shape = (*x.shape[:-1], weight.shape[0])
-    return x.new_empty(shape), x.new_empty(shape if keeps else 0)
+    return x.new_empty(shape), x.new_empty(shape) if keeps else None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -138,34 +148,31 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     found, before = output
     kept = before if keeps else None if ctx.activation == "none" else found
     ctx.save_for_backward(x, weight, bias, kept)
-    ctx.mode = current_mode()
-    ctx.mark_non_differentiable(before)
+    if before is not None:
+        ctx.mark_non_differentiable(before)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, d_out: Any, _: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
     x, weight, bias, kept = ctx.saved_tensors
     of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
     if d_out is None:
-        return (None,) * 5
+        return None, None, None
     if torch.is_grad_enabled():
         of = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
         again = activation_by_torch(F.linear(x, weight, bias), None, ctx.activation)
         found = iter(torch.autograd.grad(again, of, d_out, create_graph=True))
-        return (*(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias)), None, None)
+        return tuple(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias))
     d_bias = None
     if kept is not None:
-        # The bias is in what is kept already; that of zeros is for its gradient, which is made on the way.
-        zeros = bias.new_zeros(1).expand(bias.shape) if of_bias else None
-        d_out, d_bias = activation_gradients(kept, zeros, None, d_out, ctx.activation, 0.0, of_bias)
+        # The bias is in what is kept already; its gradient is made on the way.
+        d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
     elif of_bias:
         d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
     return (
-        fast_einsum("...n,nk->...k", d_out, weight, autotune=ctx.mode) if of_x else None,
-        fast_einsum("...n,...k->nk", d_out, x, autotune=ctx.mode) if of_weight else None,
+        fast_einsum("...n,nk->...k", d_out, weight) if of_x else None,
+        fast_einsum("...n,...k->nk", d_out, x) if of_weight else None,
         d_bias if of_bias else None,
-        None,
-        None,
     )
 
 
@@ -175,4 +182,5 @@ linear_by_kernel = Operator(
     _shapes,
     _setup,
     _backward,
+    seen=1,
 )

@@ -84,7 +84,7 @@ def _by_checkpoints(
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
         logits = F.linear(part, matrix, bias)
-        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss, "none")[0]
+        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss)
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if transformed() else again
@@ -160,7 +160,7 @@ def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
     x, matrix, bias, target, weight, *kept = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
     if d_loss is None:
-        return (None,) * 13
+        return (None,) * 5
     numbers = ctx.ignore_index, ctx.smoothing, ctx.z_loss
     if torch.is_grad_enabled():  # to be differentiated again
         again = _by_checkpoints(x, matrix, bias, target, weight, *numbers, ctx.reduction, ctx.chunk)
@@ -176,7 +176,7 @@ def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
             x, matrix, bias, target, weight, d_loss.expand(target.shape), *numbers, ctx.chunk, *wanted
         )
         found = [each if really else None for each, really in zip(made, wanted, strict=True)]
-    return (*found, *(None,) * 10)
+    return (*found, None, None)
 
 
 def _scaled(kept: Any, factor: Any) -> Any:

@@ -31,7 +31,7 @@ class TorchMemory(Memory):
         return like.new_empty(elements, dtype=getattr(torch, dtype))
 
     def device(self, array: Any) -> int:
-        return int(array.device.index) if array.is_cuda else 0
+        return max(int(array.get_device()), 0)  # less than 0 on the CPU
 
     def on_device(self, device: int) -> AbstractContextManager[Any]:
         return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()

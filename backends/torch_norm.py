@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_operator import MEMORY, Operator, aligned_items, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Layout,
+    Operator,
+    by_kernel,
+    dtype_name,
+    is_aligned,
+    new_tensors,
+    result_dtype,
+)
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest, norm_gradient_contest
 from einops_fast.backends.triton.rows import dense_strides
@@ -27,7 +37,7 @@ def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None
     Weight and bias have these axes. See :func:`einops_fast.ops.layer_norm`.
     """
     tensors = [each for each in (x, weight, bias) if each is not None]
-    if not by_kernel(tensors) or not _flattens(x, count):
+    if not by_kernel(tensors) or (count > 1 and not _flattens(x, count)):
         return norm_by_torch(x, dim, count, weight, bias, eps, centred)
     shape = x.shape
     if count > 1:
@@ -82,30 +92,80 @@ def dropout_add_norm(
     return found[0], found[1]
 
 
-@lru_cache(maxsize=4096)
-def _forward_plan(
-    shape: Strides, strides: tuple[Strides | None, ...], along: tuple[int | None, int | None], dim: int, centred: bool,
-    eps: float, drop: float, kind: torch.dtype, others: tuple[Any, str], items: tuple[int, ...], device: int, mode: str,
-) -> Contest:  # fmt: skip
-    given = "" if strides[4] is None else " of a sum" if strides[3] is not None else " after dropout"
-    problem = NormProblem(shape, dim, centred, eps, drop, dtype_name(kind), given)
-    return norm_contest(MEMORY, device, MEMORY.limits(device), items, mode, problem, strides, along)
-
-
-@lru_cache(maxsize=4096)
-def _gradient_plan(
-    shape: Strides, strides: tuple[Strides | None, ...], along: int | None, dim: int, centred: bool, eps: float,
-    drop: float, kinds: tuple[Any, ...], dtypes: tuple[str, ...], device: int, mode: str,
-) -> Contest:  # fmt: skip
-    of_x, of_residual, of_weight, of_bias = map(bool, dtypes)
-    given = " of a sum" if of_residual else " after dropout" if drop else ""
-    problem = NormProblem(shape, dim, centred, eps, drop, dtype_name(kinds[0]), given)
-    return norm_gradient_contest(
-        MEMORY, device, MEMORY.shared(device), mode, problem, strides, along, of_x or of_residual, of_weight + of_bias
+def _layouts(
+    shape: Any, strides: Any, kind: torch.dtype, residual: torch.dtype | None, drops: bool, dim: int, centred: bool,
+    dtype: str,
+) -> tuple[Layout, Layout | None, Layout | None, Layout]:  # fmt: skip
+    """Of the result, of what is normalised if that isn't the input, of means and of reciprocals of deviations."""
+    dense = dense_strides(shape, strides)
+    rows = [1 if at == dim else size for at, size in enumerate(shape)]
+    statistics = rows, contiguous_strides(rows), torch.float64 if kind == torch.float64 else torch.float32
+    wider = kind if residual is None else torch.promote_types(kind, residual)
+    return (
+        (shape, dense, getattr(torch, dtype)),
+        (shape, dense, wider) if drops or residual is not None else None,
+        statistics if centred else None,
+        statistics,
     )
 
 
 @lru_cache(maxsize=4096)
+def _forward_plan(
+    shape: Strides, strides: Strides, kind: torch.dtype, residual: tuple[Strides, Strides, torch.dtype] | None,
+    along: tuple[int | None, int | None], drops: bool, dim: int, centred: bool, eps: float, drop: float, dtype: str,
+    aligned: bool, device: int, mode: str,
+) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
+    """What there is memory to be made for, and what writes it."""
+    layouts = _layouts(shape, strides, kind, None if residual is None else residual[2], drops, dim, centred, dtype)
+    (_, dense, wanted), summed, *_ = layouts
+    problem = NormProblem(
+        tuple(shape), dim, centred, eps, drop, dtype_name(kind),
+        "" if summed is None else " after dropout" if residual is None else " of a sum",
+    )  # fmt: skip
+    items = (kind.itemsize, wanted.itemsize) if aligned and summed is None else ()
+    of_residual = None if residual is None else _expanded(residual[0], residual[1], shape)
+    of_arrays = strides, dense, _row_strides(shape, dim), of_residual, None if summed is None else dense
+    return layouts, norm_contest(MEMORY, device, MEMORY.limits(device), items, mode, problem, of_arrays, along)
+
+
+def _expanded(shape: Strides, strides: Strides, to: Strides) -> Strides:
+    """Strides of an array of this shape when it is broadcast."""
+    own = zip(shape, strides, to[len(to) - len(shape) :], strict=True)
+    return (0,) * (len(to) - len(shape)) + tuple([stride if size == full else 0 for size, stride, full in own])
+
+
+def _gradient_layouts(
+    shape: Any, strides: Any, dim: int, dtypes: Sequence[str]
+) -> tuple[Layout | None, Layout | None, Layout | None, Layout | None]:
+    """Of the gradients of input, residual, weight and bias; ``None`` for those without a dtype."""
+    dense = dense_strides(shape, strides)
+    of_x, of_residual, of_weight, of_bias = [getattr(torch, dtype) if dtype else None for dtype in dtypes]
+    columns = shape[dim : dim + 1], (1,)
+    return (
+        None if of_x is None else (shape, dense, of_x),
+        None if of_residual is None else (shape, dense, of_residual),
+        None if of_weight is None else (*columns, of_weight),
+        None if of_bias is None else (*columns, of_bias),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: Strides, strides: Strides, kind: torch.dtype, d_out: tuple[Strides, torch.dtype], d_summed: Strides | None,
+    along: int | None, dim: int, centred: bool, eps: float, drop: float, dtypes: tuple[str, ...], device: int,
+    mode: str,
+) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
+    """The same of the gradients."""
+    of_x, of_residual, of_weight, of_bias = map(bool, dtypes)
+    given = " of a sum" if of_residual else " after dropout" if drop else ""
+    problem = NormProblem(tuple(shape), dim, centred, eps, drop, dtype_name(kind), given)
+    dense = dense_strides(shape, strides)
+    of_arrays = strides, d_out[0], _row_strides(shape, dim), d_summed, dense, dense
+    return _gradient_layouts(shape, strides, dim, dtypes), norm_gradient_contest(
+        MEMORY, device, MEMORY.shared(device), mode, problem, of_arrays, along, of_x or of_residual, of_weight + of_bias
+    )
+
+
 def _row_strides(shape: Strides, dim: int) -> Strides:
     """Of the statistics, in C order."""
     found = list(contiguous_strides([1 if at == dim else size for at, size in enumerate(shape)]))
@@ -114,129 +174,78 @@ def _row_strides(shape: Strides, dim: int) -> Strides:
 
 
 def _shapes(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    bias: Any,
-    seed: Any,
-    dim: int,
-    centred: bool,
-    eps: float,
-    drop: float,
+    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float, drop: float,
     dtype: str,
-) -> tuple[Any, Any, Any, Any]:
-    strides = dense_strides(x.shape, x.stride())
-    out = x.new_empty_strided(x.shape, strides, dtype=getattr(torch, dtype))
-    kind = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    summed = x.new_empty(0) if residual is None and seed is None else x.new_empty_strided(x.shape, strides, dtype=kind)
-    shape = [1 if at == dim else size for at, size in enumerate(x.shape)]
-    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return out, summed, x.new_empty(shape if centred else 0, dtype=acc), x.new_empty(shape, dtype=acc)
+) -> tuple[Any, ...]:  # fmt: skip
+    other = None if residual is None else residual.dtype
+    return new_tensors(x, _layouts(x.shape, x.stride(), x.dtype, other, seed is not None, dim, centred, dtype))
 
 
 def _compute(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    bias: Any,
-    seed: Any,
-    dim: int,
-    centred: bool,
-    eps: float,
-    drop: float,
+    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float, drop: float,
     dtype: str,
-) -> tuple[Any, Any, Any, Any]:
-    out, summed, means, rstds = _shapes(x, residual, weight, bias, seed, dim, centred, eps, drop, dtype)
-    shape = tuple(x.shape)
-    kept = summed if residual is not None or seed is not None else None
-    run = _forward_plan(
-        shape,
-        (
-            x.stride(), out.stride(), _row_strides(shape, dim),
-            None if residual is None else residual.expand(shape).stride(),
-            None if kept is None else kept.stride(),
-        ),
+) -> tuple[Any, ...]:  # fmt: skip
+    layouts, run = _forward_plan(
+        x.shape, x.stride(), x.dtype, None if residual is None else (residual.shape, residual.stride(), residual.dtype),
         (None if weight is None else weight.stride(0), None if bias is None else bias.stride(0)),
-        dim, centred, eps, drop, x.dtype, (None if residual is None else residual.dtype, dtype),
-        aligned_items(x, out) if kept is None else (), MEMORY.device(x), current_mode(),
+        seed is not None, dim, centred, eps, drop, dtype, is_aligned(x), MEMORY.device(x), current_mode(),
     )  # fmt: skip
-    run(x, residual, weight, bias, seed, out, kept, means if centred else None, rstds)
-    return out, summed, means, rstds
+    found = new_tensors(x, layouts)
+    run(x, residual, weight, bias, seed, *found)
+    return found
 
 
-def _gradient_shapes(
-    h: Any, means: Any, rstds: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, dim: int,
-    centred: bool, eps: float, drop: float, dtypes: list[str],
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    of_x, of_residual, of_weight, of_bias = dtypes
-    strides = dense_strides(h.shape, h.stride())
-    dx, d_residual = (
-        h.new_empty_strided(h.shape, strides, dtype=getattr(torch, dtype)) if dtype else h.new_empty(0)
-        for dtype in (of_x, of_residual)
-    )
-    d_weight, d_bias = (
-        h.new_empty(h.shape[dim], dtype=getattr(torch, dtype)) if dtype else h.new_empty(0)
-        for dtype in (of_weight, of_bias)
-    )
-    return dx, d_residual, d_weight, d_bias
+def _gradient_shapes(h: Any, *others: Any) -> tuple[Any, ...]:
+    *_, dim, _, _, _, dtypes = others
+    return new_tensors(h, _gradient_layouts(h.shape, h.stride(), dim, dtypes))
 
 
 def _compute_gradients(
     h: Any, means: Any, rstds: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, dim: int,
-    centred: bool, eps: float, drop: float, dtypes: list[str],
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    of_x, of_residual, of_weight, of_bias = dtypes
-    strides = dense_strides(h.shape, h.stride())
-    dx, d_residual = (
-        h.new_empty_strided(h.shape, strides, dtype=getattr(torch, dtype)) if dtype else None
-        for dtype in (of_x, of_residual)
-    )
-    shape = tuple(h.shape)
-    run = _gradient_plan(
-        shape,
-        (
-            h.stride(), d_out.stride(), _row_strides(shape, dim), None if d_summed is None else d_summed.stride(),
-            strides, strides,
-        ),
-        None if weight is None else weight.stride(0),
-        dim, centred, eps, drop, (h.dtype, d_out.dtype), tuple(dtypes), MEMORY.device(h), current_mode(),
+    centred: bool, eps: float, drop: float, dtypes: Sequence[str],
+) -> tuple[Any, ...]:  # fmt: skip
+    layouts, run = _gradient_plan(
+        h.shape, h.stride(), h.dtype, (d_out.stride(), d_out.dtype), None if d_summed is None else d_summed.stride(),
+        None if weight is None else weight.stride(0), dim, centred, eps, drop, tuple(dtypes), MEMORY.device(h),
+        current_mode(),
     )  # fmt: skip
-    d_weight, d_bias = (
-        h.new_empty(shape[dim], dtype=getattr(torch, dtype)) if dtype else None for dtype in (of_weight, of_bias)
-    )
-    means = means if centred else None
-    run(h, means, rstds, weight, seed, d_out, d_summed, dx, d_residual, d_weight, d_bias)
-    dx, d_residual, d_weight, d_bias = (
-        h.new_empty(0) if each is None else each for each in (dx, d_residual, d_weight, d_bias)
-    )
-    return dx, d_residual, d_weight, d_bias
+    found = new_tensors(h, layouts)
+    run(h, means if centred else None, rstds, weight, seed, d_out, d_summed, *found)
+    return found
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, residual, weight, bias, seed, *ctx.numbers, _ = inputs
     _, summed, means, rstds = output
-    alone = residual is None and seed is None
-    ctx.dtypes = ["" if each is None else dtype_name(each.dtype) for each in (x, residual, weight, bias)]
-    ctx.shape = None if residual is None else residual.shape
-    ctx.save_for_backward(x if alone else summed, means, rstds, weight, bias, seed)
+    ctx.kinds, ctx.shape = (x.dtype, None), None
+    if residual is not None:
+        ctx.kinds, ctx.shape = (x.dtype, residual.dtype), residual.shape
+    ctx.save_for_backward(x if residual is None and seed is None else summed, means, rstds, weight, bias, seed)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, ...]:
     h, means, rstds, weight, bias, seed = ctx.saved_tensors
-    wanted = [dtype if needs else "" for dtype, needs in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)]
+    of_x, of_residual, of_weight, of_bias, *_ = ctx.needs_input_grad
+    kind, kind_of_residual = ctx.kinds
+    wanted = [
+        dtype_name(kind) if of_x else "",
+        dtype_name(kind_of_residual) if of_residual else "",
+        dtype_name(weight.dtype) if of_weight else "",
+        dtype_name(bias.dtype) if of_bias else "",
+    ]
     if d_out is None:
         d_out = torch.zeros_like(h)
-    if not any(wanted[:2]) or not (ctx.shape is not None or seed is not None):
+    if d_summed is not None and (not (of_x or of_residual) or (ctx.shape is None and seed is None)):
         d_summed = None
     if torch.is_grad_enabled():
         found = _gradients_by_torch(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
     else:
         found = norm_gradients(h, means, rstds, weight, bias, seed, d_out, d_summed, *ctx.numbers, wanted)
-    dx, d_residual, d_weight, d_bias = (each if dtype else None for each, dtype in zip(found, wanted, strict=True))
+    dx, d_residual, d_weight, d_bias = [each if dtype else None for each, dtype in zip(found, wanted, strict=True)]
     if d_residual is not None and d_residual.shape != ctx.shape:
         d_residual = d_residual.sum_to_size(ctx.shape)
-    return (dx, d_residual, d_weight, d_bias, *(None,) * 6)
+    return dx, d_residual, d_weight, d_bias, None
 
 
 def _gradients_by_torch(
@@ -275,4 +284,5 @@ norm_by_kernel = Operator(
     _shapes,
     _setup,
     _backward,
+    seen=2,
 )

@@ -19,11 +19,14 @@ from einops_fast.tuning import autotune, current_mode
 __all__ = [
     "MEMORY",
     "PLAIN",
+    "Layout",
     "Operator",
-    "aligned_items",
     "autocasted",
     "by_kernel",
     "dtype_name",
+    "is_aligned",
+    "new_tensor",
+    "new_tensors",
     "on_gpu",
     "result_dtype",
     "transformed",
@@ -34,9 +37,16 @@ MEMORY = TorchMemory()
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
 
+Layout = tuple[Any, Any, torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
 _USABLE = usable()
 
-_CAST = (torch.float16, torch.bfloat16, torch.float32)
+_NVIDIA = torch.version.hip is None
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+_CAST = (*_HALVES, torch.float32)
 """What autocast casts."""
 
 _DTYPES = (*_CAST, torch.float64)
@@ -50,11 +60,12 @@ class Operator:
     """A function of tensors and numbers.
 
     Args:
-        schema: name, arguments and results, as torch writes them.
-        compute: the function, without regard to gradients.
+        schema: name, arguments and results, as torch writes them; the tensors come first.
+        compute: the function, without regard to gradients. A result that isn't made is ``None``.
         shapes: the same for tensors without values: the results' shapes, strides and dtypes.
         setup: keeps in a context what the gradients need, from the arguments and the results.
-        backward: gradients of all arguments, from the context and those of the results.
+        backward: gradients of all tensors, from the context and those of the results.
+        seen: how many results the caller gets where autograd records a call; the others are for the gradients only.
     """
 
     def __init__(
@@ -64,51 +75,91 @@ class Operator:
         shapes: Callable[..., Any],
         setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
         backward: Callable[..., Any] | None = None,
+        seen: int | None = None,
     ) -> None:
         name = schema[: schema.index("(")]
         qualified = f"einops_fast::{name}"
         torch.library.define(qualified, schema[len(name) :], tags=_TAGS)
-        torch.library.impl(qualified, "CompositeExplicitAutograd")(compute)
-        torch.library.register_fake(qualified)(shapes)
+        torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
+        torch.library.register_fake(qualified)(_whole(shapes))
         self.compute = compute
         self.traced: Any = getattr(torch.ops.einops_fast, name).default
         self.recorded: Callable[..., Any] | None = None
+        given = schema[: schema.index("->")]
+        self._tensors = given.count("Tensor")
         if setup is not None and backward is not None:
-            torch.library.register_autograd(qualified, backward, setup_context=setup)
-            self.recorded = _recorded(name, compute, setup, backward)
+            setup, numbers = _with_mode(setup), given.count(",") + 1 - self._tensors
+            torch.library.register_autograd(qualified, _backward_in_mode(backward, numbers), setup_context=setup)
+            self.recorded = _recorded(name, compute, setup, backward, seen)
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.traced(*arguments)
+        tensors = arguments[: self._tensors]
         wanted = False
-        for each in arguments:  # in one go: every call comes through here
+        for each in tensors:  # in one go: every call comes through here
             kind = type(each)
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 wanted = wanted or each.requires_grad
-            elif isinstance(each, torch.Tensor):
+                if each.is_neg():  # the negative of what is in memory, which torch makes for its operators
+                    return self.traced(*arguments)
+            elif each is not None:
                 return self.traced(*arguments)
         if wanted and self.recorded is not None and torch.is_grad_enabled():
-            return self.recorded(*arguments)
+            return self.recorded(*tensors, arguments[self._tensors :])
         return self.compute(*arguments)
 
 
-def _recorded(name: str, compute: Any, setup: Any, backward: Any) -> Callable[..., Any]:
-    """What autograd sees. Without ``setup_context``, which takes longer."""
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an empty tensor for each result that isn't made, as operators of torch have to give one."""
 
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        found = compute(*arguments)
-        setup(ctx, arguments, found)
+    def run(first: Any, *others: Any) -> Any:
+        found = function(first, *others)
+        if not isinstance(found, tuple):
+            return found
+        return tuple([first.new_empty(0) if each is None else each for each in found])
+
+    return run
+
+
+def _with_mode(setup: Callable[..., None]) -> Callable[..., None]:
+    """What also keeps the mode in which choices are made."""
+
+    def setup_with_mode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup(ctx, inputs, output)
         ctx.mode = current_mode()
-        return found
+
+    return setup_with_mode
+
+
+def _backward_in_mode(backward: Callable[..., Any], numbers: int) -> Callable[..., Any]:
+    """Gradients of all arguments, of which so many after the tensors have none; choices are made as forward."""
+    none = (None,) * numbers
 
     def backward_in_mode(ctx: Any, *gradients: Any) -> Any:
         # Autograd has threads of its own, which blocks of the caller's don't reach.
         if ctx.mode == current_mode():
-            return backward(ctx, *gradients)
+            return (*backward(ctx, *gradients), *none)
         with autotune(ctx.mode):
-            return backward(ctx, *gradients)
+            return (*backward(ctx, *gradients), *none)
 
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward_in_mode)}
+    return backward_in_mode
+
+
+def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | None) -> Callable[..., Any]:
+    """What autograd sees: as few arguments and results as there can be, each of which takes it time.
+
+    Without ``setup_context``, which takes longer.
+    """
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, numbers = arguments
+        inputs = (*tensors, *numbers)
+        found = compute(*inputs)
+        setup(ctx, inputs, found)
+        return found if seen is None else found[:seen]
+
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward, 1))}
     made: Any = type(name, (torch.autograd.Function,), functions)
     apply: Callable[..., Any] = made.apply
     return apply
@@ -116,7 +167,7 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any) -> Callable[..
 
 def on_gpu(tensor: Any) -> bool:
     """Whether a tensor is where our kernels run."""
-    return bool(tensor.is_cuda) and torch.version.hip is None
+    return bool(tensor.is_cuda) and _NVIDIA
 
 
 def transformed() -> bool:
@@ -126,23 +177,30 @@ def transformed() -> bool:
 
 def by_kernel(tensors: Sequence[Any]) -> bool:
     """Whether these tensors are for our kernels."""
+    for each in tensors:  # in a loop: every call comes through here
+        if not on_gpu(each):
+            return False
     first = tensors[0]
-    return (
-        _USABLE
-        and all(on_gpu(each) for each in tensors)
-        and first.dtype in _DTYPES
-        and first.numel() > 0
-        and not first.is_nested
-        and not transformed()
-    )
+    return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not transformed()
 
 
-def aligned_items(*tensors: Any) -> tuple[int, ...]:
-    """Bytes of an element of each tensor; nothing if one of them doesn't begin at a multiple of 16 bytes."""
+def is_aligned(*tensors: Any) -> bool:
+    """Whether all begin at multiples of 16 bytes, as new memory does."""
     bits = 0
     for each in tensors:
         bits |= each.data_ptr()
-    return () if bits % 16 else tuple([each.itemsize for each in tensors])
+    return bits % 16 == 0
+
+
+def new_tensor(like: Any, layout: Layout) -> Any:
+    """On the device of ``like``; nothing is in it yet."""
+    return like.new_empty_strided(layout[0], layout[1], dtype=layout[2])
+
+
+def new_tensors(like: Any, layouts: Sequence[Layout | None]) -> tuple[Any, ...]:
+    """The same of each layout; ``None`` where there is none."""
+    new = like.new_empty_strided
+    return tuple([None if each is None else new(each[0], each[1], dtype=each[2]) for each in layouts])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -161,7 +219,5 @@ def autocasted(operands: Sequence[Any]) -> Sequence[Any]:
 
 def result_dtype(tensor: Any) -> torch.dtype:
     """Of a result for which autocast wants float32, as torch's own functions do."""
-    if autocasts(tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32
     found: torch.dtype = tensor.dtype
-    return found
+    return torch.float32 if found in _HALVES and autocasts(tensor) else found

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch_operator import MEMORY, Operator, aligned_items, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Layout,
+    Operator,
+    by_kernel,
+    dtype_name,
+    is_aligned,
+    new_tensor,
+    result_dtype,
+)
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
@@ -68,60 +77,67 @@ def softmax_by_torch(
 Strides = tuple[int, ...]
 
 
-def _mask_strides(mask: Any, shape: tuple[int, ...]) -> Strides:
-    return (0,) * len(shape) if mask is None else tuple(mask.expand(shape).stride())
-
-
 @lru_cache(maxsize=4096)
 def _forward_plan(
-    shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, mask: Any, log: bool, queries: int | None,
-    shift: int, scale: float, kind: torch.dtype, dtype: str, items: tuple[int, ...], device: int, mode: str,
-) -> Contest:  # fmt: skip
-    return softmax_contest(
-        MEMORY, device, MEMORY.limits(device), items, mode, shape, strides, dim,
-        None if mask is None else "hiding" if mask == torch.bool else "added", log, queries, shift, scale,
+    shape: Strides, strides: Strides, kind: torch.dtype, mask: tuple[Strides, torch.dtype] | None, dim: int, log: bool,
+    queries: int | None, shift: int, scale: float, dtype: str, aligned: bool, device: int, mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """What there is memory to be made for, and what writes it."""
+    layout = _layout(shape, strides, dtype)
+    items = (kind.itemsize, layout[2].itemsize) if aligned else ()
+    of_mask = (0,) * len(shape) if mask is None else mask[0]
+    return layout, softmax_contest(
+        MEMORY, device, MEMORY.limits(device), items, mode, tuple(shape), (strides, layout[1], of_mask), dim,
+        None if mask is None else "hiding" if mask[1] == torch.bool else "added", log, queries, shift, scale,
         kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _gradient_plan(
-    shape: Strides, strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float,
-    kind: torch.dtype, dtype: str, items: tuple[int, ...], device: int, mode: str,
-) -> Contest:  # fmt: skip
-    return softmax_gradient_contest(
-        MEMORY, device, MEMORY.limits(device), items, mode, shape, strides, dim, masked, log, scale, kind.itemsize,
-        kind == torch.float64 or dtype == "float64",
+    shape: Strides, strides: Strides, kind: torch.dtype, d_out: Strides, dim: int, log: bool, masked: bool,
+    scale: float, dtype: str, aligned: bool, device: int, mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """The same of the gradient."""
+    layout = _layout(shape, strides, dtype)
+    items = (kind.itemsize, kind.itemsize, layout[2].itemsize) if aligned else ()
+    return layout, softmax_gradient_contest(
+        MEMORY, device, MEMORY.limits(device), items, mode, tuple(shape), (strides, d_out, layout[1]), dim, masked,
+        log, scale, kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
+
+
+def _layout(shape: Any, strides: Any, dtype: str) -> Layout:
+    return shape, dense_strides(shape, strides), getattr(torch, dtype)
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
-    out = _shape(x, mask, dim, log, queries, shift, scale, dtype)
-    shape = tuple(x.shape)
-    run = _forward_plan(
-        shape, (x.stride(), out.stride(), _mask_strides(mask, shape)), dim, None if mask is None else mask.dtype, log,
-        queries, shift, scale, x.dtype, dtype, aligned_items(x, out), MEMORY.device(x), current_mode(),
+    shape = x.shape
+    layout, run = _forward_plan(
+        shape, x.stride(), x.dtype, None if mask is None else (mask.expand(shape).stride(), mask.dtype), dim, log,
+        queries, shift, scale, dtype, is_aligned(x), MEMORY.device(x), current_mode(),
     )  # fmt: skip
+    out = new_tensor(x, layout)
     run(x, mask, out)
     return out
 
 
 def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, scale: float, dtype: str) -> Any:
-    return x.new_empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=getattr(torch, dtype))
+    return new_tensor(x, _layout(x.shape, x.stride(), dtype))
 
 
 def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
-    dx = _gradient_shape(out, d_out, dim, log, masked, scale, dtype)
-    run = _gradient_plan(
-        tuple(out.shape), (out.stride(), d_out.stride(), dx.stride()), dim, masked, log, scale, out.dtype, dtype,
-        aligned_items(out, d_out, dx), MEMORY.device(out), current_mode(),
+    layout, run = _gradient_plan(
+        out.shape, out.stride(), out.dtype, d_out.stride(), dim, log, masked, scale, dtype, is_aligned(out, d_out),
+        MEMORY.device(out), current_mode(),
     )  # fmt: skip
+    dx = new_tensor(out, layout)
     run(out, d_out, dx)
     return dx
 
 
 def _gradient_shape(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
-    return out.new_empty_strided(out.shape, dense_strides(out.shape, out.stride()), dtype=getattr(torch, dtype))
+    return new_tensor(out, _layout(out.shape, out.stride(), dtype))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -143,7 +159,7 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
         shape, dtype = ctx.mask
         kind = "float64" if out.dtype == torch.float64 else "float32"
         d_mask = gradient(out, d_out, ctx.dim, ctx.log, ctx.masked, 1.0, kind).sum_to_size(shape).to(dtype)
-    return (dx, d_mask, *(None,) * 6)
+    return dx, d_mask
 
 
 def _gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:

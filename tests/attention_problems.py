@@ -35,8 +35,8 @@ DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 class Poisoned(TorchMemory):
     """Memory that is full of NaN when it is handed out."""
 
-    def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
-        return like.new_empty_strided(shape, strides).fill_(float("nan"))
+    def empty(self, like: Any, shape: Any, strides: Any, **options: Any) -> Any:  # type: ignore[override]
+        return like.new_empty_strided(shape, strides, **options).fill_(float("nan"))
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         return super().workspace(like, elements, dtype).fill_(float("nan"))

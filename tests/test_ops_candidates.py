@@ -27,7 +27,8 @@ PLANS = (
     torch_softmax._gradient_plan,
     torch_norm._forward_plan,
     torch_norm._gradient_plan,
-    torch_activation._plan,
+    torch_activation._forward_plan,
+    torch_activation._gradient_plan,
     torch_cross_entropy._plan,
 )
 

@@ -106,7 +106,7 @@ def activation_contest(
         # Random words need registers: then half of a tile is as much.
         tilings = element_tilings(alike, 4 if drop else size)
         ways = [_Elements(features, rows, tiling, places, dropped) for tiling in tilings]
-    name = "bias and activation" if along is not None else "activation"
+    name = "bias and activation" if along is not None or of_bias else "activation"
     if gradient:
         name = f"gradients of {name}" if of_bias or along is None else f"gradient of {name} without the bias"
     return Contest(memory, device, row_call(name, alike, features, mode), ways)

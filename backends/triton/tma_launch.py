@@ -29,16 +29,6 @@ def copies_boxes() -> bool:
     return target.backend == "cuda" and int(target.arch) // 10 == 9
 
 
-class _Address:
-    """What Triton asks the address of an array of."""
-
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def data_ptr(self) -> int:
-        return self._pointer
-
-
 class Descriptor:
     """An array as Triton's launcher describes it to the hardware.
 
@@ -51,7 +41,16 @@ class Descriptor:
     round_f32_to_tf32 = False
 
     def __init__(self, shape: list[int], strides: list[int], pointer: int = 0) -> None:
-        self.shape, self.strides, self.base = shape, strides, _Address(pointer)
+        self.shape, self.strides, self._pointer = shape, strides, pointer
+
+    @property
+    def base(self) -> Descriptor:
+        """What Triton asks the address of."""
+        return self
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self._pointer
 
     def at(self, pointer: int) -> Descriptor:
         """The same of an array at another address."""

@@ -6,7 +6,8 @@ lacks a batch axis has size 1 there. Batch axes over which ``k`` and ``v`` are b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -86,6 +87,14 @@ class AttentionSpec:
     strides: tuple[tuple[int, ...], ...] = ()
     framework: str = "torch"
     transforms: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Plans are looked up by it in each call, and there are many fields.
+        return hash(tuple([getattr(self, each.name) for each in fields(self)]))
 
     @property
     def flops(self) -> int:

@@ -94,5 +94,5 @@ def _check(activation: str, bias: Any, size: int | None) -> None:
         raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
     if size is None:
         raise ShapeError("input has no axis")
-    if bias is not None and tuple(bias.shape) != (size,):
+    if bias is not None and bias.shape != (size,):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, but the last axis has size {size}")

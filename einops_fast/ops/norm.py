@@ -149,7 +149,7 @@ def _norm(
     pattern: str | None,
 ) -> Any:  # fmt: skip
     function, array = function_for("norm", array)
-    shape = tuple(array.shape)
+    shape = array.shape
     if normalized_shape is None:
         axis, count = axis_of(dim, pattern, len(shape)), 1
         sizes: tuple[int, ...] = (shape[axis],)
@@ -160,12 +160,12 @@ def _norm(
         count = len(sizes)
         axis = len(shape) - count
         if not count or shape[max(axis, 0) :] != sizes:
-            raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {shape}")
+            raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {tuple(shape)}")
     _check_parameters(weight, bias, sizes)
     return function(array, axis, count, weight, bias, eps, centred)
 
 
 def _check_parameters(weight: Any, bias: Any, sizes: tuple[int, ...]) -> None:
     for name, each in (("weight", weight), ("bias", bias)):
-        if each is not None and tuple(each.shape) != sizes:
+        if each is not None and each.shape != sizes:
             raise ShapeError(f"{name} has shape {tuple(each.shape)}, but what is normalised has {sizes}")
