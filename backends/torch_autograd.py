@@ -67,8 +67,9 @@ class FastEinsum(torch.autograd.Function):
         _, of_left, of_right = ctx.needs_input_grad
         ctx.pair = pair
         ctx.save_for_backward(left if of_right else None, right if of_left else None)
-        # The result may be a view of what was computed; autograd lets no such view be written to later.
-        return pair.run(left, right).data
+        result = pair.run(left, right)
+        # Autograd lets no view that comes from here be written to later.
+        return result.data if result._is_view() else result
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -84,8 +85,7 @@ class FastEinsum(torch.autograd.Function):
 
 def _recorded(plan: Plan, run: Run) -> Run:
     pair = _Pair.of(plan, run)
-    apply: Run = FastEinsum.apply
-    return lambda left, right: apply(pair, left, right)
+    return partial(FastEinsum.apply, pair)
 
 
 def _gathered(plan: Plan) -> str:
