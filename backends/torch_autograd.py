@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.torch_function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
 from einops_fast.observers import observed
@@ -83,9 +84,12 @@ class FastEinsum(torch.autograd.Function):
         return None, pair.to_left(grad, right) if of_left else None, pair.to_right(grad, left) if of_right else None
 
 
+_apply = recorded(FastEinsum)
+
+
 def _recorded(plan: Plan, run: Run) -> Run:
     pair = _Pair.of(plan, run)
-    return partial(FastEinsum.apply, pair)
+    return partial(_apply, pair)
 
 
 def _gathered(plan: Plan) -> str:

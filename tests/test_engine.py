@@ -196,6 +196,20 @@ def test_gradients_are_tuned_as_the_forward_call_was(monkeypatch: pytest.MonkeyP
     assert len(modes) >= 3  # the product, and a gradient for each operand
 
 
+def test_a_tensor_outlives_the_transform_that_made_it(kernels: list[str]) -> None:
+    left_behind = []
+
+    def square(tensor: Any) -> Any:
+        left_behind.append(tensor)
+        return tensor.square().sum()
+
+    a, b = randn(2, 3), randn(3, 4).requires_grad_()
+    torch.func.grad(square)(a)
+    (gradient,) = torch.autograd.grad(fast_einsum("ij,jk->ik", left_behind[0], b).sum(), b)
+    torch.testing.assert_close(gradient, a.sum(0)[:, None].expand(3, 4))
+    assert kernels
+
+
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [
