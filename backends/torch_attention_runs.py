@@ -60,7 +60,8 @@ class _Forward:
         rows = q.shape[-2]
         self.shape, self.strides = result_layout(spec, rows)
         self.rows = self.shape[:-1]
-        self.sums = accumulator(spec.dtype)
+        self.row_strides = contiguous_in_order(self.rows, range(len(self.rows)))
+        self.sums = getattr(torch, accumulator(spec.dtype))
         found = problem(spec, _layouts(spec, arrays), _precision(spec), _upcast(spec))
         plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
         capability, units = _device(q.device)
@@ -140,7 +141,7 @@ def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
         prepared = _forward_plans[key] = _Forward(spec, arrays)
     shape = prepared.shape
     out = MEMORY.empty(q, shape, prepared.strides)
-    lse = MEMORY.workspace(q, prod(prepared.rows), prepared.sums).view(prepared.rows)
+    lse = q.new_empty_strided(prepared.rows, prepared.row_strides, dtype=prepared.sums)
     if spec.varlen:
         # Tokens of no sequence.
         out.zero_()
