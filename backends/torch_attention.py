@@ -9,6 +9,7 @@ import torch
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_attention_runs import Arrays, backward, forward
+from einops_fast.backends.torch_function import recorded
 
 __all__ = ["differentiated_twice", "second_order", "triton_attention", "unsupported"]
 
@@ -146,5 +147,5 @@ def differentiated_twice(
     return tuple(next(found) if each is not None and each.requires_grad else None for each in (*seeds, *leaves))
 
 
-_recorded: Callable[..., Any] = _Attention.apply
+_recorded = recorded(_Attention)
 _recorded_gradients: Callable[..., Any] = _Gradients.apply
