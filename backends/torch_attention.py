@@ -48,8 +48,8 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         inputs: the tensors.
 
     Returns:
-        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and the logarithms of the
-        rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
+        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and where ``spec.lse`` the
+        logarithms of the rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
 
     Raises:
         NotImplementedError: from backward, where gradients are differentiated again.
@@ -60,12 +60,13 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         from einops_fast.backends.torch_attention_ops import attention_forward, constants
 
         out, lse = attention_forward(*arrays, *constants(spec))
-        return out, lse
+        return out, lse if spec.lse else None
     differentiable = (*arrays[:4], inputs.sinks)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
         out, lse = _recorded(spec, *arrays)
-        return out, lse
-    return forward(spec, arrays)
+    else:
+        out, lse = forward(spec, arrays)
+    return out, lse if spec.lse else None
 
 
 def _arrays(inputs: AttentionInputs) -> Arrays:
@@ -85,7 +86,8 @@ class _Attention(torch.autograd.Function):
         ctx.spec = spec
         ctx.save_for_backward(*arrays, out, lse)
         ctx.set_materialize_grads(False)
-        return out, lse
+        # A result takes autograd time even if nobody gets it.
+        return out, lse if spec.lse else None
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
