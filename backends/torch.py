@@ -199,14 +199,13 @@ class TorchBackend(Backend):
         return array.contiguous()
 
     def arrange(self, how: Arrange) -> Run:
-        perm, shape, contiguous = how.perm, how.shape, self.contiguous
+        permuted, contiguous = _permuting(how.perm), self.contiguous
+        if how.shape is None:
+            return (lambda a: contiguous(permuted(a))) if how.moves else permuted
+        shape = _one_by_one(how.shape)
         if how.moves:
-            if shape is None:
-                return lambda a: contiguous(a if perm is None else a.permute(perm))
-            return lambda a: contiguous(a if perm is None else a.permute(perm)).view(shape)
-        if perm is None:
-            return _same if shape is None else lambda a: a.reshape(shape)
-        return (lambda a: a.permute(perm)) if shape is None else lambda a: a.permute(perm).reshape(shape)
+            return lambda a: contiguous(permuted(a)).view(*shape)
+        return (lambda a: a.reshape(*shape)) if permuted is _same else lambda a: permuted(a).reshape(*shape)
 
     def cast(self, step: Cast) -> Run:
         dtype = getattr(torch, step.dtype)
@@ -246,8 +245,8 @@ class TorchBackend(Backend):
         return lambda a: a.sum(axes, dtype=a.dtype)
 
     def view(self, step: View) -> Run:
-        perm = tuple(range(len(step.shape))) if step.how.perm is None else step.how.perm
-        return (lambda a: a.permute(perm).contiguous()) if step.how.moves else (lambda a: a.permute(perm))
+        perm = _one_by_one(tuple(range(len(step.shape))) if step.how.perm is None else step.how.perm)
+        return (lambda a: a.permute(*perm).contiguous()) if step.how.moves else (lambda a: a.permute(*perm))
 
     def fused(self, step: Fused) -> Run:
         from einops_fast.backends.torch_memory import TorchMemory
@@ -291,7 +290,8 @@ class TorchBackend(Backend):
         if step.buffer is None:
             if shape == (*step.batch, step.m, step.n):
                 return lambda a, b: product(left(a), right(b))
-            return lambda a, b: product(left(a), right(b)).view(shape)
+            sizes = _one_by_one(shape)
+            return lambda a, b: product(left(a), right(b)).view(*sizes)
         view = self.arrange(step.buffer)
         loops = len(step.batch) - 1
 
@@ -313,7 +313,7 @@ class TorchBackend(Backend):
 
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         arranged = self.arrange(how)
-        return (lambda a: arranged(a).transpose(-1, -2)) if transpose else arranged
+        return (lambda a: arranged(a).mT) if transpose else arranged
 
 
 def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:
@@ -333,6 +333,22 @@ def _with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
     if how.shape is not None and len(how.shape) >= 3 and how.shape[-3] == 1 != batch:
         return lambda a: arranged(a).expand(*[-1] * (len(how.shape or ()) - 3), batch, -1, -1)
     return arranged
+
+
+def _permuting(perm: tuple[int, ...] | None) -> Run:
+    """Brings the axes into another order."""
+    if perm is None:
+        return _same
+    *others, rows, columns = range(max(len(perm), 2))
+    if perm == (*others, columns, rows):
+        return lambda a: a.mT  # the same in less time
+    axes = _one_by_one(perm)
+    return lambda a: a.permute(*axes)
+
+
+def _one_by_one(numbers: tuple[int, ...]) -> tuple[Any, ...]:
+    """What to give to a tensor's ``permute``, ``view`` or ``reshape``: torch takes less time to read no tuple."""
+    return numbers or ((),)
 
 
 def _same(a: Any) -> Any:

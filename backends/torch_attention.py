@@ -9,6 +9,7 @@ import torch
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_attention_runs import Arrays, backward, forward
+from einops_fast.backends.torch_function import recorded
 
 __all__ = ["differentiated_twice", "second_order", "triton_attention", "unsupported"]
 
@@ -47,8 +48,8 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         inputs: the tensors.
 
     Returns:
-        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and the logarithms of the
-        rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
+        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and where ``spec.lse`` the
+        logarithms of the rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
 
     Raises:
         NotImplementedError: from backward, where gradients are differentiated again.
@@ -59,12 +60,13 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         from einops_fast.backends.torch_attention_ops import attention_forward, constants
 
         out, lse = attention_forward(*arrays, *constants(spec))
-        return out, lse
+        return out, lse if spec.lse else None
     differentiable = (*arrays[:4], inputs.sinks)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        out, lse = _recorded(spec, (*arrays[4:6], *arrays[7:]), *differentiable)
-        return out, lse
-    return forward(spec, arrays)
+        out, lse = _recorded((spec, *arrays[4:6], *arrays[7:]), *differentiable)
+    else:
+        out, lse = forward(spec, arrays)
+    return out, lse if spec.lse else None
 
 
 def _in_memory(arrays: Arrays) -> bool:
@@ -88,32 +90,31 @@ def _arrays(inputs: AttentionInputs) -> Arrays:
 class _Attention(torch.autograd.Function):
     """What autograd sees, without ``setup_context``, which takes longer.
 
-    What has no gradients is one argument for it, as each takes time.
+    The spec and what has no gradients are one argument for it, as each takes time.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, spec: AttentionSpec, others: Arrays, q: Any, k: Any, v: Any, bias: Any, sinks: Any
-    ) -> tuple[Any, Any]:
-        mask, slopes, *rest = others
+    def forward(ctx: Any, fixed: tuple[Any, ...], q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> tuple[Any, Any]:
+        spec, mask, slopes, *rest = fixed
         arrays = (q, k, v, bias, mask, slopes, sinks, *rest)
         out, lse = forward(spec, arrays)
         ctx.spec = spec
         ctx.save_for_backward(*arrays, out, lse)
         ctx.set_materialize_grads(False)
-        return out, lse
+        # A result takes autograd time even if nobody gets it.
+        return out, lse if spec.lse else None
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
         *arrays, out, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[1:]
         if d_out is None and d_lse is None:
-            return (None,) * (2 + len(wanted))
+            return (None,) * (1 + len(wanted))
         if torch.is_grad_enabled():
             found = _recorded_gradients(ctx.spec, wanted, d_out, d_lse, out, lse, *arrays)
         else:
             found = backward(ctx.spec, tuple(arrays), out, lse, d_out, d_lse, wanted)
-        return None, None, *found
+        return None, *found
 
 
 class _Gradients(torch.autograd.Function):
@@ -160,5 +161,5 @@ def differentiated_twice(
     return tuple(next(found) if each is not None and each.requires_grad else None for each in (*seeds, *leaves))
 
 
-_recorded: Callable[..., Any] = _Attention.apply
+_recorded = recorded(_Attention)
 _recorded_gradients: Callable[..., Any] = _Gradients.apply

@@ -3,7 +3,8 @@
 Where a gradient is wanted, the plan is the one of a call without gradients, with everything that torch could not
 differentiate: writing in place, leaving out axes, kernels of our own. What autograd records is one node per pair
 of operands, which keeps those operands and nothing else. A gradient goes through :func:`einops_fast.fast_einsum`
-again, so it's planned like any other call, and it is itself differentiable.
+again, so it's planned like any other call, and it is itself differentiable. Only where that could gain nothing does
+torch record its own calls.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.torch_function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
+from einops_fast.observers import observed
 from einops_fast.plan import Plan, in_turn
-from einops_fast.steps import AS_IS, Cast, Diagonal, Gemm, Multiply, View
+from einops_fast.steps import AS_IS, Cast, Diagonal, Fused, Gemm, Multiply, View
 from einops_fast.tuning import current_mode
 
 __all__ = ["differentiable", "gradient_equation", "product_order", "spread"]
@@ -65,8 +68,9 @@ class FastEinsum(torch.autograd.Function):
         _, of_left, of_right = ctx.needs_input_grad
         ctx.pair = pair
         ctx.save_for_backward(left if of_right else None, right if of_left else None)
-        # The result may be a view of what was computed; autograd lets no such view be written to later.
-        return pair.run(left, right).data
+        result = pair.run(left, right)
+        # Autograd lets no view that comes from here be written to later.
+        return result.data if result._is_view() else result
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -80,10 +84,12 @@ class FastEinsum(torch.autograd.Function):
         return None, pair.to_left(grad, right) if of_left else None, pair.to_right(grad, left) if of_right else None
 
 
+_apply = recorded(FastEinsum)
+
+
 def _recorded(plan: Plan, run: Run) -> Run:
     pair = _Pair.of(plan, run)
-    apply: Run = FastEinsum.apply
-    return lambda left, right: apply(pair, left, right)
+    return partial(_apply, pair)
 
 
 def _gathered(plan: Plan) -> str:
@@ -158,10 +164,12 @@ def spread(gradient: Any, labels: str, kept: str, shape: Sequence[int]) -> Any:
 
 
 def _records_itself(plan: Plan) -> bool:
-    """Whether the plan is one call of BLAS through torch, whose own gradients are single calls of BLAS as well.
+    """Whether torch records the plan's calls: those of one product, whose own gradients are single calls as well.
 
-    On a GPU the gradients may be faster as kernels of ours.
+    On a GPU the gradients may be faster as kernels of ours, unless the host is what takes the time.
     """
+    if plan.target.kernels:
+        return _is_up_to_the_host(plan)
     if len(plan.steps) != 1 or plan.target.device != "cpu":
         return False
     step = plan.steps[0]
@@ -174,6 +182,26 @@ def _records_itself(plan: Plan) -> bool:
         and step.shape == (*step.batch, step.m, step.n)
         and not any(how.moves or how.shape for how in (step.left, step.right))
     )
+
+
+def _is_up_to_the_host(plan: Plan) -> bool:
+    """Whether the plan is one small product by the library: what torch records of it takes the host half as long.
+
+    Whoever looks on while plans run gets to see the gradients, which torch would compute by itself.
+    """
+    step = plan.steps[0]
+    if len(plan.steps) != 1 or not isinstance(step, Fused) or observed():
+        return False
+    # Imported here because there are such steps only where there is Triton.
+    from einops_fast.backends.triton.choice import left_to_library
+
+    if not left_to_library(step, current_mode()):
+        return False
+    product = step.library[0]
+    if isinstance(product, Gemm):
+        return product.buffer is None
+    # Where an operand is broadcast, torch would round the terms of its gradient before it sums them.
+    return isinstance(product, Multiply) and (product.summed > 0 or plan.operands[0].shape == plan.operands[1].shape)
 
 
 def _pair_by_pair(plan: Plan, backend: Backend) -> Run:

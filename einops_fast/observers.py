@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
     from einops_fast.plan import Plan
 
-__all__ = ["Observer", "Program", "Watch", "left_to_native", "start", "stop", "watch_plan"]
+__all__ = ["Observer", "Program", "Watch", "left_to_native", "observed", "start", "stop", "watch_plan"]
 
 Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
 """The calls of a plan, each with the slots that it reads."""
@@ -60,6 +60,11 @@ def stop(observer: Observer) -> None:
     with _lock:
         _active = tuple(each for each in _active if each is not observer)
     clear_plans()
+
+
+def observed() -> bool:
+    """Whether anybody looks on."""
+    return bool(_active)
 
 
 def watch_plan(plan: Plan, backend: Backend) -> Sequence[Watch]:

@@ -92,6 +92,7 @@ def attention(
         alibi=alibi is not None,
         sinks=sinks is not None,
         segments=segments is not None,
+        lse=options.pop("lse", True),
         **options,
     )  # fmt: skip
     inputs = AttentionInputs(

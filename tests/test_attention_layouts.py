@@ -109,6 +109,20 @@ def test_gradients_of_any_layout_come_in() -> None:
             assert all(map(torch.equal, found, expected))
 
 
+def test_logarithms_that_nobody_asked_for() -> None:
+    spec, inputs = attention((1, 2), 17, 18)
+    with tiles():
+        given = []
+        for own in (spec, replace(spec, lse=False)):
+            leaf = leaves(inputs)
+            out, lse = torch_attention.triton_attention(own, leaf)
+            assert (lse is None) == (not own.lse)
+            given.append([out, *torch.autograd.grad(out.sum(), [leaf.q, leaf.k, leaf.v])])
+        with torch.no_grad():
+            assert torch_attention.triton_attention(replace(spec, lse=False), inputs)[1] is None
+    assert all(map(torch.equal, *given))
+
+
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "sinks"])
 def test_one_gradient_alone(wanted: str) -> None:
     spec, inputs = attention((1, 2), 17, 18, bias=(1, 2, 17, 18), sinks=(1, 2))

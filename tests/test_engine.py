@@ -6,15 +6,16 @@ import random
 import threading
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from equations import Case, cases, contractions, expected, operands
+from equations import Case, cases, contractions, expected, operands, preferring
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einops_fast import ShapeError, autotune, contract_expression, explain, fast_einsum
+from einops_fast import ShapeError, autotune, contract_expression, explain, fast_einsum, metrics
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_call
 from einops_fast.notation import parse
@@ -22,6 +23,7 @@ from einops_fast.plan_cache import clear_plans
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
@@ -192,6 +194,61 @@ def test_gradients_are_tuned_as_the_forward_call_was(monkeypatch: pytest.MonkeyP
     worker.join()
     assert set(modes) == {"never"}
     assert len(modes) >= 3  # the product, and a gradient for each operand
+
+
+def test_a_tensor_outlives_the_transform_that_made_it(kernels: list[str]) -> None:
+    left_behind = []
+
+    def square(tensor: Any) -> Any:
+        left_behind.append(tensor)
+        return tensor.square().sum()
+
+    a, b = randn(2, 3), randn(3, 4).requires_grad_()
+    torch.func.grad(square)(a)
+    (gradient,) = torch.autograd.grad(fast_einsum("ij,jk->ik", left_behind[0], b).sum(), b)
+    torch.testing.assert_close(gradient, a.sum(0)[:, None].expand(3, 4))
+    assert kernels
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,kj->ik", ((4, 5), (6, 5))),
+        ("bsd,df->fbs", ((2, 3, 4), (4, 5))),
+        ("bihd,bjhd->bhij", ((2, 3, 2, 4), (2, 5, 2, 4))),
+        ("ij,ij->ij", ((2, 3), (2, 3))),
+        ("ij,ij->i", ((2, 3), (1, 3))),
+    ],
+)
+@pytest.mark.parametrize("way", ["GEMMs", "products"])
+def test_torch_records_what_is_small(
+    way: str, equation: str, shapes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choice_module, "_small", lambda _: True)
+    operands = [randn(*shape).double().requires_grad_() for shape in shapes]
+
+    def call(*operands: Any) -> Any:
+        with preferring(way):
+            return fast_einsum(equation, *operands)
+
+    assert gradcheck(call, operands, check_batched_grad=True, fast_mode=True)
+    assert gradgradcheck(call, operands, fast_mode=True)
+    assert "FastEinsum" not in call(*operands).grad_fn.name()
+    with autotune("always"):
+        clear_plans()
+        assert "FastEinsum" in call(*operands).grad_fn.name()
+    clear_plans()
+    with metrics.record(tmp_path, ["plans"]):
+        call(*operands).sum().backward()
+    calls = [int(row["calls"]) for row in metrics.read(tmp_path)["plans"]]
+    assert sum(calls) == 3  # the product, and a gradient for each operand
+
+
+def test_a_small_product_that_is_broadcast_keeps_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice_module, "_small", lambda _: True)
+    rows, row = randn(7, 9).requires_grad_(), randn(9).requires_grad_()
+    result = fast_einsum("ij,j->ij", rows, row)
+    assert "FastEinsum" in result.grad_fn.name()
 
 
 def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,5 +44,4 @@ class Triton(Implementation):
         return None if device.startswith("cuda") else "its kernels run on NVIDIA GPUs only"
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        result, lse = triton_attention(spec, inputs)
-        return result, lse if spec.lse else None
+        return triton_attention(spec, inputs)

@@ -14,7 +14,7 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.chains import products
 from einops_fast.steps import Epilogue, Fused, Multiply
 
-__all__ = ["Choice", "chosen_run"]
+__all__ = ["Choice", "chosen_run", "left_to_library"]
 
 _MARGIN = {"auto": 1.4, "always": 4.0}
 """How many times the best kernel another one may be predicted to take and still be measured, by mode."""
@@ -149,4 +149,9 @@ def _text(epilogue: Epilogue) -> str:
 
 def chosen_run(choice: Choice) -> Callable[..., Any]:
     """What runs a step: the library's calls at once where it is small, else the choice."""
-    return choice.calls if choice.mode != "always" and _small(choice.step) else choice
+    return choice.calls if left_to_library(choice.step, choice.mode) else choice
+
+
+def left_to_library(step: Fused, mode: str) -> bool:
+    """Whether the library's calls are what runs a step in any case: there is nothing to choose for the small ones."""
+    return mode != "always" and _small(step)

@@ -90,6 +90,7 @@ class Kernel:
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}
+        self._interpreted = interpreted()
 
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one.
@@ -100,7 +101,7 @@ class Kernel:
             operands: what is read; a bias comes last.
             results: what is written: one array, and what an epilogue keeps.
         """
-        if interpreted():
+        if self._interpreted:
             self._function[self._grid](*self._arguments(tuple(operands), results), **self._constants)
             return
         pointers, addresses = tuple(map(memory.pointer, operands)), tuple(map(memory.pointer, results))
