@@ -66,7 +66,7 @@ def fast_einsum(
     """
     if is_tracing():
         return call_traced(operands, out, dtype, order, casting, optimize)
-    if autotune is not None and autotune != tuning.current_mode():
+    if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if type(operands[0] if operands else None) is str and out is None and dtype is None:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from einops_fast.errors import EinsumError
 
-__all__ = ["MODES", "autotune", "current_mode"]
+__all__ = ["MODES", "autotune", "current_mode", "holds"]
 
 MODES = ("auto", "never", "always")
 """What :func:`autotune` takes."""
@@ -67,6 +67,21 @@ def current_mode(override: str | None = None) -> str:
     """
     # What a block has set is known to be right.
     return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
+
+
+def holds(mode: str) -> bool:
+    """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block.
+
+    Args:
+        mode: what may be one. No other holds, even if the default is as wrong.
+
+    Example:
+        >>> from einops_fast.tuning import autotune, holds
+        >>> with autotune('never'):
+        ...     holds('never'), holds('auto')
+        (True, False)
+    """
+    return mode == _mode.get() and mode in MODES
 
 
 def _checked(mode: str, what: str) -> str:

@@ -56,6 +56,19 @@ def test_an_argument_and_a_block_overrule_the_environment():
     assert _default("never", "print(current_mode('auto'))") == "auto"
 
 
+def test_an_argument_of_a_call_overrules_a_wrong_environment():
+    script = """
+import numpy as np
+for mode in ('never', 'Never'):
+    try:
+        print(einops_fast.fast_einsum('i->', np.ones(3), autotune=mode))
+    except einops_fast.EinsumError as error:
+        print(error)
+"""
+    wrong = "the mode of autotune is one of 'auto', 'never' and 'always', not 'Never'"
+    assert _default("Never", script).splitlines() == ["3.0", wrong]
+
+
 def test_blocks_nest():
     before = current_mode()
     with autotune("never"):
