@@ -16,7 +16,7 @@ from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.choice import choose
 from einops_fast.attention.measured import forget_choices, problem_class
 from einops_fast.attention.memory import score_memory
-from einops_fast.attention.prediction import attention_bytes, attention_flops
+from einops_fast.attention.prediction import attention_bytes, attention_flops, fused_seconds, unfused_seconds
 from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
@@ -344,6 +344,22 @@ def test_flops_count_what_is_seen():
     assert attention_flops(decode) == pytest.approx(decode.flops, rel=0.01)
     assert attention_flops(replace(SPEC, kv_len=0)) == 0
     assert attention_bytes(SPEC) == 4 * 16 * 1000 * 64 * 2
+
+
+@pytest.mark.parametrize("cached", [1024, 65536])
+def test_one_query_takes_as_long_as_its_keys_are_read(cached):
+    """By fused kernels, whose tiles are full of the queries of heads that share keys; not where scores are written."""
+    on = gpu_ceilings("NVIDIA H200")
+    decode = replace(
+        SPEC, batch=(128, 4, 8), q_batch=(128, 4, 8), k_batch=(128, 4, 1), v_batch=(128, 4, 1), q_len=1, kv_len=cached,
+        head_dim=128, v_head_dim=128,
+    )  # fmt: skip
+    assert decode.group == 8
+    assert replace(decode, k_batch=(9999, 4, 1), page_size=16).group == 8
+    read = attention_bytes(decode) / on.bandwidth
+    for efficiency in (0.5, 0.8):
+        assert read <= fused_seconds(decode, on, efficiency) <= read + 2 * on.call
+    assert unfused_seconds(decode, on) > 4 * read
 
 
 def test_explanation_says_all_of_it():

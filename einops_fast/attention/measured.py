@@ -152,7 +152,7 @@ def problem_class(spec: AttentionSpec) -> dict[str, Any]:
 
     return {
         "heads": rounded(prod(spec.batch)),
-        "shared": prod(spec.q_batch) // max(1, prod(spec.k_batch)) if not spec.page_size else None,
+        "shared": spec.group,
         "q_len": rounded(spec.q_len),
         "kv_len": rounded(spec.kv_len),
         "head_dim": spec.head_dim,

@@ -13,7 +13,10 @@ _BACKWARD = 2.5
 """FLOPs of the backward over those of the forward: five products in place of two."""
 
 _TILE = 64
-"""Queries and keys that fused kernels take at a time: fewer cost as much."""
+"""Queries that fused kernels take at a time, those of all heads that share keys together: fewer cost as much."""
+
+_WIDENED = 5
+"""How many times the bytes of half precision are moved where they are read, written in float32, and read again."""
 
 
 def attention_flops(spec: AttentionSpec) -> int:
@@ -59,7 +62,8 @@ def attention_bytes(spec: AttentionSpec) -> int:
 def fused_seconds(spec: AttentionSpec, on: Ceilings, efficiency: float) -> float:
     """Predicted time of one kernel that reaches this share of the peak; of a few for the backward."""
     passes = 3 if spec.gradients else 1
-    padded = -(-max(spec.q_len, 1) // _TILE) * _TILE / max(spec.q_len, 1)
+    rows = max(spec.q_len, 1) * spec.group
+    padded = -(-rows // _TILE) * _TILE / rows
     arithmetic = attention_flops(spec) * padded / (on.gemm_rate(spec.dtype) * efficiency)
     return passes * on.call + max(arithmetic, attention_bytes(spec) / on.bandwidth)
 
@@ -71,4 +75,5 @@ def unfused_seconds(spec: AttentionSpec, on: Ceilings) -> float:
     scores = prod(spec.batch) * spec.q_len * spec.kv_len * item
     passes = 10 if spec.gradients else 6
     flops = spec.flops * (1 + _BACKWARD if spec.gradients else 1)
-    return 8 * on.call * (3 if spec.gradients else 1) + passes * 2 * scores / on.bandwidth + flops / on.gemm_rate(wide)
+    moved = passes * 2 * scores + attention_bytes(spec) * (_WIDENED if ITEM_SIZES.get(spec.dtype, 8) < 4 else 1)
+    return 8 * on.call * (3 if spec.gradients else 1) + moved / on.bandwidth + flops / on.gemm_rate(wide)

@@ -97,6 +97,12 @@ class AttentionSpec:
         return hash(tuple([getattr(self, each.name) for each in fields(self)]))
 
     @property
+    def group(self) -> int:
+        """How many heads of queries share one of keys."""
+        first = 1 if self.page_size else 0
+        return max(1, prod(self.q_batch[first:]) // max(1, prod(self.k_batch[first:])))
+
+    @property
     def flops(self) -> int:
         """Of the two products, as if every query saw every key."""
         return 2 * prod(self.batch) * self.q_len * self.kv_len * (self.head_dim + self.v_head_dim)
