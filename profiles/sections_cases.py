@@ -8,11 +8,12 @@ from pathlib import Path
 from einops_fast.profiles.attention_ways import OURS as ATTENTION
 from einops_fast.profiles.attention_ways import WAYS
 from einops_fast.profiles.case_tables import best_over_ours, by_case, gigabytes, megabytes, number, teraflops
+from einops_fast.profiles.ops_cases import FAMILIES
 from einops_fast.profiles.ops_tables import backward_alone, in_order, of_floor
 from einops_fast.profiles.ops_ways import OURS as OPERATOR
 from einops_fast.profiles.ops_ways import WAYS as OPERATORS
 from einops_fast.profiles.records import Row
-from einops_fast.profiles.report import markdown_table, ratio
+from einops_fast.profiles.report import geomean, markdown_table, milliseconds, ratio
 from einops_fast.profiles.results import RESULTS, read_result
 
 __all__ = ["CASES", "kept_files"]
@@ -108,6 +109,37 @@ def _ops_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
     return f"{device}, {dtype}, forward / forward and backward:\n\n{markdown_table(head, cells)}"
 
 
+def _ops_in_short() -> str:
+    """Per device and dtype how far ours is ahead of the best peer, and the losses and layers against torch's own."""
+    return _by_device_and_dtype("ops", _ops_in_short_of)
+
+
+def _ops_in_short_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
+    ours = [row for row in in_order(rows) if row.what == OPERATOR and row.seconds]
+    forward, both = ([row for row in ours if row.backward is backward] for backward in (False, True))
+    ahead = [geomean(1 / row.to_best for row in some if row.to_best) for some in (forward, both)]
+    text = (
+        f"{device}, {dtype}: {ahead[0]:.2f} times as fast as the best of the others forward, and {ahead[1]:.2f} times "
+        f"forward and backward, in the geometric mean of {len(forward)} and {len(both)} cases. Forward and backward:"
+    )
+    shown = [case.name for family in ("losses", "layers") for case in FAMILIES[family]]
+    native = {row.case: row for row in rows if row.what == "native" and row.backward and row.seconds}
+    cells = [
+        (
+            f"`{row.case}`",
+            milliseconds(native[row.case].seconds),
+            milliseconds(row.seconds),
+            ratio(row.speedup),
+            megabytes(native[row.case]),
+            megabytes(row),
+        )
+        for row in both
+        if row.case in shown and row.case in native
+    ]
+    head = ("case", "torch ms", "ours ms", "torch / ours", "torch peak MB", "ours peak MB")
+    return f"{text}\n\n{markdown_table(head, cells)}" if cells else text
+
+
 def _ops_plots() -> str:
     """The plots that lie beside the kept results."""
     names = [path.name for file in kept_files("ops") for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
@@ -115,5 +147,10 @@ def _ops_plots() -> str:
     return "\n\n".join(images) or "No result is kept yet."
 
 
-CASES: dict[str, Callable[[], str]] = {"attention": _attention, "ops": _ops, "ops-plots": _ops_plots}
+CASES: dict[str, Callable[[], str]] = {
+    "attention": _attention,
+    "ops": _ops,
+    "ops-in-short": _ops_in_short,
+    "ops-plots": _ops_plots,
+}
 """What makes each section, by name."""
