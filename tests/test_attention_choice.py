@@ -212,6 +212,16 @@ def test_modes(clock, offer):
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["far"]
 
 
+def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
+    class Unfused(Fake):
+        efficiency = 0.0
+
+    fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
+    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert found.implementation is fakes["one"]
+    assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
+
+
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False

@@ -103,7 +103,7 @@ def choose_by_time(
             return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
     if mode == "never" or inputs is None or not clock.may_measure():
         return Decision(able[0], best.why, answers, predicted, final=mode == "never")
-    near = [way for way in able if predicted[way.name] <= _MARGIN[mode] * predicted[able[0].name]]
+    near = _near(able, predicted, _MARGIN[mode])
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
     times = _measure(near, spec, inputs, device, clock)
@@ -116,6 +116,19 @@ def choose_by_time(
     disk_cache.write(key, record)
     chosen = next(way for way in near if way.name == name)
     return Decision(chosen, "measured to be the fastest", answers, predicted, times)
+
+
+def _near(able: Sequence[Implementation], predicted: Mapping[str, float], margin: float) -> Sequence[Implementation]:
+    """Those predicted to take at most ``margin`` times the best.
+
+    Kernels that hold no scores are compared with each other only: what many small kernels take is predicted badly, and
+    must keep none of those from being measured.
+    """
+    fused = [way for way in able if way.efficiency]
+    near = {
+        way.name for ways in (able, fused) for way in ways if predicted[way.name] <= margin * predicted[ways[0].name]
+    }
+    return [way for way in able if way.name in near]
 
 
 def _measure(

@@ -34,7 +34,7 @@ class Implementation(ABC):
     #: Name, as in :func:`attention_backend`.
     name: ClassVar[str]
     #: Share of a GPU's peak that it reaches where nothing is in its way; times are predicted from it. While
-    #: torch.compile traces, the implementation with the largest one is used.
+    #: torch.compile traces, the implementation with the largest one is used. 0 if it holds scores in memory.
     efficiency: ClassVar[float] = 0.5
     #: The same by dtype, where it differs.
     efficiencies: ClassVar[Mapping[str, float]] = {}
