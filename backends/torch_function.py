@@ -23,7 +23,7 @@ def recorded(function: type[torch.autograd.Function]) -> Callable[..., Any]:
         function: without ``setup_context``.
 
     Returns:
-        What takes one argument of any kind, then tensors, any of which may be ``None``.
+        What takes the arguments of its ``forward``.
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ def recorded(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     base: Any = super(torch.autograd.Function, function)
     apply = base.apply
 
-    def call(first: Any, *tensors: Any) -> Any:
-        return apply(first, *[None if each is None else _unwrapped(each) for each in tensors])
+    def call(*arguments: Any) -> Any:
+        return apply(*[_unwrapped(each) if isinstance(each, torch.Tensor) else each for each in arguments])
 
     return call

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.torch_state import autocasts
+from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable
 from einops_fast.tuning import autotune, current_mode
@@ -160,9 +161,7 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | No
         return found if seen is None else found[:seen]
 
     functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward, 1))}
-    made: Any = type(name, (torch.autograd.Function,), functions)
-    apply: Callable[..., Any] = made.apply
-    return apply
+    return recorded(type(name, (torch.autograd.Function,), functions))
 
 
 def on_gpu(tensor: Any) -> bool:
