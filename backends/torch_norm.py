@@ -152,8 +152,8 @@ def _gradient_layouts(
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: Strides, strides: Strides, kind: torch.dtype, d_out: tuple[Strides, torch.dtype], d_summed: Strides | None,
-    along: int | None, dim: int, centred: bool, eps: float, drop: float, dtypes: tuple[str, ...], device: int,
-    mode: str,
+    along: int | None, dim: int, centred: bool, eps: float, drop: float, dtypes: tuple[str, ...], aligned: bool,
+    device: int, mode: str,
 ) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
     """The same of the gradients."""
     of_x, of_residual, of_weight, of_bias = map(bool, dtypes)
@@ -161,9 +161,11 @@ def _gradient_plan(
     problem = NormProblem(tuple(shape), dim, centred, eps, drop, dtype_name(kind), given)
     dense = dense_strides(shape, strides)
     of_arrays = strides, d_out[0], _row_strides(shape, dim), d_summed, dense, dense
+    items = (kind.itemsize, d_out[1].itemsize) if aligned else ()
     return _gradient_layouts(shape, strides, dim, dtypes), norm_gradient_contest(
-        MEMORY, device, MEMORY.shared(device), mode, problem, of_arrays, along, of_x or of_residual, of_weight + of_bias
-    )
+        MEMORY, device, MEMORY.limits(device), items, mode, problem, of_arrays, along, of_x or of_residual,
+        of_weight + of_bias,
+    )  # fmt: skip
 
 
 def _row_strides(shape: Strides, dim: int) -> Strides:
@@ -206,8 +208,8 @@ def _compute_gradients(
 ) -> tuple[Any, ...]:  # fmt: skip
     layouts, run = _gradient_plan(
         h.shape, h.stride(), h.dtype, (d_out.stride(), d_out.dtype), None if d_summed is None else d_summed.stride(),
-        None if weight is None else weight.stride(0), dim, centred, eps, drop, tuple(dtypes), MEMORY.device(h),
-        current_mode(),
+        None if weight is None else weight.stride(0), dim, centred, eps, drop, tuple(dtypes), is_aligned(h, d_out),
+        MEMORY.device(h), current_mode(),
     )  # fmt: skip
     found = new_tensors(h, layouts)
     run(h, means if centred else None, rstds, weight, seed, d_out, d_summed, *found)

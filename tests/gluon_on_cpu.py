@@ -3,7 +3,8 @@
 The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
 kernels, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
 hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
-the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
+the copy is waited for. Of those for clusters, a program is a whole cluster. What is not here: layouts, registers,
+alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import ring_tilings
+from einops_fast.backends.triton import cluster_tilings, ring_tilings
 from einops_fast.backends.triton.attention import hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["hopper_on_cpu", "rings_on_cpu"]
+__all__ = ["hopper_on_cpu", "rows_on_cpu"]
+
+_DEVICE_CODE = (
+    ".attention.hopper",
+    ".attention.loading",
+    ".triton.cluster_",
+    ".triton.norm",
+    ".triton.ring_",
+    ".triton.row_",
+    ".triton.softmax",
+)
+"""Modules whose functions are executed: others are replaced by stand-ins."""
 
 _SECONDS = 60
 """After which waiting is a deadlock."""
@@ -36,8 +48,8 @@ _SECONDS = 60
 class _Tensor(np.ndarray):
     """An array as kernels see it, numbers included."""
 
-    def to(self, dtype: Any) -> _Tensor:
-        return _tensor(np.asarray(self).astype(dtype))
+    def to(self, dtype: Any, bitcast: bool = False) -> _Tensor:
+        return _tensor(np.asarray(self).view(dtype) if bitcast else np.asarray(self).astype(dtype))
 
     @property
     def type(self) -> Any:
@@ -164,7 +176,7 @@ def _copy_out(array: _Descriptor, place: Sequence[Any], of: _Shared) -> None:
     array.array[there] = of.array[here]
 
 
-def _load(pointer: _Pointer, mask: Any = True, other: Any = 0) -> _Tensor:
+def _load(pointer: _Pointer, mask: Any = True, other: Any = 0, volatile: bool = False) -> _Tensor:
     offsets = np.asarray(pointer.offsets)
     mask = np.broadcast_to(np.asarray(mask), offsets.shape)
     found = pointer.memory[np.where(mask, offsets, 0)]
@@ -175,6 +187,34 @@ def _store(pointer: _Pointer, value: Any, mask: Any = True) -> None:
     offsets = np.asarray(pointer.offsets)
     mask = np.broadcast_to(np.asarray(mask), offsets.shape)
     pointer.memory[offsets[mask]] = np.asarray(value)[mask]
+
+
+def _exchange(pointer: _Pointer, value: Any, sem: str, scope: str) -> None:
+    _store(pointer, value)
+
+
+def _reduce(values: tuple[Any, ...], axis: int, function: Any) -> tuple[Any, ...]:
+    columns = np.asarray(values[0]).shape[axis]
+    found = tuple(np.take(np.asarray(each), 0, axis) for each in values)
+    for at in range(1, columns):
+        found = function(*found, *(np.take(np.asarray(each), at, axis) for each in values))
+    return tuple(map(_tensor, found))
+
+
+def _words(value: Any) -> Any:
+    return np.asarray(value).astype(np.uint64)
+
+
+def _high_product(left: Any, right: int) -> _Tensor:
+    return _tensor((_words(left) * np.uint64(right) >> np.uint64(32)).astype(np.uint32))
+
+
+def _low_product(left: Any, right: int, sanitize_overflow: bool) -> _Tensor:
+    return _tensor((_words(left) * np.uint64(right)).astype(np.uint32))
+
+
+def _low_sum(left: Any, right: int, sanitize_overflow: bool) -> _Tensor:
+    return _tensor((_words(left) + np.uint64(right)).astype(np.uint32))
 
 
 class _Copies:
@@ -226,7 +266,7 @@ def _side_by_side(parts: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None
         raise errors[0]
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -242,7 +282,8 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         return lambda *arguments: _tensor(function(*map(np.asarray, arguments)))
 
     gl = SimpleNamespace(
-        constexpr=lambda value: value, float32=np.float32, int32=np.int32, int64=np.int64, static_range=range,
+        constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
+        uint32=np.uint32, static_range=range,
         warp_specialize=_side_by_side,
         program_id=lambda axis: _tensor(program), num_programs=lambda axis: programs, allocate_shared_memory=_memory,
         load=_load, store=_store, convert_layout=lambda value, layout: value,
@@ -251,19 +292,26 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         full=lambda shape, value, dtype, layout: _tensor(np.full(shape, value, dtype)),
         max=lambda value, axis: _tensor(np.asarray(value).max(axis)),
         sum=lambda value, axis: _tensor(np.asarray(value).sum(axis)),
+        min=lambda value, axis: _tensor(np.asarray(value).min(axis)),
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
-        sqrt=tensors(np.sqrt), to_tensor=_tensor,
+        sqrt=tensors(np.sqrt), exp=tensors(np.exp), to_tensor=_tensor,
+        cast=lambda value, dtype: _tensor(value).to(dtype), reduce=_reduce, atomic_xchg=_exchange,
+        inline_asm_elementwise=_nothing,
+        umulhi=_high_product, mul=_low_product, add=_low_sum,
         fma=tensors(lambda a, b, c: a * b + c),
         DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
     )  # fmt: skip
     copies = _Copies()
+    functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
     return {
         "gl": gl,
+        "tl": gl,
+        "triton": functions,
         "async_copy": SimpleNamespace(
             async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
         ),
-        "gluon": SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is),
+        "gluon": functions,
         "tma": SimpleNamespace(
             async_copy_global_to_shared=_copy_in, async_copy_shared_to_global=_copy_out, store_wait=_nothing
         ),
@@ -296,7 +344,9 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
     kept: list[ast.stmt] = []
     for each in tree.body:
         source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-        if any(each in source for each in (".attention.hopper", ".triton.row_ring", ".triton.ring_")):
+        if isinstance(each, ast.Import):
+            source = each.names[0].name
+        if any(each in source for each in _DEVICE_CODE):
             assert isinstance(each, ast.ImportFrom)
             names = _executed(source, stand_ins, done)
             module.__dict__.update({alias.name: names[alias.name] for alias in each.names})
@@ -359,13 +409,13 @@ def hopper_on_cpu() -> Iterator[list[str]]:
 
 
 @contextmanager
-def rings_on_cpu() -> Iterator[None]:
-    """Have kernels with rings chosen, and executed here."""
+def rows_on_cpu() -> Iterator[None]:
+    """Have kernels with rings or for clusters chosen, and executed here."""
     call = KernelCall.__call__
 
     def execute(self: KernelCall, memory: Any, device: int, *arrays: Any) -> None:
         function = self.function.fn
-        if ".ring_" not in function.__module__:
+        if not any(each in function.__module__ for each in (".ring_", ".cluster_")):
             call(self, memory, device, *arrays)
             return
         given = [None if array is None else _Pointer(_flat(array)) for array in arrays]
@@ -376,5 +426,6 @@ def rings_on_cpu() -> Iterator[None]:
     with (
         mock.patch.object(KernelCall, "__call__", execute),
         mock.patch.object(ring_tilings, "interpreted", return_value=False),
+        mock.patch.object(cluster_tilings, "interpreted", return_value=False),
     ):
         yield

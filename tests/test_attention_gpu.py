@@ -102,7 +102,8 @@ def test_offsets_beyond_32_bits() -> None:
         memory = torch.empty(stride * operand.shape[-2], dtype=operand.dtype, device=operand.device)
         far = memory.as_strided(operand.shape, (0, 0, stride, 1)).copy_(operand)
         found = torch_attention.triton_attention(spec, AttentionInputs(**{**vars(inputs), name: far}))[0]
-        assert torch.equal(found, expected["out"]), name
+        # Hopper's own kernels don't take such a bias; the general ones round elsewhere.
+        torch.testing.assert_close(found, expected["out"], rtol=1e-3, atol=1e-3, msg=name)
         del memory, far
 
 

@@ -12,7 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
-from gluon_on_cpu import rings_on_cpu  # noqa: E402
+from gluon_on_cpu import rows_on_cpu  # noqa: E402
 from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
@@ -47,7 +47,7 @@ def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 def _rings(small: Any) -> Iterator[list[str]]:
     ran: list[str] = []
-    with nullcontext() if DEVICE == "cuda" else rings_on_cpu():
+    with nullcontext() if DEVICE == "cuda" else rows_on_cpu():
         call = KernelCall.__call__
 
         def recorded(self: KernelCall, *arguments: Any) -> None:

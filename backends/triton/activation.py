@@ -12,7 +12,14 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.row_tiles import dropped_tile, load_parameter, load_tile, row_place, store_tile
+from einops_fast.backends.triton.row_tiles import (
+    dropped_tile,
+    kept_tile,
+    load_parameter,
+    load_tile,
+    row_place,
+    store_tile,
+)
 
 __all__ = [
     "ActivationFeatures",
@@ -186,7 +193,8 @@ def activation_kernel(
     exists = (row < rows)[:, None] & (column < columns)[None, :]
     found = activated_tile(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
     if field(f, "dropout"):
-        found = dropped_tile(found, row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f)
+        place = row_place(row, sizes, strides.place, f)
+        found = dropped_tile(found, kept_tile(place, start, strides.place, seed, drop, f, block), drop, f)
     store_tile(out, found, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
 
 
@@ -206,7 +214,8 @@ def activation_gradient_kernel(
         exists = (row < rows)[:, None] & (column < columns)[None, :]
         back = load_tile(d_out, row_place(row, sizes, strides.d_out, f), column, strides.d_out, exists, 0.0, f)
         if field(f, "dropout"):
-            back = dropped_tile(back, row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f)
+            place = row_place(row, sizes, strides.place, f)
+            back = dropped_tile(back, kept_tile(place, start, strides.place, seed, drop, f, block), drop, f)
         back *= _slope(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
         store_tile(dx, back, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
         total += tl.where(exists, back, 0.0)

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    kept_tile,
     last_block,
     load_parameter,
     load_tile,
@@ -27,7 +28,7 @@ from einops_fast.backends.triton.row_tiles import (
     store_tile,
 )
 
-__all__ = ["NormFeatures", "NormStrides", "norm_kernel"]
+__all__ = ["NormFeatures", "NormStrides", "norm_inputs", "norm_kernel", "norm_statistics", "store_norm"]
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,11 @@ class NormStrides(NamedTuple):
 
 
 @triton.jit
-def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f: tl.constexpr):
-    """A tile, from column ``start`` on, of what is normalised, rounded as it is kept."""
-    column = start + tl.arange(0, exists.shape[1])
+def norm_inputs(x, residual, summed, kept, row, column, exists, sizes, strides, drop, f: tl.constexpr):
+    """A tile of what is normalised, rounded as it is kept; ``kept`` are the elements of ``x`` that aren't dropped."""
     h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
     if field(f, "dropout"):
-        h = dropped_tile(h, row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f)
+        h = dropped_tile(h, kept, drop, f)
     if residual is not None:
         place = row_place(row, sizes, strides.residual, f)
         h += load_tile(residual, place, column, strides.residual, exists, 0.0, f)
@@ -90,7 +90,17 @@ def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop,
 
 
 @triton.jit
-def _store_result(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f: tl.constexpr):
+def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f: tl.constexpr):
+    """The same, from column ``start`` on."""
+    block: tl.constexpr = exists.shape[1]
+    kept = exists
+    if field(f, "dropout"):
+        kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
+    return norm_inputs(x, residual, summed, kept, row, start + tl.arange(0, block), exists, sizes, strides, drop, f)
+
+
+@triton.jit
+def store_norm(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f: tl.constexpr):
     """Write a tile of the result; ``w`` and ``b`` are what there is of weight and bias for it."""
     y = (h - mean[:, None]) * rstd[:, None]
     if weight is not None:
@@ -114,14 +124,14 @@ def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.conste
 
 
 @triton.jit
-def _statistics(h, exists, count, f: tl.constexpr):
-    """Mean and sum of squares of ``count`` elements in each row of a tile."""
+def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
+    """Mean and sum of squares of ``count`` elements in each row of a tile; the mean is ``zeros`` if not centred."""
+    mean = zeros
     if field(f, "centred"):
         mean = tl.sum(h, 1) / count
         apart = tl.where(exists, h - mean[:, None], 0.0)
         squares = tl.sum(apart * apart, 1)
     else:
-        mean = tl.zeros((h.shape[0],), kept_type(f))
         squares = tl.sum(h * h, 1)
     return mean, squares
 
@@ -202,12 +212,12 @@ def norm_kernel(
         h = _inputs(x, residual, summed, seed, row, 0, exists, sizes, strides, drop, f)
         if summed is not None:
             store_tile(summed, h, row_place(row, sizes, strides.summed, f), run, strides.summed, exists, f)
-        mean, squares = _statistics(h, exists, columns, f)
+        mean, squares = norm_statistics(h, exists, columns, mean, f)
         rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
         if block > 4096:
             w = load_parameter(weight, strides.weight, run, columns)
             b = load_parameter(bias, strides.bias, run, columns)
-        _store_result(out, h, mean, rstd, weight, bias, w, b, row, run, exists, sizes, strides, f)
+        store_norm(out, h, mean, rstd, weight, bias, w, b, row, run, exists, sizes, strides, f)
     else:
         count = tl.zeros((1,), acc)
         if step < 2:
@@ -251,7 +261,7 @@ def norm_kernel(
                     h = load_tile(summed, place, column, strides.summed, exists, 0.0, f)
                 else:
                     h = _inputs(x, residual, summed, seed, row, last - back, exists, sizes, strides, drop, f)
-                _store_result(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f)
+                store_norm(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f)
     if step != 1:
         # Of parts, the first.
         once = there & (tl.program_id(1) == 0)

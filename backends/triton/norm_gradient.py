@@ -14,17 +14,26 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    kept_tile,
     load_parameter,
     load_tile,
     row_place,
     store_tile,
 )
 
-__all__ = ["norm_columns_kernel", "norm_gradient_kernel", "norm_row_sums_kernel"]
+__all__ = [
+    "gradient_tile",
+    "norm_columns_kernel",
+    "norm_gradient_kernel",
+    "norm_row_sums_kernel",
+    "normalised_tile",
+    "store_norm_gradient",
+    "weighted",
+]
 
 
 @triton.jit
-def _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):
+def normalised_tile(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):
     """A tile of ``(h - mean) * rstd``, anything where there is no element, and ``rstd``."""
     place = row_place(row, sizes, strides.row, f)
     rstd = tl.load(rstds + place, mask=there, other=0)
@@ -36,19 +45,22 @@ def _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f: 
 
 
 @triton.jit
-def _weighted(d, weight, w, f: tl.constexpr):
+def weighted(d, weight, w, f: tl.constexpr):
+    """A tile of the gradient of the result, times the weight if there is one."""
     if weight is not None:
         d *= w.to(kept_type(f))
     return d
 
 
 @triton.jit
-def _store_gradient(
-    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes, strides, drop,
+def store_norm_gradient(
+    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, kept, row, column, exists, sizes, strides, drop,
     f: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
-    column = start + tl.arange(0, exists.shape[1])
+    """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``.
+
+    ``kept`` are the elements of the input that weren't dropped.
+    """
     gradient = d - normalised * inner[:, None]
     if field(f, "centred"):
         gradient -= mean[:, None]
@@ -61,14 +73,29 @@ def _store_gradient(
         store_tile(d_residual, gradient, place, column, strides.d_residual, exists, f)
     if dx is not None:
         if field(f, "dropout"):
-            place = row_place(row, sizes, strides.place, f)
-            gradient = dropped_tile(gradient, place, start, strides.place, seed, drop, f)
+            gradient = dropped_tile(gradient, kept, drop, f)
         # `out` has the strides of the gradient of the result, `summed` those of the one written here.
         store_tile(dx, gradient, row_place(row, sizes, strides.summed, f), column, strides.summed, exists, f)
 
 
 @triton.jit
-def _back(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
+def _store_gradient(
+    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes, strides, drop,
+    f: tl.constexpr,
+):  # fmt: skip
+    """The same, from column ``start`` on."""
+    block: tl.constexpr = exists.shape[1]
+    kept = exists
+    if field(f, "dropout") and dx is not None:
+        kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
+    column = start + tl.arange(0, block)
+    store_norm_gradient(
+        dx, d_residual, d_summed, normalised, d, inner, mean, rstd, kept, row, column, exists, sizes, strides, drop, f
+    )
+
+
+@triton.jit
+def gradient_tile(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
     """A tile of the gradient of the result."""
     return load_tile(d_out, row_place(row, sizes, strides.out, f), column, strides.out, exists, 0.0, f)
 
@@ -110,13 +137,13 @@ def norm_gradient_kernel(
         row = tile * together + tl.arange(0, together)
         there = row < rows
         exists = there[:, None] & (run < columns)[None, :]
-        back = _back(d_out, row, run, exists, sizes, strides, f)
-        normalised, rstd = _normalised(h, means, rstds, row, run, there, exists, sizes, strides, f)
+        back = gradient_tile(d_out, row, run, exists, sizes, strides, f)
+        normalised, rstd = normalised_tile(h, means, rstds, row, run, there, exists, sizes, strides, f)
         if part_weight is not None:
             to_weight += tl.sum(back * normalised, 0, keep_dims=True)
         if part_bias is not None:
             to_bias += tl.sum(back, 0, keep_dims=True)
-        d = _weighted(back, weight, w, f)
+        d = weighted(back, weight, w, f)
         inner = tl.sum(normalised * d, 1) / columns
         mean = tl.sum(d, 1) / columns
         _store_gradient(
@@ -158,9 +185,9 @@ def norm_row_sums_kernel(
     for start in tl.range(begin, end, block, num_stages=stages):
         column = start + tl.arange(0, block)
         exists = there[:, None] & (column < end)[None, :]
-        back = _back(d_out, row, column, exists, sizes, strides, f)
-        normalised, _ = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
-        d = _weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
+        back = gradient_tile(d_out, row, column, exists, sizes, strides, f)
+        normalised, _ = normalised_tile(h, means, rstds, row, column, there, exists, sizes, strides, f)
+        d = weighted(back, weight, load_parameter(weight, strides.weight, column, columns), f)
         inner += normalised * d
         mean += d
     place = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
@@ -210,11 +237,11 @@ def norm_columns_kernel(
         row = (tiles - 1 - tile) * together + tl.arange(0, together)
         there = row < rows
         exists = there[:, None] & (column < columns)[None, :]
-        back = _back(d_out, row, column, exists, sizes, strides, f)
+        back = gradient_tile(d_out, row, column, exists, sizes, strides, f)
         if part_bias is not None:
             to_bias += back
         if part_weight is not None or part_inner is not None:
-            normalised, rstd = _normalised(h, means, rstds, row, column, there, exists, sizes, strides, f)
+            normalised, rstd = normalised_tile(h, means, rstds, row, column, there, exists, sizes, strides, f)
             if part_weight is not None:
                 to_weight += back * normalised
             if part_inner is not None:
@@ -226,7 +253,7 @@ def norm_columns_kernel(
                     mean += tl.load(part_mean + place, mask=there, other=0)
                 inner /= columns
                 mean /= columns
-                d = _weighted(back, weight, w, f)
+                d = weighted(back, weight, w, f)
                 _store_gradient(
                     dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes,
                     strides, drop, f,

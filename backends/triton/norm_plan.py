@@ -7,6 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.cluster_norm import norm_cluster_kernel
+from einops_fast.backends.triton.cluster_norm_gradient import norm_gradient_cluster_kernel
+from einops_fast.backends.triton.cluster_tilings import (
+    GRADIENTS,
+    RMS_NORM,
+    TWO_ARRAYS,
+    ClusterTiling,
+    cluster_tilings,
+    in_parts,
+)
+from einops_fast.backends.triton.cluster_way import ClusterWay, cluster_call
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
@@ -144,6 +155,29 @@ class _WholeRows(_Sums):
         return [(self._call, (*given, to_weight, to_bias)), *add]
 
 
+class _Clusters(_Sums):
+    """Clusters that share several rows each, and add them up meanwhile."""
+
+    def __init__(
+        self, features: NormFeatures, rows: Rows, tiling: ClusterTiling, parts: Rows, places: NormStrides, drop: Any,
+        processors: int,
+    ) -> None:  # fmt: skip
+        self.name = tiling.name
+        clusters = tiling.clusters(rows.count, processors)
+        super().__init__(clusters, rows.columns, "float32")
+        self._notes = tiling.notes(clusters)
+        counts = rows.count, rows.columns
+        self._call = cluster_call(
+            norm_gradient_cluster_kernel, clusters, tiling, parts, places, counts, (drop,), features
+        )
+
+    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
+        *given, d_weight, d_bias = arrays
+        to_weight, to_bias, add = self.sums(memory, arrays[0], d_weight, d_bias)
+        notes = memory.workspace(arrays[0], self._notes, "int64")
+        return [(self._call, (*given, to_weight, to_bias, notes)), *add]
+
+
 class _Columns(_Sums):
     """First the sums that each row needs, if gradients of the input are wanted, then all in tiles of columns."""
 
@@ -209,23 +243,32 @@ def norm_contest(
     """
     rows = problem.rows(strides)
     features = problem.features(rows)
-    of_x, out, row, residual, summed, place = rows.strides
-    places = NormStrides(
-        of_x, out, row, residual, summed, place, of_x, of_x, (along[0] or 0,), (along[1] or 0,)
-    )  # fmt: skip
-    alike, arrays = typical(rows), 1 if strides[3] is None else 2
+
+    def places(rows: Rows) -> NormStrides:
+        of_x, out, row, residual, summed, place = rows.strides
+        of_parameters = (along[0] or 0,), (along[1] or 0,)
+        return NormStrides(of_x, out, row, residual, summed, place, of_x, of_x, *of_parameters)
+
+    size, alike, drop = ITEM_SIZES[problem.dtype], typical(rows), dropping(problem.drop)
+    whole = [at for at in (0, 3, 1, 4) if strides[at] is not None]
+    arrays = 1 if strides[3] is None else 2
     ways: list[Way] = [
-        _Rows(features, rows, tiling, places, dropping(problem.drop), problem.acc)
-        for tiling in row_tilings(alike, ITEM_SIZES[problem.dtype], 1, arrays, limits[0])
+        _Rows(features, rows, tiling, places(rows), drop, problem.acc)
+        for tiling in row_tilings(alike, size, 1, arrays, limits[0])
     ]
+    shares = TWO_ARRAYS if arrays > 1 else () if problem.centred else RMS_NORM
+    for cluster in cluster_tilings(rows, whole, [size] * arrays, shares, limits[0]):
+        parts = in_parts(rows, cluster.ctas)
+        of_parts = problem.features(parts)
+        ways.append(ClusterWay(norm_cluster_kernel, rows.columns, cluster, parts, places(parts), (drop,), of_parts))
     ring = norm_through_ring(rows, items, (along[0] or 0, along[1] or 0), features, *limits)
     call = row_call(problem.name, alike, features, mode, ring=ring is not None)
     return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 2), *ways])
 
 
 def norm_gradient_contest(
-    memory: Memory, device: int, shared: int, mode: str, problem: NormProblem, strides: Sequence[Strides | None],
-    along: int | None, inputs: bool, parameters: int,
+    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, problem: NormProblem,
+    strides: Sequence[Strides | None], along: int | None, inputs: bool, parameters: int,
 ) -> Contest:  # fmt: skip
     """The ways to run the gradients of a norm.
 
@@ -233,8 +276,9 @@ def norm_gradient_contest(
     and of the sum, then those of input, residual, weight and bias.
 
     Args:
-        memory, device, mode, problem: as above.
-        shared: bytes of shared memory that a program may have.
+        memory, device, limits, mode, problem: as above.
+        items: bytes of an element of what was normalised and of the gradient of the result, if both begin at multiples
+            of 16 bytes.
         strides: of what was normalised, the gradient of the result, statistics, the gradient of the sum, and the
             gradients of input and residual.
         along: of the weight.
@@ -243,16 +287,24 @@ def norm_gradient_contest(
     """
     rows = problem.rows(strides)
     features = problem.features(rows)
-    h, d_out, row, d_summed, dx, d_residual, place = rows.strides
-    places = NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along or 0,), (0,))
+
+    def places(rows: Rows) -> NormStrides:
+        h, d_out, row, d_summed, dx, d_residual, place = rows.strides
+        return NormStrides(h, d_out, row, h, dx, place, d_summed, d_residual, (along or 0,), (0,))
+
+    shared, processors = limits
     size, alike, drop, acc = ITEM_SIZES[problem.dtype], typical(rows), dropping(problem.drop), problem.acc
     # Whole rows are read once, if programs have room for their sums.
     whole = gradient_tilings(alike, size, parameters, 3, shared) if inputs else []
-    ways: list[Way] = [_WholeRows(features, rows, tiling, places, drop, acc) for tiling in whole]
+    ways: list[Way] = [_WholeRows(features, rows, tiling, places(rows), drop, acc) for tiling in whole]
     if not ways:
         sums, columns = sums_tilings(alike, size, 3, shared), column_tilings(alike, size, 3, shared)
         pairs = [(sums[0], each) for each in columns]
         pairs = [*pairs[:4], *((each, columns[0]) for each in sums[1:])] if inputs else pairs
-        ways += [_Columns(features, rows, pair, places, drop, acc, inputs) for pair in pairs]
+        ways += [_Columns(features, rows, pair, places(rows), drop, acc, inputs) for pair in pairs]
+    arrays = [at for at in (0, 1, 3, 4, 5) if strides[at] is not None]
+    for cluster in cluster_tilings(rows, arrays, items if inputs else [], GRADIENTS, shared):
+        parts = in_parts(rows, cluster.ctas)
+        ways.append(_Clusters(problem.features(parts), rows, cluster, parts, places(parts), drop, processors))
     call = row_call(f"gradients of {problem.name}", alike, features, mode)
     return Contest(memory, device, replace(call, details={**call.details, "wanted": [inputs, parameters]}), ways)

@@ -18,6 +18,8 @@ __all__ = [
     "element_place",
     "exponentials",
     "exponentials_of_rows",
+    "kept_elements",
+    "kept_tile",
     "last_block",
     "load_parameter",
     "load_tile",
@@ -138,8 +140,18 @@ def _word(place, seed):
 
 
 @triton.jit
-def _kept(rows, start, strides, seed, least, f: tl.constexpr, block: tl.constexpr):
-    """Which elements of a tile aren't dropped."""
+def _kept(word, drop):
+    return word.to(tl.int32, bitcast=True) > drop[0]
+
+
+@triton.jit
+def kept_tile(rows, start, strides, seed, drop, f: tl.constexpr, block: tl.constexpr):
+    """Which elements of a tile from column ``start`` on aren't dropped.
+
+    The random words are numbered by the elements' places in C order, which ``rows`` and ``strides`` give: the same ones
+    are dropped again whatever the strides of an array are.
+    ``drop`` is from :func:`~einops_fast.backends.triton.rows.dropping`.
+    """
     number = tl.load(seed)
     if field(f, "fours"):
         # Four neighbours are one group, and a tile begins with one.
@@ -148,18 +160,29 @@ def _kept(rows, start, strides, seed, least, f: tl.constexpr, block: tl.constexp
         word = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(first.shape[0], block)
     else:
         word = _word(element_place(rows, start + tl.arange(0, block), strides, f), number)
-    return word.to(tl.int32, bitcast=True) > least
+    return _kept(word, drop)
 
 
 @triton.jit
-def dropped_tile(value, rows, start, strides, seed, drop, f: tl.constexpr):
-    """A tile, from column ``start`` on, with some elements 0 and the others made up for it.
+def kept_elements(rows, column, strides, seed, drop, f: tl.constexpr):
+    """The same of a tile with these columns.
 
-    The random words are numbered by the elements' places in C order, which ``rows`` and ``strides`` give: the same ones
-    are dropped again whatever the strides of an array are.
-    ``drop`` is from :func:`~einops_fast.backends.triton.rows.dropping`.
+    Where rows begin at multiples of four, and a thread has neighbours, what they have in common is computed once: their
+    columns are constants but for the number of the thread, and the compiler sees it.
     """
-    kept = _kept(rows, start, strides, seed, drop[0], f, value.shape[1])
+    number = tl.load(seed)
+    if field(f, "fours"):
+        first, second, third, fourth = _philox(number, rows[:, None] + (column >> 2 << 2)[None, :])
+        lane = (column & 3)[None, :]
+        word = tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
+    else:
+        word = _word(element_place(rows, column, strides, f), number)
+    return _kept(word, drop)
+
+
+@triton.jit
+def dropped_tile(value, kept, drop, f: tl.constexpr):
+    """A tile with some elements 0 and the others made up for it."""
     if field(f, "double"):
         rest: tl.constexpr = 1.0 - field(f, "drop")
         value = value / rest

@@ -29,7 +29,19 @@ from einops_fast.backends.triton.row_tiles import (
     store_tile,
 )
 
-__all__ = ["SoftmaxFeatures", "SoftmaxStrides", "softmax_gradient_kernel", "softmax_kernel"]
+__all__ = [
+    "SoftmaxFeatures",
+    "SoftmaxStrides",
+    "softmax_finished",
+    "softmax_gradient_kernel",
+    "softmax_gradient_tile",
+    "softmax_kernel",
+    "softmax_of_tile",
+    "softmax_pair",
+    "softmax_reference",
+    "softmax_scores",
+    "softmax_summand",
+]
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 
 
 @triton.jit
-def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
+def softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
     """A tile of scores, ``-inf`` where an element takes no part."""
     readable = exists
     if field(f, "causal"):
@@ -119,12 +131,13 @@ def _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.co
 
 
 @triton.jit
-def _reference(most):
+def softmax_reference(most):
+    """What is taken off before exponentials: the maximum, but 0 of rows in which nothing takes part."""
     return tl.where(most == float("-inf"), 0.0, most)
 
 
 @triton.jit
-def _finished(e, score, reference, total, f: tl.constexpr):
+def softmax_finished(e, score, reference, total, f: tl.constexpr):
     """Softmax of a tile, from ``e = exp(score - reference)`` or from ``score``, and the sums of its rows."""
     if field(f, "masked"):
         total = tl.where(total == 0, 1.0, total)
@@ -136,10 +149,10 @@ def _finished(e, score, reference, total, f: tl.constexpr):
 
 
 @triton.jit
-def _result(score, most, total, f: tl.constexpr):
+def softmax_of_tile(score, most, total, f: tl.constexpr):
     """Softmax of a tile from the maxima and sums of its rows."""
-    reference = _reference(most)
-    return _finished(tl.exp(score - reference[:, None]), score, reference, total, f)
+    reference = softmax_reference(most)
+    return softmax_finished(tl.exp(score - reference[:, None]), score, reference, total, f)
 
 
 @triton.jit
@@ -185,10 +198,10 @@ def softmax_kernel(
     total = tl.zeros((together,), acc)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        score = _scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
-        reference = _reference(tl.max(score, 1))
+        score = softmax_scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
+        reference = softmax_reference(tl.max(score, 1))
         e = tl.exp(score - reference[:, None])
-        result = _finished(e, score, reference, tl.sum(e, 1), f)
+        result = softmax_finished(e, score, reference, tl.sum(e, 1), f)
         store_tile(out, result, row_place(row, sizes, strides.out, f), run, strides.out, exists, f)
     else:
         begin = tl.program_id(1) * part
@@ -203,7 +216,7 @@ def softmax_kernel(
             for start in tl.range(begin, reach, block, num_stages=stages):
                 column = start + run
                 exists = there[:, None] & (column < end)[None, :]
-                score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
+                score = softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
                 most_of_groups, totals = exponentials(score, most_of_groups, totals)
             most, total = exponentials_of_rows(most_of_groups, totals)
         else:
@@ -219,13 +232,13 @@ def softmax_kernel(
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
-                score = _scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
+                score = softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
                 place = row_place(row, sizes, strides.out, f)
-                store_tile(out, _result(score, most, total, f), place, column, strides.out, exists, f)
+                store_tile(out, softmax_of_tile(score, most, total, f), place, column, strides.out, exists, f)
 
 
 @triton.jit
-def _pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
+def softmax_pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
     """A tile of the result and of its gradient."""
     if field(f, "log"):
         nothing = float("-inf")
@@ -240,7 +253,7 @@ def _pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
 
 
 @triton.jit
-def _summand(y, d, f: tl.constexpr):
+def softmax_summand(y, d, f: tl.constexpr):
     """What each place adds to the sum of its row."""
     if field(f, "log"):
         found = d
@@ -250,7 +263,7 @@ def _summand(y, d, f: tl.constexpr):
 
 
 @triton.jit
-def _gradient(y, d, total, scale, f: tl.constexpr):
+def softmax_gradient_tile(y, d, total, scale, f: tl.constexpr):
     """The gradient of a tile of scores."""
     if field(f, "log"):
         gradient = d - tl.exp(y) * total[:, None]
@@ -292,8 +305,16 @@ def softmax_gradient_kernel(
     total = tl.zeros((together,), acc)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        y, d = _pair(out, d_out, row, run, exists, sizes, strides, f)
-        store_tile(dx, _gradient(y, d, tl.sum(_summand(y, d, f), 1), scale, f), place, run, strides.x, exists, f)
+        y, d = softmax_pair(out, d_out, row, run, exists, sizes, strides, f)
+        store_tile(
+            dx,
+            softmax_gradient_tile(y, d, tl.sum(softmax_summand(y, d, f), 1), scale, f),
+            place,
+            run,
+            strides.x,
+            exists,
+            f,
+        )
     else:
         begin = tl.program_id(1) * part
         end = min(begin + part, columns)
@@ -303,8 +324,8 @@ def softmax_gradient_kernel(
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
-                y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
-                sums += _summand(y, d, f)
+                y, d = softmax_pair(out, d_out, row, column, exists, sizes, strides, f)
+                sums += softmax_summand(y, d, f)
             total = tl.sum(sums, 1)
         else:
             for at in range(0, parts):
@@ -316,5 +337,5 @@ def softmax_gradient_kernel(
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
                 exists = there[:, None] & (column < end)[None, :]
-                y, d = _pair(out, d_out, row, column, exists, sizes, strides, f)
-                store_tile(dx, _gradient(y, d, total, scale, f), place, column, strides.x, exists, f)
+                y, d = softmax_pair(out, d_out, row, column, exists, sizes, strides, f)
+                store_tile(dx, softmax_gradient_tile(y, d, total, scale, f), place, column, strides.x, exists, f)

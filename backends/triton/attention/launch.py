@@ -25,6 +25,7 @@ class KernelCall:
         tail: the arguments that follow.
         constants: those that are known while compiling, in the kernel's order.
         warps, stages: of a program.
+        ctas: thread blocks of a program, which are then a cluster.
     """
 
     def __init__(
@@ -35,9 +36,13 @@ class KernelCall:
         constants: Mapping[str, Any],
         warps: int,
         stages: int,
+        ctas: int = 1,
+        registers: int | None = None,
     ) -> None:
         self.function, self.grid, self.tail, self.constants = function, (*grid, 1), tail, dict(constants)
-        self.options = {"num_warps": warps, "num_stages": stages}
+        self.options = {"num_warps": warps, "num_stages": stages, "num_ctas": ctas}
+        if registers is not None:
+            self.options["maxnreg"] = registers
         self._rest = (*tail, *self.constants.values())
         self._compiled: dict[Any, Any] = {}
         self._interpreted = interpreted()

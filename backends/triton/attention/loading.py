@@ -49,13 +49,13 @@ def kept_type(features):
 @triton.jit
 def counted(index, sizes, strides, low: tl.constexpr, high: tl.constexpr):
     """The offset of element number ``index`` of the batch axes from ``low`` to before ``high``; the last is fastest."""
-    offset = index * tl.full((), 0, tl.int64)
+    offset = tl.cast(index, tl.int64) * 0
     for at in tl.static_range(high - 1, low - 1, -1):
         digit = index
         if at > low:
             digit = index % sizes[at]
             index = index // sizes[at]
-        offset += digit * (tl.full((), 0, tl.int64) + strides[at])
+        offset += digit * tl.cast(strides[at], tl.int64)
     return offset
 
 

@@ -1,0 +1,226 @@
+"""Long rows shared by clusters: on a GPU, or executed by NumPy, where a program is a whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from gluon_on_cpu import rows_on_cpu  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
+from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton import cluster_tilings, norm_plan, softmax_plan  # noqa: E402
+from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
+from einops_fast.backends.triton.cluster_tilings import Share  # noqa: E402
+from einops_fast.backends.triton.contest import Contest  # noqa: E402
+from einops_fast.backends.triton.rows import rows_of  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),
+    pytest.mark.skipif(
+        DEVICE == "cuda" and torch.cuda.get_device_capability() < (9, 0), reason="needs a GPU with clusters"
+    ),
+]
+
+DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
+
+COLUMNS = [512, 1024, 656]
+"""Two or four blocks of 256, or three of which the last isn't full, of four."""
+
+
+@pytest.fixture
+def clusters() -> Iterator[list[str]]:
+    """Parts of 256 columns, two clusters for all rows where several are theirs; gives the names of what ran."""
+    ran: list[str] = []
+    choose = Contest.choose
+
+    def by_clusters(self: Contest, arrays: Any) -> Any:
+        found = [way for way in self.ways if way.name.startswith("clusters")]
+        return (found[0], True) if found else choose(self, arrays)
+
+    one, several = (Share(256, 2),), (Share(256, 2, None, 2, 1),)
+    with ExitStack() as stack:
+        if DEVICE == "cpu":
+            stack.enter_context(rows_on_cpu())
+        call = KernelCall.__call__
+
+        def recorded(self: KernelCall, *arguments: Any) -> None:
+            ran.append(self.function.fn.__name__)
+            call(self, *arguments)
+
+        for module in (softmax_plan, norm_plan):
+            stack.enter_context(mock.patch.object(module, "TWO_ARRAYS", one))
+        stack.enter_context(mock.patch.object(softmax_plan, "EXPONENTIALS", one))
+        stack.enter_context(mock.patch.object(norm_plan, "RMS_NORM", one))
+        stack.enter_context(mock.patch.object(norm_plan, "GRADIENTS", several))
+        stack.enter_context(mock.patch.object(cluster_tilings, "_LEAST_COLUMNS", 300))
+        stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
+        stack.enter_context(mock.patch.object(KernelCall, "__call__", recorded))
+        stack.enter_context(mock.patch.object(Contest, "choose", by_clusters))
+        _forget()
+        yield ran
+    _forget()
+
+
+def _forget() -> None:
+    for plan in (
+        torch_softmax._forward_plan, torch_softmax._gradient_plan, torch_norm._forward_plan, torch_norm._gradient_plan,
+    ):  # fmt: skip
+        plan.cache_clear()
+
+
+def apart(x: Any) -> Any:
+    """The same with rows apart, and two axes that count them."""
+    return x.new_full((x.shape[0], x.shape[1] + 1, x.shape[2] + 16), torch.nan)[:, :-1, :-16].copy_(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(name: str, columns: int, dtype: str, clusters: list[str]) -> None:
+    native = partial(getattr(torch, name), dim=-1)
+    x = leaf(apart(randn(2, 3, columns, dtype=dtype) * 3))
+    back = randn(2, 3, columns, dtype=dtype, seed=7)
+    with kernels():
+        found = getattr(ops, name)(x)
+        (gradient,) = torch.autograd.grad(found, x, back)
+    assert clusters == ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
+    exact = leaf(x.double())
+    expected = native(exact)
+    by_torch = native(x)
+    assert_near(found, expected, by_torch)
+    (native_gradient,) = torch.autograd.grad(by_torch, x, back)
+    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0], native_gradient, 3.0)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_special_values(name: str, clusters: list[str]) -> None:
+    x = randn(7, 656, dtype="float32")
+    inf = torch.inf
+    x[0, 3], x[1, 600], x[2], x[3, :256], x[4, 0], x[5] = torch.nan, inf, -inf, -inf, -inf, -3.4e38
+    x[4, 1:] = 3e38
+    with kernels():
+        found = getattr(ops, name)(x)
+    torch.testing.assert_close(found, getattr(torch, name)(x, -1), equal_nan=True)
+
+
+def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
+    """The mask is read by another kernel, and shows in the result."""
+    x, hidden = leaf(randn(5, 656, dtype="float32")), randn(5, 656, seed=3) > 1
+    back = randn(5, 656, dtype="float32", seed=7)
+    with kernels():
+        (found,) = torch.autograd.grad(ops.log_softmax(x, mask=~hidden, temperature=0.7), x, back)
+    assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
+    exact = leaf(x.double())
+    expected = torch.log_softmax((exact / 0.7).masked_fill(hidden, -torch.inf), -1)
+    (expected,) = torch.autograd.grad(expected, exact, back.double().masked_fill(hidden, 0.0))
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", COLUMNS[1:])
+@pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_norm(rms: bool, parameters: str, columns: int, dtype: str, clusters: list[str]) -> None:
+    tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
+    for at, _ in enumerate(parameters.split()):
+        tensors.append(leaf(randn(columns, 2, dtype=dtype, seed=at)[:, 1]))
+    with kernels():
+        found = gradients(partial(_ours, rms), tensors)
+    assert clusters[:2] == ["norm_cluster_kernel" if rms else "norm_kernel", "norm_gradient_cluster_kernel"]
+    exact = [leaf(each.double()) for each in tensors]
+    back = randn(2, 4, columns, dtype=dtype, seed=7)
+    expected, native = _native(rms, *exact), _native(rms, *tensors)
+    exact_gradients = torch.autograd.grad(expected, exact, back.double())
+    native_gradients = torch.autograd.grad(native, tensors, back)
+    assert_near(found[0], expected, native)
+    for got, wanted, theirs in zip(found[1:], exact_gradients, native_gradients, strict=True):
+        assert_near(got, wanted, theirs, 3.0)
+
+
+def _ours(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
+    return (ops.rms_norm if rms else ops.layer_norm)(x, weight=weight, bias=bias, eps=1e-5)
+
+
+def _native(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
+    if not rms:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+    found = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
+    return found if bias is None else found + bias
+
+
+@pytest.mark.parametrize("columns", [1024, 656])
+def test_statistics_far_from_0(columns: int, clusters: list[str]) -> None:
+    x, residual = (randn(5, columns, dtype="float32", seed=at) + 500 for at in range(2))
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(x, residual, eps=1e-5, p=0.0)
+    assert clusters == ["norm_cluster_kernel"]
+    assert torch.equal(summed, x + residual)
+    assert_near(found, _native(False, summed.double()), _native(False, summed))
+
+
+def test_norm_of_special_values(clusters: list[str]) -> None:
+    x = randn(4, 656, dtype="float32")
+    x[0, 3], x[1, 600], x[2] = torch.nan, torch.inf, 0.0
+    with kernels():
+        torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), _native(True, x), equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [1024, 656, 654])
+def test_dropout_and_sum_as_by_the_other_kernels(columns: int, clusters: list[str]) -> None:
+    """The same elements are dropped; 654 columns aren't for clusters."""
+    tensors = [leaf(randn(9, columns, dtype="float32", seed=at)) for at in range(2)]
+    tensors += [leaf(randn(columns, dtype="float32", seed=at)) for at in (2, 3)]
+    backs = [randn(9, columns, dtype="float32", seed=at) for at in (7, 8)]
+
+    def run() -> list[Any]:
+        torch.manual_seed(5)
+        with kernels():
+            found = ops.dropout_add_layer_norm(*tensors, p=0.3)
+            return [*found, *torch.autograd.grad(found, tensors, backs)]
+
+    by_clusters = run()
+    assert ("norm_cluster_kernel" in clusters) == ("norm_gradient_cluster_kernel" in clusters) == (columns != 654)
+    with mock.patch.object(norm_plan, "cluster_tilings", return_value=[]):
+        _forget()
+        clusters.clear()
+        others = run()
+    assert not any("cluster" in each for each in clusters)
+    for found, expected in zip(by_clusters, others, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+LIMIT = 232448
+"""Bytes of shared memory of an H200."""
+
+
+def tilings(columns: int, *shares: Share, stride: int = 0, items: tuple[int, ...] = (2,), shared: int = LIMIT) -> Any:
+    rows = rows_of((200, columns), 1, [(stride or columns, 1)] * 2)
+    with mock.patch.object(cluster_tilings, "interpreted", return_value=False):
+        return cluster_tilings.cluster_tilings(rows, (0, 1), items, shares, shared)
+
+
+@pytest.mark.parametrize("columns", [16384, 50_000, 65_536, 131_072])
+def test_which_rows_are_shared(columns: int) -> None:
+    (found,) = tilings(columns, Share(8192, 8))
+    assert found.ctas * 8192 >= columns > found.ctas * 4096
+    assert found.ragged == (columns == 50_000)
+    assert not tilings(columns, Share(8192, 8), stride=columns + 8), "not every row is seen to be aligned"
+    assert not tilings(columns, Share(8192, 8), items=()), "an address is odd"
+    assert not tilings(columns, Share(8192, 8), items=(8,)), "float64"
+    assert not tilings(columns, Share(8192, 8), shared=166912), "a GPU without clusters"
+
+
+def test_what_does_not_fit() -> None:
+    assert not tilings(8192, Share(4096, 4)), "one program does"
+    assert not tilings(131_088, Share(8192, 8)), "too long for a cluster"
+    assert not tilings(65_536, Share(8192, 8, None, 4, 1), items=(4, 4)), "too much on its way"
