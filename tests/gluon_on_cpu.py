@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from einops_fast.backends.triton import ring_tilings
-from einops_fast.backends.triton.attention import hopper_plan
+from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
 
@@ -110,12 +110,12 @@ class _Shared:
 
 class _Buffers:
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self._array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
+        self.array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
         self.type = SimpleNamespace(shape=list(shape))
 
     def index(self, at: Any) -> _Shared:
-        assert 0 <= int(at) < len(self._array)
-        return _Shared(self._array[int(at)])
+        assert 0 <= int(at) < len(self.array)
+        return _Shared(self.array[int(at)])
 
 
 class _Descriptor:
@@ -164,6 +164,14 @@ def _copy_out(array: _Descriptor, place: Sequence[Any], of: _Shared) -> None:
     array.array[there] = of.array[here]
 
 
+def _added(pointer: _Pointer, value: int, **_: Any) -> _Tensor:
+    """Add to one number, and give what it was. Programs run one after the other."""
+    place = int(pointer.offsets)
+    before = pointer.memory[place].copy()
+    pointer.memory[place] += value
+    return _tensor(before)
+
+
 def _load(pointer: _Pointer, mask: Any = True, other: Any = 0) -> _Tensor:
     offsets = np.asarray(pointer.offsets)
     mask = np.broadcast_to(np.asarray(mask), offsets.shape)
@@ -205,7 +213,9 @@ def _product(left: Any, right: _Shared, sums: Any, use_acc: bool = True, is_asyn
 
 
 def _memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
-    return _Barriers(shape[0]) if layout == "barriers" else _Buffers(shape, dtype)
+    if layout == "barriers":
+        return _Barriers(shape[0])
+    return _Buffers(shape, dtype) if len(shape) > 2 else _Shared(_Buffers(shape, dtype).array)
 
 
 def _side_by_side(parts: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
@@ -253,9 +263,11 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         sum=lambda value, axis: _tensor(np.asarray(value).sum(axis)),
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
-        sqrt=tensors(np.sqrt), to_tensor=_tensor,
+        sqrt=tensors(np.sqrt), to_tensor=_tensor, atomic_add=_added,
+        associative_scan=lambda value, axis, add: _tensor(np.cumsum(value, axis)),
         fma=tensors(lambda a, b, c: a * b + c),
-        DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        BlockedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing),
     )  # fmt: skip
     copies = _Copies()
     return {
@@ -329,8 +341,10 @@ def hopper_on_cpu() -> Iterator[list[str]]:
     ran: list[str] = []
     begin = HopperCall.__init__
 
-    def remember(self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int) -> None:
-        begin(self, function, tiling, arrays, scalars, numbers, programs)
+    def remember(
+        self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int, **options: Any
+    ) -> None:
+        begin(self, function, tiling, arrays, scalars, numbers, programs, **options)
         self.recorded = getattr(function, "fn", function), tiling, tuple(arrays.values()), scalars, numbers, programs
 
     def execute(self: Any, memory: Any, device: int, *arrays: Any) -> bool:
@@ -354,6 +368,7 @@ def hopper_on_cpu() -> Iterator[list[str]]:
         mock.patch.object(HopperCall, "__init__", remember),
         mock.patch.object(HopperCall, "__call__", execute),
         mock.patch.object(hopper_plan, "interpreted", return_value=False),
+        mock.patch.object(hopper_decode_plan, "interpreted", return_value=False),
     ):
         yield ran
 

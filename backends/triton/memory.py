@@ -10,8 +10,36 @@ from typing import Any
 __all__ = ["Memory"]
 
 
+_LEAST_COUNTERS = 1 << 12
+"""That are handed out: more are seldom needed, and then they are made anew."""
+
+
 class Memory(ABC):
     """One framework's arrays on a GPU."""
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[int, int], tuple[int, Any]] = {}
+
+    def counters(self, like: Any, device: int, count: int) -> Any:
+        """So many 32-bit integers beside ``like`` that are 0, for a kernel that leaves them so.
+
+        The kernels of one stream run one after the other: so they get the same ones again and again. Those of a graph
+        that is captured may run beside any others and get their own.
+        """
+        if self.capturing():
+            return self._zeros(like, count)
+        key = device, self.stream(device)
+        size, found = self._counters.get(key, (0, None))
+        if size < count:
+            size = max(count, _LEAST_COUNTERS)
+            found = self._zeros(like, size)
+            self._counters[key] = size, found
+        return found
+
+    def _zeros(self, like: Any, count: int) -> Any:
+        found = self.workspace(like, count, "int32")
+        found[:] = 0
+        return found
 
     @abstractmethod
     def empty(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -52,6 +80,10 @@ class Memory(ABC):
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of the driver, which the speed of its calls depends on."""
+
+    @abstractmethod
+    def capturing(self) -> bool:
+        """Whether work on the current stream is captured in a graph now."""
 
     @abstractmethod
     def may_measure(self) -> bool:

@@ -100,6 +100,11 @@ class HopperTiling:
         return GROUP_ROWS * self.groups
 
     @property
+    def registers(self) -> int:
+        """That a thread has before the warp groups share them out anew."""
+        return 128 if self.groups == 3 else 168
+
+    @property
     def patchy(self) -> bool:
         """Whether a query may see no key of a block that positions let it see."""
         return self.bias is not None or self.mask is not None
