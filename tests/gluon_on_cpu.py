@@ -98,6 +98,9 @@ class _Shared:
     def reshape(self, shape: Sequence[int]) -> _Shared:
         return _Shared(self.array.reshape(shape))
 
+    def slice(self, start: int, length: int, dim: int) -> _Shared:
+        return _Shared(self.array[(slice(None),) * dim + (slice(start, start + length),)])
+
     def permute(self, axes: Sequence[int]) -> _Shared:
         return _Shared(self.array.transpose(axes))
 

@@ -95,8 +95,10 @@ def test_more_sequences_than_are_looked_at_at_once(programs: list[str]) -> None:
     assert programs == ["hopper_decode_kernel"]
 
 
-@pytest.mark.parametrize("page_size", [16, 48])
-def test_pages(page_size: int, programs: list[str]) -> None:
+@pytest.mark.parametrize("page_size", [16, 32, 48])
+@pytest.mark.parametrize("block", [16, 32])
+def test_pages(page_size: int, block: int, programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_decode_plan, "_SHAPES", ((block, 2, 1),))
     count = 96 // page_size
     spec, inputs = _cached((96, 7), causal=True)
     spec = replace(spec, kv_len=96, page_size=page_size, k_batch=(9 * count, 2, 1), v_batch=(9 * count, 2, 1))

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from einops_fast.backends.triton.attention.hopper_decode_work import Run, keys_seen, parts_of, run_of, slot_of
 from einops_fast.backends.triton.attention.hopper_scores import scored
-from einops_fast.backends.triton.attention.hopper_tiles import flat, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_tiles import flat, pipe_of, released, room, there
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -98,38 +98,51 @@ def _place(tile, page, row, operand: gl.constexpr, numbers, tiling: gl.constexpr
 
 
 @gluon.jit
-def _page(tile, start, arrays, numbers, tiling: gl.constexpr):
-    """Number of the page that a block is in, and its first row there."""
+def _page(tile, start, kv_len, arrays, numbers, tiling: gl.constexpr):
+    """Number of the page that some keys are in, and the first one's row there."""
     size: gl.constexpr = field(tiling, "page_size")
     page = 0
     row = start
     if size:
+        # A block may go on beyond the last page, whose keys then stand for those that there aren't.
+        at = gl.minimum(start, gl.maximum(kv_len - 1, 0)) // size
         sequence = (tile // numbers.each).to(gl.int64)
-        page = gl.load(arrays.table + sequence * numbers.rows + (start // size) * numbers.columns).to(gl.int32)
+        page = gl.load(arrays.table + sequence * numbers.rows + at * numbers.columns).to(gl.int32)
         row = start % size
     return page, row
 
 
 @gluon.jit
+def _fetch(
+    array, tiles, count, tile, start, kv_len, arrays, operand: gl.constexpr, numbers, tiling: gl.constexpr
+):  # fmt: skip
+    """Have a block copied as soon as there is room for it, a page at a time if pages are shorter."""
+    stages: gl.constexpr = field(tiling, "stages")
+    copied: gl.constexpr = field(tiling, "copied")
+    times: gl.constexpr = field(tiling, "block") // copied
+    full = room(tiles, count, stages, array.block_type.nbytes * times)
+    into = tiles.buffers.index(count % stages)
+    for at in gl.static_range(times):
+        page, row = _page(tile, start + at * copied, kv_len, arrays, numbers, tiling)
+        place = _place(tile, page, row, operand, numbers, tiling)
+        tma.async_copy_global_to_shared(array, place, full, into.slice(at * copied, copied, dim=3))
+
+
+@gluon.jit
 def _copy(k_desc, v_desc, k, v, arrays, run, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
-    stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     count = 0
     x = run.first
     tile = run.tile
     base = run.base
     while x < run.end:
-        _, _, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
+        kv_len, _, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
         stop = gl.minimum(base + blocks, run.end)
         for at in range(x, stop):
-            page, row = _page(tile, (first + at - base) * block, arrays, numbers, tiling)
-            full = room(k, count, stages, k_desc.block_type.nbytes)
-            place = _place(tile, page, row, _K, numbers, tiling)
-            tma.async_copy_global_to_shared(k_desc, place, full, k.buffers.index(count % stages))
-            full = room(v, count, stages, v_desc.block_type.nbytes)
-            place = _place(tile, page, row, _V, numbers, tiling)
-            tma.async_copy_global_to_shared(v_desc, place, full, v.buffers.index(count % stages))
+            start = (first + at - base) * block
+            _fetch(k_desc, k, count, tile, start, kv_len, arrays, _K, numbers, tiling)
+            _fetch(v_desc, v, count, tile, start, kv_len, arrays, _V, numbers, tiling)
             count += 1
         x = stop
         tile += 1
@@ -191,7 +204,7 @@ def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
 def _cleared(values, start, kv_len, tiling: gl.constexpr):
     """Make values beyond the end of a sequence zero: whatever is there must not become NaN by a weight of zero."""
     block: gl.constexpr = field(tiling, "block")
-    if field(tiling, "cached"):
+    if field(tiling, "cached") or field(tiling, "page_size"):
         if start + block > kv_len:
             layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
             j = start + gl.arange(0, block, layout=gl.SliceLayout(1, layout))
@@ -379,8 +392,9 @@ def hopper_decode_kernel(
     dtype: gl.constexpr = k_desc.dtype
     stages: gl.constexpr = field(tiling, "stages")
     head: gl.constexpr = field(tiling, "head")
-    k = pipe(k_desc, stages, stages, 1)
-    v = pipe(v_desc, stages, stages, 1)
+    blocks: gl.constexpr = [stages, 1, 1, 1, field(tiling, "block")]
+    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [head], k_desc.layout), stages, 1)
+    v = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "v_head")], v_desc.layout), stages, 1)
     shape: gl.constexpr = [64, head]
     queries = gl.allocate_shared_memory(dtype, shape, gl.NVMMASharedLayout.get_default_for(shape, dtype))
     fence_async_shared()

@@ -66,8 +66,9 @@ def decode_tilings(spec: AttentionSpec, problem: Problem) -> list[DecodeTiling]:
     has = tuple(tuple(stride != 0 for stride in of_batch(own, False)) for own in (strides.k[:-2], strides.v[:-2]))
     found = []
     for block, stages, programs in (*(_SMALL_SHAPES if max(head, v_head) <= 64 else ()), *_SHAPES):
-        while spec.page_size % block:
-            block //= 2
+        copied = block
+        while spec.page_size % copied:
+            copied //= 2
         size = (stages * block * (head + v_head) + GROUP_ROWS * head) * ITEM + _RESERVED
         # Nor do registers hold the sums of so many features twice.
         if size * programs > shared_memory((9, 0)) + _RESERVED or (programs > 1 and v_head > 128):
@@ -75,6 +76,7 @@ def decode_tilings(spec: AttentionSpec, problem: Problem) -> list[DecodeTiling]:
         found.append(
             DecodeTiling(
                 block,
+                copied,
                 stages,
                 programs,
                 spec.head_dim,
@@ -179,7 +181,7 @@ class HopperDecodePlan:
             spec.dtype,
             (*batch, spec.page_size or spec.kv_len, features[0]),
             tuple(stride or 16 // ITEM for stride in (*own, *strides[-2:])),
-            (1,) * BATCH_AXES + (tiling.block, features[1]),
+            (1,) * BATCH_AXES + (tiling.copied, features[1]),
         )
 
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:

@@ -31,7 +31,8 @@ class DecodeTiling:
     """What the kernel is specialised for.
 
     Attributes:
-        block: keys that are worked on at once; a divisor of ``page_size``.
+        block: keys that are worked on at once.
+        copied: how many of them the hardware copies at once: all, or as many as lie in a page.
         stages: blocks that shared memory holds.
         programs: that a multiprocessor runs side by side.
         head_dim, v_head_dim: features.
@@ -47,6 +48,7 @@ class DecodeTiling:
     """
 
     block: int
+    copied: int
     stages: int
     programs: int
     head_dim: int
