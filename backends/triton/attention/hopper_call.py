@@ -101,6 +101,7 @@ class HopperCall:
         ]
         self._kind = function, tuple(types.items()), tuple(aligned), tiling
         self._rest = (*scalars.values(), numbers, tiling)
+        self._compiled: dict[int, Any] = {}
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
         """Queue the kernel, unless an array lies at an odd address: then do nothing.
@@ -116,7 +117,9 @@ class HopperCall:
             if aligned and address % ALIGNMENT:
                 return False
             given.append(address if descriptor is None else descriptor.at(address))
-        compiled = compiled_for(*self._kind, device)
+        compiled = self._compiled.get(device)
+        if compiled is None:
+            compiled = self._compiled[device] = compiled_for(*self._kind, device)
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
             None, None, None, *given, *self._rest,

@@ -158,11 +158,11 @@ def _rows(tile, row, numbers):
 @gluon.jit
 def _offsets(rows, places, numbers):
     """Of rows, in an array that has them."""
-    element = rows.element.to(gl.int64)
-    c = element % numbers.third
-    b = element // numbers.third % numbers.second
-    a = element // numbers.third // numbers.second
-    return a * places.first + b * places.second + c * places.third + rows.query.to(gl.int64) * places.position
+    c = rows.element % numbers.third
+    b = rows.element // numbers.third % numbers.second
+    a = rows.element // numbers.third // numbers.second
+    outer = a.to(gl.int64) * places.first + b.to(gl.int64) * places.second
+    return outer + c.to(gl.int64) * places.third + rows.query.to(gl.int64) * places.position
 
 
 @gluon.jit
@@ -374,7 +374,7 @@ def _attend(k, v, queries, arrays, run, numbers, tiling: gl.constexpr, dtype: gl
 
 @gluon.jit
 def hopper_decode_kernel(
-    k_desc, v_desc, q, out, lse, sinks, cached, table, parts, logs, arrived, numbers, tiling: gl.constexpr
+    k_desc, v_desc, q, out, lse, sinks, cached, table, parts, arrived, numbers, tiling: gl.constexpr
 ):
     """Write the result, and the logarithms of its rows' sums.
 
@@ -384,7 +384,7 @@ def hopper_decode_kernel(
         q, out, lse, sinks: addresses; ``numbers`` says where their elements are. Features are contiguous.
         cached: keys of each sequence, or ``None``.
         table: pages of each sequence, or ``None``.
-        parts, logs: two results, and logarithms of the sums of two, for every program.
+        parts: room for two results of every program, and after these for the logarithms of their rows' sums.
         arrived: a number for each tile, 0 before the call and after it.
         numbers: see :class:`DecodeNumbers`.
         tiling: what the kernel is specialised for.
@@ -399,6 +399,8 @@ def hopper_decode_kernel(
     queries = gl.allocate_shared_memory(dtype, shape, gl.NVMMASharedLayout.get_default_for(shape, dtype))
     fence_async_shared()
     barrier()
+    rows = 2 * gl.num_programs(0) * numbers.q_len * numbers.share
+    logs = parts + rows.to(gl.int64) * field(tiling, "v_head_dim")
     arrays = _Arrays(q, out, lse, sinks, cached, table, parts, logs, arrived)
     run = run_of(gl.program_id(0), gl.num_programs(0), cached, numbers, tiling)
     gl.warp_specialize(

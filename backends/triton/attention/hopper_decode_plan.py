@@ -124,8 +124,7 @@ class HopperDecodePlan:
         rows = spec.q_len * problem.share
         blocks = tiles * -(-spec.kv_len // tiling.block)
         programs = min(units * tiling.programs, blocks)
-        self._logs = 2 * programs * rows
-        self._parts = self._logs * spec.v_head_dim
+        self._kept = 2 * programs * rows * (spec.v_head_dim + 1)
         of_cached, of_table = dtypes
         arrays = {
             "k_desc": self._copied(spec, problem, tiling, "k"),
@@ -137,7 +136,6 @@ class HopperDecodePlan:
             "cached": Array(of_cached, aligned=False) if spec.cache else None,
             "table": Array(of_table, aligned=False) if spec.page_size else None,
             "parts": Array("float32"),
-            "logs": Array("float32"),
             "arrived": Array("int32"),
         }
         sizes = of_batch(problem.sizes, 1)
@@ -186,10 +184,9 @@ class HopperDecodePlan:
 
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
         """Write ``out`` and ``lse``."""
-        parts = memory.workspace(q, self._parts, "float32")
-        logs = memory.workspace(q, self._logs, "float32")
+        parts = memory.workspace(q, self._kept, "float32")
         arrived = memory.counters(q, device, self._tiles)
-        given = (k, v, q, out, lse, extras.sinks, extras.cached, extras.table, parts, logs, arrived)
+        given = (k, v, q, out, lse, extras.sinks, extras.cached, extras.table, parts, arrived)
         if not self.kernel(memory, device, *given):
             self._other(memory, device, q, k, v, extras, out, lse)
 
