@@ -17,9 +17,7 @@ __all__ = ["TorchMemory"]
 # torch without CUDA has none of these; its tensors are for Triton's interpreter then.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
-_capturing: Callable[[], bool] = (
-    torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
-)
+_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
 
 
 class TorchMemory(Memory):
@@ -28,7 +26,7 @@ class TorchMemory(Memory):
     pointer = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
     current_device = staticmethod(_current_device)
     stream = staticmethod(_raw_stream)  # type: ignore[assignment]
-    capturing = staticmethod(_capturing)  # type: ignore[assignment]
+    capturing = staticmethod(_capturing)
     empty = staticmethod(torch.Tensor.new_empty_strided)  # type: ignore[assignment]
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:

@@ -257,8 +257,8 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
     gl = SimpleNamespace(
         constexpr=lambda value: value, float32=np.float32, int32=np.int32, int64=np.int64, static_range=range,
         warp_specialize=_side_by_side,
-        program_id=lambda axis: _tensor(program), num_programs=lambda axis: _tensor(programs), allocate_shared_memory=_memory,
-        load=_load, store=_store, convert_layout=lambda value, layout: value,
+        program_id=lambda axis: _tensor(program), num_programs=lambda axis: _tensor(programs),
+        allocate_shared_memory=_memory, load=_load, store=_store, convert_layout=lambda value, layout: value,
         arange=lambda start, end, layout: _tensor(np.arange(start, end)),
         zeros=lambda shape, dtype, layout: _tensor(np.zeros(shape, dtype)),
         full=lambda shape, value, dtype, layout: _tensor(np.full(shape, value, dtype)),

@@ -43,8 +43,6 @@ def queued() -> Iterator[list[bool]]:
         yield found
 
 
-
-
 def checked(spec: AttentionSpec, inputs: AttentionInputs) -> dict[str, Any]:
     """The result is as exact as half precision's weights and results allow; the same bits come again."""
     found, again = run(spec, inputs, gradients=False), run(spec, inputs, gradients=False)

@@ -223,7 +223,7 @@ class Layouts:
         if strides is None or along in (None, (True, True)):
             return Places(ANY, ANY, ANY, ANY)
         *batch, of_queries, of_keys = strides
-        return Places(*of_batch(tuple(batch), 0), of_queries or of_keys)
+        return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
 
     def programs(self, elements: int, length: int, units: int) -> int:
         """How many are worth starting: one for each multiprocessor, if there are tiles enough."""

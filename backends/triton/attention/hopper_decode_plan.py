@@ -193,4 +193,4 @@ class HopperDecodePlan:
 
 def _places(strides: tuple[int, ...]) -> Places:
     *batch, position = strides
-    return Places(*of_batch(tuple(batch), 0), position)
+    return Places._make((*of_batch(tuple(batch), 0), position))
