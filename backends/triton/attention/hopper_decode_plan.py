@@ -136,7 +136,7 @@ class HopperDecodePlan:
             "cached": Array(of_cached, aligned=False) if spec.cache else None,
             "table": Array(of_table, aligned=False) if spec.page_size else None,
             "parts": Array("float32"),
-            "arrived": Array("int32"),
+            "arrived": Array("int32", aligned=False),
         }
         sizes = of_batch(problem.sizes, 1)
         strides, limits = problem.strides, problem.numbers
