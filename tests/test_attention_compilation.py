@@ -110,7 +110,7 @@ CASES = [
     "float16 512 256 256 causal backward",
     "float16 512 80 96 grouped window softcap broadcast-bias sinks backward",
     "bfloat16 512 64 64 mask segments alibi dropout backward",
-    "bfloat16 4 128 128 grouped causal cache",
+    "bfloat16 4 128 128 grouped causal cache page16",
     "float32 512 64 64 causal backward",
     "float64 512 32 32 backward",
 ]
