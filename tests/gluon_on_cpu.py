@@ -267,6 +267,7 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
         sqrt=tensors(np.sqrt), to_tensor=_tensor, atomic_add=_added,
+        permute=lambda value, axes: _tensor(np.asarray(value).transpose(axes)),
         associative_scan=lambda value, axis, add: _tensor(np.cumsum(value, axis)),
         fma=tensors(lambda a, b, c: a * b + c),
         BlockedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,

@@ -1,8 +1,9 @@
 """Few queries against many keys on Hopper, as fast as memory gives these.
 
-One warp of a program copies blocks of keys and values to shared memory (TMA), as many ahead as there is room for. A warp
-group multiplies these with the queries of all heads that share the keys, padded to 64 rows, and keeps running maxima and
-sums. Programs have equal shares of the blocks of all tiles (:mod:`hopper_decode_work`). Where several have worked on a
+One warp of a program copies blocks of keys and values to shared memory (TMA), as many ahead as there is room for, and
+before the first block of a tile its queries: those of all heads that share the keys. A warp group multiplies them the
+other way round, keys times queries and values times weights, because the hardware takes 64 rows at least and few queries
+are no more than 8 columns; and it keeps running maxima and sums. Programs have equal shares of the blocks of all tiles (:mod:`hopper_decode_work`). Where several have worked on a
 tile, each leaves its result in memory and counts itself; the last one to come puts them together, always in the same
 order, so that the bits don't depend on who that is.
 
@@ -26,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from einops_fast.backends.triton.attention.hopper_decode_work import Run, keys_seen, parts_of, run_of, slot_of
 from einops_fast.backends.triton.attention.hopper_scores import scored
-from einops_fast.backends.triton.attention.hopper_tiles import flat, pipe_of, released, room, there
+from einops_fast.backends.triton.attention.hopper_tiles import pipe_of, released, room, there
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -41,7 +42,6 @@ _ROWS = gl.constexpr(8)
 class _Arrays(NamedTuple):
     """Addresses, ``None`` for what there isn't."""
 
-    q: Any
     out: Any
     lse: Any
     sinks: Any
@@ -52,10 +52,19 @@ class _Arrays(NamedTuple):
     arrived: Any
 
 
-class _Rows(NamedTuple):
-    """Rows of a tile: which element of the batch and which query each is, and whether there is such a row."""
+class _Shared(NamedTuple):
+    """What is in shared memory; ``weights`` of one block."""
 
-    element: Any
+    q: Any
+    k: Any
+    v: Any
+    weights: Any
+
+
+class _Rows(NamedTuple):
+    """Rows of a tile: which of the heads that share keys and which query each is, and whether there is such a row."""
+
+    head: Any
     query: Any
     exists: Any
 
@@ -73,17 +82,24 @@ def _pages_axis(tiling):
 
 @gluon.constexpr_function
 def _parts_at_once(tiling):
-    """So many results that they fit in the registers."""
-    return max(1, min(16, 2048 // tiling.v_head))
+    """So many results that they fit in the registers twice."""
+    return max(1, 1024 // tiling.v_head)
+
+
+@gluon.jit
+def _outer(tile, numbers, tiling: gl.constexpr):
+    """Where a tile is along the three batch axes; 0 along one that its rows count."""
+    c = tile * 0
+    if not field(tiling, "shared"):
+        c = tile % numbers.third
+        tile = tile // numbers.third
+    return tile // numbers.second, tile % numbers.second, c
 
 
 @gluon.jit
 def _place(tile, page, row, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Where a block of keys or values begins."""
-    element = tile * numbers.share
-    c = element % numbers.third
-    b = element // numbers.third % numbers.second
-    a = element // numbers.third // numbers.second
+    a, b, c = _outer(tile, numbers, tiling)
     a = a if _has(tiling, operand, 0) else 0
     b = b if _has(tiling, operand, 1) else 0
     c = c if _has(tiling, operand, 2) else 0
@@ -129,20 +145,25 @@ def _fetch(
 
 
 @gluon.jit
-def _copy(k_desc, v_desc, k, v, arrays, run, numbers, tiling: gl.constexpr):
+def _copy(q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     block: gl.constexpr = field(tiling, "block")
     count = 0
+    done = 0
     x = run.first
     tile = run.tile
     base = run.base
     while x < run.end:
+        a, b, c = _outer(tile, numbers, tiling)
+        full = room(shared.q, done, 2, q_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, (a, b, c, 0, 0), full, shared.q.buffers.index(done % 2))
+        done += 1
         kv_len, _, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
         stop = gl.minimum(base + blocks, run.end)
         for at in range(x, stop):
             start = (first + at - base) * block
-            _fetch(k_desc, k, count, tile, start, kv_len, arrays, _K, numbers, tiling)
-            _fetch(v_desc, v, count, tile, start, kv_len, arrays, _V, numbers, tiling)
+            _fetch(k_desc, shared.k, count, tile, start, kv_len, arrays, _K, numbers, tiling)
+            _fetch(v_desc, shared.v, count, tile, start, kv_len, arrays, _V, numbers, tiling)
             count += 1
         x = stop
         tile += 1
@@ -150,39 +171,26 @@ def _copy(k_desc, v_desc, k, v, arrays, run, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _rows(tile, row, numbers):
-    exists = row < numbers.q_len * numbers.share
-    return _Rows(tile * numbers.share + row % numbers.share, row // numbers.share, exists)
+def _rows(row, numbers, tiling: gl.constexpr):
+    head = row // field(tiling, "queries")
+    query = row % field(tiling, "queries")
+    return _Rows(head, query, (head < numbers.share) & (query < numbers.q_len))
 
 
 @gluon.jit
-def _offsets(rows, places, numbers):
+def _offsets(tile, rows, places, numbers, tiling: gl.constexpr):
     """Of rows, in an array that has them."""
-    c = rows.element % numbers.third
-    b = rows.element // numbers.third % numbers.second
-    a = rows.element // numbers.third // numbers.second
-    outer = a.to(gl.int64) * places.first + b.to(gl.int64) * places.second
-    return outer + c.to(gl.int64) * places.third + rows.query.to(gl.int64) * places.position
-
-
-@gluon.jit
-def _load_queries(into, tile, q, numbers, tiling: gl.constexpr):
-    """Put the queries of a tile in shared memory. Rows that there aren't are zero."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    rows = _rows(tile, gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), numbers)
-    column = gl.arange(0, field(tiling, "head"), layout=gl.SliceLayout(0, layout))
-    places = _offsets(rows, numbers.q, numbers)[:, None] + column[None, :]
-    found = gl.load(q + places, mask=rows.exists[:, None] & (column < field(tiling, "head_dim"))[None, :], other=0)
-    # Nobody may still be multiplying with what was there.
-    barrier()
-    into.store(found)
-    fence_async_shared()
-    barrier()
+    a, b, c = _outer(tile, numbers, tiling)
+    outer = a.to(gl.int64) * places.first + b.to(gl.int64) * places.second + c.to(gl.int64) * places.third
+    inner = rows.query.to(gl.int64) * places.position
+    if field(tiling, "shared"):
+        inner += rows.head.to(gl.int64) * places.third
+    return outer + inner
 
 
 @gluon.jit
 def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
-    """Scores of a block, but ``-inf`` where a key isn't seen."""
+    """Scores of a block of keys, its rows, with queries, but ``-inf`` where a key isn't seen."""
     block: gl.constexpr = field(tiling, "block")
     hides = start + block > kv_len
     if field(tiling, "right"):
@@ -190,9 +198,9 @@ def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
     if field(tiling, "left"):
         hides = hides | (start < shift + numbers.q_len - 1 - numbers.left)
     if hides:
-        j = (start + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout)))[None, :]
+        j = (start + gl.arange(0, block, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
         scores = gl.where(j < kv_len, scores, float("-inf"))
-        facing = (i + shift)[:, None]
+        facing = (i + shift)[None, :]
         if field(tiling, "right"):
             scores = gl.where(j <= facing + numbers.right, scores, float("-inf"))
         if field(tiling, "left"):
@@ -216,13 +224,13 @@ def _cleared(values, start, kv_len, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _with_sinks(value, most, total, rows, sinks, numbers, tiling: gl.constexpr):
-    """Divided by the sum of all weights, that of the sinks included; and the logarithm of this sum.
+def _with_sinks(value, most, total, offsets, exists, sinks, tiling: gl.constexpr):
+    """Rows divided by the sum of all weights, that of the sinks included; and the logarithm of this sum.
 
     ``value`` and ``total`` are in units of ``exp2(most)``.
     """
     if field(tiling, "sinks"):
-        sink = gl.load(sinks + _offsets(rows, numbers.sinks, numbers), mask=rows.exists, other=0) * 1.4426950408889634
+        sink = gl.load(sinks + offsets, mask=exists, other=0) * 1.4426950408889634
         new = gl.maximum(most, sink)
         reference = gl.where(new == float("-inf"), 0.0, new)
         fade = gl.exp2(most - reference)
@@ -230,63 +238,77 @@ def _with_sinks(value, most, total, rows, sinks, numbers, tiling: gl.constexpr):
         value = value * gl.convert_layout(fade, gl.SliceLayout(1, value.type.layout))[:, None]
         most = new
     divisor = gl.where(total == 0.0, 1.0, total)
-    logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
+    logs = gl.where(total == 0.0, float("-inf"), most + gl.log2(divisor))
     return value * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, value.type.layout))[:, None], logs
 
 
 @gluon.jit
-def _store(value, most, total, rows, wide_rows, arrays, numbers, tiling: gl.constexpr):
-    """Write rows of the result; ``wide_rows`` are the same rows, laid out as those of ``value``."""
-    value, logs = _with_sinks(value, most, total, rows, arrays.sinks, numbers, tiling)
-    gl.store(arrays.lse + _offsets(rows, numbers.lse, numbers), logs, mask=rows.exists)
+def _store(value, most, total, tile, start, arrays, numbers, tiling: gl.constexpr):
+    """Write rows of the result from row ``start`` of a tile on."""
+    count: gl.constexpr = value.shape[0]
+    rows = _rows(start + gl.arange(0, count, layout=most.type.layout), numbers, tiling)
+    sinks = 0
+    if field(tiling, "sinks"):
+        sinks = _offsets(tile, rows, numbers.sinks, numbers, tiling)
+    value, logs = _with_sinks(value, most, total, sinks, rows.exists, arrays.sinks, tiling)
+    places = _offsets(tile, rows, numbers.lse, numbers, tiling)
+    gl.store(arrays.lse + places, logs * 0.6931471805599453, mask=rows.exists)
+    rows = _rows(start + gl.arange(0, count, layout=gl.SliceLayout(1, value.type.layout)), numbers, tiling)
     column = gl.arange(0, field(tiling, "v_head"), layout=gl.SliceLayout(0, value.type.layout))
-    exists = wide_rows.exists[:, None] & (column < field(tiling, "v_head_dim"))[None, :]
-    places = _offsets(wide_rows, numbers.out, numbers)[:, None] + column[None, :]
+    exists = rows.exists[:, None] & (column < field(tiling, "v_head_dim"))[None, :]
+    places = _offsets(tile, rows, numbers.out, numbers, tiling)[:, None] + column[None, :]
     gl.store(arrays.out + places, value.to(arrays.out.dtype.element_ty), mask=exists)
 
 
 @gluon.jit
-def _keep(value, most, total, slot, row, wide_row, arrays, numbers, tiling: gl.constexpr):
+def _keep(value, most, total, slot, arrays, numbers, tiling: gl.constexpr):
     """Leave a program's result for a tile where the last one finds it."""
     v_head_dim: gl.constexpr = field(tiling, "v_head_dim")
-    count = numbers.q_len * numbers.share
+    count: gl.constexpr = field(tiling, "rows")
+    row = gl.arange(0, count, layout=most.type.layout)
     divisor = gl.where(total == 0.0, 1.0, total)
     logs = gl.where(total == 0.0, float("-inf"), most + gl.log2(divisor))
-    gl.store(arrays.logs + slot * count + row, logs, mask=row < count)
+    gl.store(arrays.logs + slot * count + row, logs)
     value = value * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, value.type.layout))[:, None]
+    row = gl.arange(0, count, layout=gl.SliceLayout(1, value.type.layout))
     column = gl.arange(0, field(tiling, "v_head"), layout=gl.SliceLayout(0, value.type.layout))
-    places = ((slot * count + wide_row) * v_head_dim)[:, None] + column[None, :]
-    gl.store(arrays.parts + places, value, mask=(wide_row < count)[:, None] & (column < v_head_dim)[None, :])
+    places = ((slot * count + row) * v_head_dim)[:, None] + column[None, :]
+    exists = _rows(row, numbers, tiling).exists[:, None] & (column < v_head_dim)[None, :]
+    gl.store(arrays.parts + places, value, mask=exists)
+
+
+@gluon.jit
+def _kept(at, parts, first, row, column, arrays, numbers, tiling: gl.constexpr, layout: gl.constexpr):
+    """Some of the results of programs for a tile, and the logarithms of their sums."""
+    v_head_dim: gl.constexpr = field(tiling, "v_head_dim")
+    part = at + gl.arange(0, _parts_at_once(tiling), layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    exists = (part < parts)[:, None] & _rows(row, numbers, tiling).exists[None, :]
+    slots = slot_of(first + part, (part == 0).to(gl.int32)) * field(tiling, "rows")
+    places = slots[:, None] + row[None, :]
+    logs = gl.load(arrays.logs + places, mask=exists, other=float("-inf"))
+    exists = exists[:, :, None] & (column < v_head_dim)
+    return gl.load(arrays.parts + (places * v_head_dim)[:, :, None] + column, mask=exists, other=0.0), logs
 
 
 @gluon.jit
 def _put_together(tile, first, parts, arrays, numbers, tiling: gl.constexpr):
     """Write the rows of a tile that programs from ``first`` on have worked on."""
     v_head: gl.constexpr = field(tiling, "v_head")
-    v_head_dim: gl.constexpr = field(tiling, "v_head_dim")
     chunk: gl.constexpr = _parts_at_once(tiling)
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [1, 4, 1], [2, 1, 0])
     of_logs: gl.constexpr = gl.SliceLayout(2, layout)
     of_sums: gl.constexpr = gl.SliceLayout(0, layout)
     of_rows: gl.constexpr = gl.SliceLayout(0, of_logs)
-    count = numbers.q_len * numbers.share
-    column = gl.arange(0, v_head, layout=gl.SliceLayout(0, of_sums))
-    columns = column[None, :][None, :, :]
-    for start in range(0, count, _ROWS):
+    column = gl.arange(0, v_head, layout=gl.SliceLayout(0, of_sums))[None, :][None, :, :]
+    for start in gl.static_range(0, field(tiling, "rows"), _ROWS):
         row = start + gl.arange(0, _ROWS, layout=of_rows)
         most = gl.full([_ROWS], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([_ROWS], 0.0, gl.float32, layout=of_rows)
         sums = gl.zeros([_ROWS, v_head], gl.float32, layout=of_sums)
+        found, logs = _kept(0, parts, first, row, column, arrays, numbers, tiling, layout)
         for at in range(0, parts, chunk):
-            part = at + gl.arange(0, chunk, layout=gl.SliceLayout(1, of_logs))
-            exists = (part < parts)[:, None] & (row < count)[None, :]
-            places = (slot_of(first + part, (part == 0).to(gl.int32)) * count)[:, None] + row[None, :]
-            logs = gl.load(arrays.logs + places, mask=exists, other=float("-inf"))
-            found = gl.load(
-                arrays.parts + (places * v_head_dim)[:, :, None] + columns,
-                mask=exists[:, :, None] & (columns < v_head_dim),
-                other=0.0,
-            )
+            # The next ones are on their way meanwhile.
+            later, later_logs = _kept(at + chunk, parts, first, row, column, arrays, numbers, tiling, layout)
             new = gl.maximum(most, gl.max(logs, 0))
             reference = gl.where(new == float("-inf"), 0.0, new)
             shares = gl.exp2(logs - reference[None, :])
@@ -295,71 +317,81 @@ def _put_together(tile, first, parts, arrays, numbers, tiling: gl.constexpr):
             sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, of_sums))[:, None]
             sums += gl.sum(found * shares[:, :, None], 0)
             most = new
-        wide = start + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, of_sums))
-        rows, wide_rows = _rows(tile, row, numbers), _rows(tile, wide, numbers)
-        _store(sums, most, total, rows, wide_rows, arrays, numbers, tiling)
+            found = later
+            logs = later_logs
+        _store(sums, most, total, tile, start, arrays, numbers, tiling)
 
 
 @gluon.jit
-def _attend(k, v, queries, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.constexpr):
+def _tile_of(buffers, at):
+    """Tile ``at`` of some as a matrix of the features of rows."""
+    shape: gl.constexpr = buffers.type.shape
+    return buffers.index(at).reshape([shape[3] * shape[4], shape[5]])
+
+
+@gluon.jit
+def _attend(shared, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.constexpr):
     """What the warp group does."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
+    rows: gl.constexpr = field(tiling, "rows")
     v_head: gl.constexpr = field(tiling, "v_head")
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
-    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
-    row = gl.arange(0, 64, layout=of_rows)
-    wide_row = gl.arange(0, 64, layout=gl.SliceLayout(1, of_sums))
-    i = row // numbers.share
+    # Tiles are turned: keys or features along the first axis, queries along the second.
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(0, layout)
+    zeros = gl.zeros([block, rows], gl.float32, layout=layout)
+    i = gl.arange(0, rows, layout=of_rows) % field(tiling, "queries")
     program = gl.program_id(0)
-    programs = gl.num_programs(0)
     count = 0
+    done = 0
     x = run.first
     tile = run.tile
     base = run.base
     while x < run.end:
         kv_len, shift, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
         stop = gl.minimum(base + blocks, run.end)
-        _load_queries(queries, tile, arrays.q, numbers, tiling)
-        most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
-        total = gl.full([64], 0.0, gl.float32, layout=of_rows)
-        sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
+        most = gl.full([rows], float("-inf"), gl.float32, layout=of_rows)
+        totals = gl.zeros([block, rows], gl.float32, layout=layout)
+        sums = gl.zeros([v_head, rows], gl.float32, layout=layout)
+        there(shared.q, done, 2)
+        queries = _tile_of(shared.q.buffers, done % 2).permute((1, 0))
         for at in range(x, stop):
             start = (first + at - base) * block
-            there(k, count, stages)
-            keys = flat(k.buffers, count % stages)
-            started = warpgroup_mma(queries, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            there(shared.k, count, stages)
+            keys = _tile_of(shared.k.buffers, count % stages)
+            started = warpgroup_mma(keys, queries, zeros, use_acc=False, is_async=True)
             products = warpgroup_mma_wait(0, deps=[started])
-            released(k, count, stages)
+            released(shared.k, count, stages)
             scores, factor, _ = scored(products, 0.0, numbers, tiling)
             scores = _hidden(scores, start, i, shift, kv_len, numbers, tiling)
-            new = gl.maximum(most, gl.max(scores, 1) * factor)
-            # A row that has seen nothing yet.
+            new = gl.maximum(most, gl.max(scores, 0) * factor)
+            # A query that has seen nothing yet.
             reference = gl.where(new == float("-inf"), 0.0, new)
             nothing = gl.zeros_like(scores)
-            weights = gl.exp2(gl.fma(scores, nothing + factor, nothing - reference[:, None]))
+            weights = gl.exp2(gl.fma(scores, nothing + factor, nothing - reference[None, :]))
             fade = gl.exp2(most - reference)
-            total = total * fade + gl.sum(weights, 1)
+            totals = totals * fade[None, :] + weights
+            sums = sums * fade[None, :]
             most = new
-            sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, of_sums))[:, None]
-            weights = gl.convert_layout(weights.to(dtype), of_weights)
-            there(v, count, stages)
-            values = flat(v.buffers, count % stages)
+            shared.weights.store(gl.permute(weights.to(dtype), (1, 0)))
+            fence_async_shared()
+            barrier()
+            there(shared.v, count, stages)
+            values = _tile_of(shared.v.buffers, count % stages)
             _cleared(values, start, kv_len, tiling)
-            added = warpgroup_mma(weights, values, sums, is_async=True)
+            added = warpgroup_mma(values.permute((1, 0)), shared.weights.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[added])
-            released(v, count, stages)
+            released(shared.v, count, stages)
             count += 1
+        released(shared.q, done, 2)
+        done += 1
+        total = gl.sum(totals, 0)
+        result = gl.permute(sums, (1, 0))
         if (x == base) & (stop == base + blocks):
-            rows, wide_rows = _rows(tile, row, numbers), _rows(tile, wide_row, numbers)
-            _store(sums, most, total, rows, wide_rows, arrays, numbers, tiling)
+            _store(result, most, total, tile, 0, arrays, numbers, tiling)
         else:
-            begins = (x == base).to(gl.int32)
-            _keep(sums, most, total, slot_of(program, begins), row, wide_row, arrays, numbers, tiling)
-            owner, parts = parts_of(base, blocks, programs, run.total)
+            _keep(result, most, total, slot_of(program, (x == base).to(gl.int32)), arrays, numbers, tiling)
+            owner, parts = parts_of(base, blocks, gl.num_programs(0), run.total)
             # What all threads have written is there before the count says so.
             barrier()
             before = gl.atomic_add(arrays.arrived + tile, 1, sem="acq_rel", scope="gpu")
@@ -374,14 +406,14 @@ def _attend(k, v, queries, arrays, run, numbers, tiling: gl.constexpr, dtype: gl
 
 @gluon.jit
 def hopper_decode_kernel(
-    k_desc, v_desc, q, out, lse, sinks, cached, table, parts, arrived, numbers, tiling: gl.constexpr
+    q_desc, k_desc, v_desc, out, lse, sinks, cached, table, parts, arrived, numbers, tiling: gl.constexpr
 ):
     """Write the result, and the logarithms of its rows' sums.
 
     Args:
-        k_desc, v_desc: three batch axes, one of which may count pages, positions, features; a batch axis that an
-            operand lacks has size 1.
-        q, out, lse, sinks: addresses; ``numbers`` says where their elements are. Features are contiguous.
+        q_desc, k_desc, v_desc: three batch axes, one of which may count pages of k and v, positions, features; a batch
+            axis that k or v lacks has size 1.
+        out, lse, sinks: addresses; ``numbers`` says where their elements are. Features are contiguous.
         cached: keys of each sequence, or ``None``.
         table: pages of each sequence, or ``None``.
         parts: room for two results of every program, and after these for the logarithms of their rows' sums.
@@ -391,22 +423,23 @@ def hopper_decode_kernel(
     """
     dtype: gl.constexpr = k_desc.dtype
     stages: gl.constexpr = field(tiling, "stages")
-    head: gl.constexpr = field(tiling, "head")
-    blocks: gl.constexpr = [stages, 1, 1, 1, field(tiling, "block")]
-    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [head], k_desc.layout), stages, 1)
+    block: gl.constexpr = field(tiling, "block")
+    rows: gl.constexpr = field(tiling, "rows")
+    blocks: gl.constexpr = [stages, 1, 1, 1, block]
+    q = pipe_of(gl.allocate_shared_memory(dtype, [2] + q_desc.block_type.shape, q_desc.layout), 2, 1)
+    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "head")], k_desc.layout), stages, 1)
     v = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "v_head")], v_desc.layout), stages, 1)
-    shape: gl.constexpr = [64, head]
-    queries = gl.allocate_shared_memory(dtype, shape, gl.NVMMASharedLayout.get_default_for(shape, dtype))
+    of_weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, block], dtype)
+    shared = _Shared(q, k, v, gl.allocate_shared_memory(dtype, [rows, block], of_weights))
     fence_async_shared()
     barrier()
-    rows = 2 * gl.num_programs(0) * numbers.q_len * numbers.share
-    logs = parts + rows.to(gl.int64) * field(tiling, "v_head_dim")
-    arrays = _Arrays(q, out, lse, sinks, cached, table, parts, logs, arrived)
+    kept = 2 * gl.num_programs(0) * rows
+    arrays = _Arrays(out, lse, sinks, cached, table, parts, parts + kept * field(tiling, "v_head_dim"), arrived)
     run = run_of(gl.program_id(0), gl.num_programs(0), cached, numbers, tiling)
     gl.warp_specialize(
         [
-            (_attend, (k, v, queries, arrays, run, numbers, tiling, dtype)),
-            (_copy, (k_desc, v_desc, k, v, arrays, run, numbers, tiling)),
+            (_attend, (shared, arrays, run, numbers, tiling, dtype)),
+            (_copy, (q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling)),
         ],
         [1],
         [40],

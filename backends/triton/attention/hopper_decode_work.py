@@ -31,13 +31,15 @@ class DecodeTiling:
     """What the kernel is specialised for.
 
     Attributes:
-        block: keys that are worked on at once.
+        block: keys that are worked on at once, 64 or 128.
         copied: how many of them the hardware copies at once: all, or as many as lie in a page.
         stages: blocks that shared memory holds.
         programs: that a multiprocessor runs side by side.
+        heads, queries: rows of a tile, powers of two that hold all heads that share keys and all queries of each.
         head_dim, v_head_dim: features.
-        head, v_head: the same, rounded up to powers of two.
+        head, v_head: the same, rounded up to powers of two; of the values, 64 at least.
         axes: batch axes, of three at most; the first of them counts sequences where these have lengths or pages.
+        shared: whether the last of them is one that k and v lack.
         has: which of the three batch axes k and v have.
         left, right: whether keys far before or after the facing one are hidden.
         bottom_right: the last query faces the last key.
@@ -51,11 +53,14 @@ class DecodeTiling:
     copied: int
     stages: int
     programs: int
+    heads: int
+    queries: int
     head_dim: int
     v_head_dim: int
     head: int
     v_head: int
     axes: int
+    shared: bool
     has: tuple[tuple[bool, ...], tuple[bool, ...]]
     left: bool = False
     right: bool = False
@@ -69,9 +74,14 @@ class DecodeTiling:
     """There is none."""
 
     @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.heads * self.queries
+
+    @property
     def registers(self) -> int:
-        """That a thread has before the warps share them out anew; half of what there is, if two programs shall fit."""
-        return 128 if self.programs == 2 else 168
+        """That a thread has before the warps share them out anew: so many that all programs fit."""
+        return {1: 168, 2: 128, 3: 80}[self.programs]
 
     @property
     def name(self) -> str:
@@ -86,12 +96,12 @@ class DecodeNumbers(NamedTuple):
         tiles: batch elements that have keys of their own.
         sequences: of them; 1 where they have no lengths.
         each: tiles of a sequence.
-        share: batch elements that share keys.
+        share: batch elements that share keys: the size of the last axis, if k and v lack it, else 1.
         q_len, kv_len: queries and keys, or places for these.
         left, right: how many keys are seen before and after the facing one.
         second, third: sizes of these batch axes.
         scale, cap: of scores, both times ``log2(e)``.
-        q, out, lse, sinks: where these are.
+        out, lse, sinks: where these are.
         rows, columns: strides of the block table.
     """
 
@@ -107,7 +117,6 @@ class DecodeNumbers(NamedTuple):
     third: Any
     scale: Any
     cap: Any
-    q: Places
     out: Places
     lse: Places
     sinks: Places
