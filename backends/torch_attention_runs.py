@@ -15,7 +15,7 @@ from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients, is_whole
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
-from einops_fast.backends.triton.attention.hopper_decode_plan import HopperDecodePlan, decode_tilings, suits_decode
+from einops_fast.backends.triton.attention.hopper_decode_plan import HopperDecodePlan, decode_tiling, suits_decode
 from einops_fast.backends.triton.attention.hopper_plan import (
     HopperBackwardPlan,
     HopperForwardPlan,
@@ -75,7 +75,7 @@ class _Forward:
             self.run = HopperForwardPlan(spec, found, units, plan, of_bias)
         elif suits_decode(spec, found, capability):
             dtypes = _dtype_of(arrays[_CACHED]), _dtype_of(arrays[_TABLE])
-            self.run = HopperDecodePlan(spec, found, units, plan, dtypes, decode_tilings(spec, found)[0])
+            self.run = HopperDecodePlan(spec, found, units, plan, dtypes, decode_tiling(spec, found))
 
 
 class _Backward:

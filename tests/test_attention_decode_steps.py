@@ -27,8 +27,8 @@ def programs(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     with (
         hopper_on_cpu() as found,
         mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), request.param)),
-        mock.patch.object(hopper_decode_plan, "_SHAPES", ((16, 2, 1),)),
-        mock.patch.object(hopper_decode_plan, "_SMALL_SHAPES", ()),
+        mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
+        mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_forward_plans", {}),
     ):
@@ -98,7 +98,7 @@ def test_more_sequences_than_are_looked_at_at_once(programs: list[str]) -> None:
 @pytest.mark.parametrize("page_size", [16, 32, 48])
 @pytest.mark.parametrize("block", [16, 32])
 def test_pages(page_size: int, block: int, programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_decode_plan, "_SHAPES", ((block, 2, 1),))
+    monkeypatch.setattr(hopper_decode_plan, "_BLOCKS", (block,))
     count = 96 // page_size
     spec, inputs = _cached((96, 7), causal=True)
     spec = replace(spec, kv_len=96, page_size=page_size, k_batch=(9 * count, 2, 1), v_batch=(9 * count, 2, 1))

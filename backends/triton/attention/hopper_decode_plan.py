@@ -14,10 +14,10 @@ from einops_fast.backends.triton.attention.hopper_plan import copyable, power
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, shared_memory
-from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["HopperDecodePlan", "decode_tilings", "suits_decode"]
+__all__ = ["HopperDecodePlan", "decode_tiling", "suits_decode"]
 
 _MOST_FEATURES = 256
 
@@ -27,14 +27,24 @@ _MOST_ROWS = 64
 _FAR = 1 << 31
 """Strides of what the hardware doesn't copy are less than this."""
 
-_RESERVED = 1536
-"""Bytes of shared memory of each program that aren't for tiles: 1024 of the system's own, barriers, sums."""
+_ANY = ALIGNMENT // ITEM
+"""A stride that the hardware takes, for an axis of size 1."""
 
-_SHAPES = ((128, 3, 1), (64, 3, 1), (64, 2, 1))
-"""Keys of a block, blocks that shared memory holds, and programs of a multiprocessor; the first that fits is taken."""
+_RESERVED = 1 << 10
+"""Bytes of shared memory that aren't for tiles, amply: barriers, and what warps tell each other."""
 
-_SMALL_SHAPES = ((128, 3, 2),)
-"""The same for 64 features or fewer."""
+_BLOCKS = (128, 64)
+"""Keys that are worked on at once, the best first."""
+
+_MANY_ROWS = 16
+"""For more rows of a tile than that, the larger block takes more registers than there are."""
+
+_AHEAD = 128 << 10
+"""Bytes of keys and values that are on their way to a multiprocessor. Memory would be as fast with fewer; with more, some
+multiprocessors get theirs well before others."""
+
+_WHOLE = 0.95
+"""Share of the multiprocessors that is enough, if then no tile has to be put together."""
 
 
 def suits_decode(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> bool:
@@ -50,14 +60,14 @@ def suits_decode(spec: AttentionSpec, problem: Problem, capability: tuple[int, i
         return False
     if features.alibi or features.segments or features.dropout or features.biased or features.masked or spec.varlen:
         return False
-    if spec.q_len > FEW_QUERIES or not spec.kv_len or features.shared > 1:
+    if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements) or features.shared > 1:
         return False
     heads, queries = _rows(spec, problem)
     if heads * queries > _MOST_ROWS or features.axes > BATCH_AXES:
         return False
     if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
         return False
-    if spec.page_size and (spec.page_size % 16 or any(page * ITEM % 16 for page in strides.pages[:2])):
+    if spec.page_size and (spec.page_size % 16 or any(page * ITEM % ALIGNMENT for page in strides.pages[:2])):
         return False
     if not all(copyable(own, ITEM) for own in (strides.k, strides.v, _of_queries(spec, problem))):
         return False
@@ -76,48 +86,60 @@ def _rows(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
 def _of_queries(spec: AttentionSpec, problem: Problem) -> tuple[int, ...]:
     """Strides of q, with any one for a single query and for axes of size 1."""
     *batch, position, feature = problem.strides.q
-    return (*batch, position if spec.q_len > 1 else 16 // ITEM, feature)
+    return (*batch, position if spec.q_len > 1 else _ANY, feature)
 
 
-def decode_tilings(spec: AttentionSpec, problem: Problem) -> list[DecodeTiling]:
-    """Tilings of the kernel that the hardware has shared memory for, the best one first."""
+def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
+    """The tiling of the kernel: the first that there is shared memory for."""
     features, strides = problem.features, problem.strides
     head, v_head = power(spec.head_dim), max(64, power(spec.v_head_dim))
     heads, queries = _rows(spec, problem)
     has = tuple(tuple(stride != 0 for stride in of_batch(own, False)) for own in (strides.k[:-2], strides.v[:-2]))
-    found = []
-    for block, stages, programs in (*(_SMALL_SHAPES if max(head, v_head) <= 64 else ()), *_SHAPES):
-        copied = block
-        while spec.page_size % copied:
-            copied //= 2
-        size = (stages * block * (head + v_head) + heads * queries * (2 * head + block)) * ITEM + _RESERVED
-        if size * programs > shared_memory((9, 0)) + (1 << 10):
-            continue
-        found.append(
-            DecodeTiling(
-                block,
-                copied,
-                stages,
-                programs,
-                heads,
-                queries,
-                spec.head_dim,
-                spec.v_head_dim,
-                head,
-                v_head,
-                features.axes,
-                features.shared > 0,
-                (has[0], has[1]),
-                left=features.left,
-                right=features.right,
-                bottom_right=features.bottom_right,
-                softcap=features.softcap,
-                sinks=features.sinks,
-                cached=spec.cache,
-                page_size=spec.page_size,
-            )
-        )
-    return found
+    blocks = [block for block in _BLOCKS if block <= 64 or heads * queries <= _MANY_ROWS]
+    for block in blocks:
+        each = block * (head + v_head) * ITEM
+        stages = max(2, round(_AHEAD / each))
+        if stages * each + heads * queries * (2 * head + block) * ITEM + _RESERVED <= shared_memory((9, 0)):
+            break
+    copied = block
+    while spec.page_size % copied:
+        copied //= 2
+    return DecodeTiling(
+        block,
+        copied,
+        stages,
+        heads,
+        queries,
+        spec.head_dim,
+        spec.v_head_dim,
+        head,
+        v_head,
+        features.axes,
+        features.shared > 0,
+        (has[0], has[1]),
+        left=features.left,
+        right=features.right,
+        bottom_right=features.bottom_right,
+        softcap=features.softcap,
+        sinks=features.sinks,
+        cached=spec.cache,
+        page_size=spec.page_size,
+    )
+
+
+def _programs(units: int, tiles: int, blocks: int, alike: bool) -> int:
+    """How many programs to start.
+
+    Args:
+        units: multiprocessors of the device, each of which runs one.
+        tiles: what there is to do.
+        blocks: of keys of each tile, at most.
+        alike: whether all tiles have as many.
+    """
+    each = -(-tiles // units)
+    if alike and tiles % each == 0 and tiles // each >= _WHOLE * units:
+        return tiles // each
+    return min(units, tiles * blocks)
 
 
 class HopperDecodePlan:
@@ -144,8 +166,7 @@ class HopperDecodePlan:
         self._other = other
         self._tiles = tiles = problem.elements // problem.share
         sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
-        blocks = tiles * -(-spec.kv_len // tiling.block)
-        programs = min(units * tiling.programs, blocks)
+        programs = _programs(units, tiles, -(-spec.kv_len // tiling.block), not spec.cache)
         self._kept = 2 * programs * tiling.rows * (spec.v_head_dim + 1)
         of_cached, of_table = dtypes
         arrays = {
@@ -189,7 +210,7 @@ class HopperDecodePlan:
         return Array(
             spec.dtype,
             (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
-            tuple(stride or 16 // ITEM for stride in (*strides, *_of_queries(spec, problem)[-2:])),
+            tuple(stride or _ANY for stride in (*strides, *_of_queries(spec, problem)[-2:])),
             (1, 1, tiling.heads, tiling.queries, tiling.head),
         )
 
@@ -206,11 +227,10 @@ class HopperDecodePlan:
             page = problem.strides.pages[0 if of_keys else 1]
             own = (*own[:axis], page, *own[axis + 1 :])
             batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
-        # Any stride does for an axis of size 1.
         return Array(
             spec.dtype,
             (*batch, spec.page_size or spec.kv_len, features[0]),
-            tuple(stride or 16 // ITEM for stride in (*own, *strides[-2:])),
+            tuple(stride or _ANY for stride in (*own, *strides[-2:])),
             (1,) * BATCH_AXES + (tiling.copied, features[1]),
         )
 

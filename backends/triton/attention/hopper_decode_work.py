@@ -34,7 +34,6 @@ class DecodeTiling:
         block: keys that are worked on at once, 64 or 128.
         copied: how many of them the hardware copies at once: all, or as many as lie in a page.
         stages: blocks that shared memory holds.
-        programs: that a multiprocessor runs side by side.
         heads, queries: rows of a tile, powers of two that hold all heads that share keys and all queries of each.
         head_dim, v_head_dim: features.
         head, v_head: the same, rounded up to powers of two; of the values, 64 at least.
@@ -52,7 +51,6 @@ class DecodeTiling:
     block: int
     copied: int
     stages: int
-    programs: int
     heads: int
     queries: int
     head_dim: int
@@ -78,15 +76,13 @@ class DecodeTiling:
         """Of a tile."""
         return self.heads * self.queries
 
-    @property
-    def registers(self) -> int:
-        """That a thread has before the warps share them out anew: so many that all programs fit."""
-        return {1: 168, 2: 128, 3: 80}[self.programs]
+    registers = 168
+    """That a thread has before the warps share them out anew."""
 
     @property
     def name(self) -> str:
         """The tiles in short, unique among those of one problem."""
-        return f"blocks of {self.block}, {self.stages} stages, {self.programs} a multiprocessor, copied by hardware"
+        return f"blocks of {self.block}, {self.stages} stages, copied by hardware"
 
 
 class DecodeNumbers(NamedTuple):
