@@ -82,8 +82,8 @@ def _pages_axis(tiling):
 
 @gluon.constexpr_function
 def _parts_at_once(tiling):
-    """So many results that they fit in the registers twice."""
-    return 1024 // max(128, tiling.v_head)
+    """So many results that they fit in the registers four times."""
+    return 512 // max(128, tiling.v_head)
 
 
 @gluon.jit
@@ -305,10 +305,12 @@ def _put_together(tile, first, parts, arrays, numbers, tiling: gl.constexpr):
         most = gl.full([_ROWS], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([_ROWS], 0.0, gl.float32, layout=of_rows)
         sums = gl.zeros([_ROWS, v_head], gl.float32, layout=of_sums)
+        # Each has a long way: so three are on it while one is added.
         found, logs = _kept(0, parts, first, row, column, arrays, numbers, tiling, layout)
+        second, second_logs = _kept(chunk, parts, first, row, column, arrays, numbers, tiling, layout)
+        third, third_logs = _kept(2 * chunk, parts, first, row, column, arrays, numbers, tiling, layout)
         for at in range(0, parts, chunk):
-            # The next ones are on their way meanwhile.
-            later, later_logs = _kept(at + chunk, parts, first, row, column, arrays, numbers, tiling, layout)
+            fourth, fourth_logs = _kept(at + 3 * chunk, parts, first, row, column, arrays, numbers, tiling, layout)
             new = gl.maximum(most, gl.max(logs, 0))
             reference = gl.where(new == float("-inf"), 0.0, new)
             shares = gl.exp2(logs - reference[None, :])
@@ -317,8 +319,9 @@ def _put_together(tile, first, parts, arrays, numbers, tiling: gl.constexpr):
             sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, of_sums))[:, None]
             sums += gl.sum(found * shares[:, :, None], 0)
             most = new
-            found = later
-            logs = later_logs
+            found, logs = second, second_logs
+            second, second_logs = third, third_logs
+            third, third_logs = fourth, fourth_logs
         _store(sums, most, total, tile, start, arrays, numbers, tiling)
 
 
