@@ -2,10 +2,11 @@
 
 One warp of a program copies blocks of keys and values to shared memory (TMA), as many ahead as there is room for, and
 before the first block of a tile its queries: those of all heads that share the keys. A warp group multiplies them the
-other way round, keys times queries and values times weights, because the hardware takes 64 rows at least and few queries
-are no more than 8 columns; and it keeps running maxima and sums. Programs have equal shares of the blocks of all tiles (:mod:`hopper_decode_work`). Where several have worked on a
-tile, each leaves its result in memory and counts itself; the last one to come puts them together, always in the same
-order, so that the bits don't depend on who that is.
+other way round, keys times queries and values times weights, because the hardware takes 64 rows at least, while few
+queries are no more than 8 columns; and it keeps running maxima and sums. Programs have equal shares of the blocks of
+all tiles (:mod:`hopper_decode_work`). Where several have worked on a tile, each leaves its result in memory and
+counts itself; the last one to come puts them together, always in the same order, so that the bits don't depend on who
+that is.
 
 After FlashDecoding (Dao et al., 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
@@ -25,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_decode_work import Run, keys_seen, parts_of, run_of, slot_of
+from einops_fast.backends.triton.attention.hopper_decode_work import keys_seen, parts_of, run_of, slot_of
 from einops_fast.backends.triton.attention.hopper_scores import scored
 from einops_fast.backends.triton.attention.hopper_tiles import pipe_of, released, room, there
 from einops_fast.backends.triton.barriers import barrier
@@ -212,15 +213,14 @@ def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
 def _cleared(values, start, kv_len, tiling: gl.constexpr):
     """Make values beyond the end of a sequence zero: whatever is there must not become NaN by a weight of zero."""
     block: gl.constexpr = field(tiling, "block")
-    if field(tiling, "cached") or field(tiling, "page_size"):
-        if start + block > kv_len:
-            layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-            j = start + gl.arange(0, block, layout=gl.SliceLayout(1, layout))
-            found = values.load(layout)
-            barrier()
-            values.store(gl.where((j < kv_len)[:, None], found, gl.zeros_like(found)))
-            fence_async_shared()
-            barrier()
+    if (field(tiling, "cached") or field(tiling, "page_size")) and start + block > kv_len:
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        j = start + gl.arange(0, block, layout=gl.SliceLayout(1, layout))
+        found = values.load(layout)
+        barrier()
+        values.store(gl.where((j < kv_len)[:, None], found, gl.zeros_like(found)))
+        fence_async_shared()
+        barrier()
 
 
 @gluon.jit

@@ -40,7 +40,7 @@ _MANY_ROWS = 16
 """For more rows of a tile than that, the larger block takes more registers than there are."""
 
 _AHEAD = 128 << 10
-"""Bytes of keys and values that are on their way to a multiprocessor. Memory would be as fast with fewer; with more, some
+"""Bytes of keys and values that are on their way to a multiprocessor. With more of them memory isn't faster, and some
 multiprocessors get theirs well before others."""
 
 _WHOLE = 0.95

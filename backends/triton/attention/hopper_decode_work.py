@@ -1,8 +1,8 @@
 """Who does what when few queries see many keys: blocks of all keys, dealt out in equal shares.
 
-What queries of a tile see of their keys is cut into blocks, and the blocks of all tiles, one tile's after the other's,
-are dealt out to the programs: each has one run of them, and no two runs differ by more than a block. A run may begin and
-end within a tile, whose result then has to be put together from those of several programs.
+What queries of a tile see of their keys is cut into blocks, and the blocks of all tiles, one tile's after the
+other's, are dealt out to the programs: each has one run of them, and no two runs differ by more than a block. A run
+may begin and end within a tile, whose result then has to be put together from those of several programs.
 
 After Stream-K (Osama et al., 2023, https://arxiv.org/abs/2301.03598).
 """
