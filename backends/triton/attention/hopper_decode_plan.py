@@ -13,7 +13,7 @@ from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbe
 from einops_fast.backends.triton.attention.hopper_plan import copyable, power
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, shared_memory
+from einops_fast.backends.triton.attention.tilings import FEW_QUERIES
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 
@@ -21,8 +21,8 @@ __all__ = ["HopperDecodePlan", "decode_tiling", "suits_decode"]
 
 _MOST_FEATURES = 256
 
-_MOST_ROWS = 64
-"""Of a tile."""
+_MOST_ROWS = 32
+"""Of a tile; with more, multiplying the other way round takes longer than the general kernels do."""
 
 _FAR = 1 << 31
 """Strides of what the hardware doesn't copy are less than this."""
@@ -30,14 +30,14 @@ _FAR = 1 << 31
 _ANY = ALIGNMENT // ITEM
 """A stride that the hardware takes, for an axis of size 1."""
 
-_RESERVED = 1 << 10
-"""Bytes of shared memory that aren't for tiles, amply: barriers, and what warps tell each other."""
+_BLOCKS = (256, 128, 64)
+"""Keys that are worked on at once."""
 
-_BLOCKS = (128, 64)
-"""Keys that are worked on at once, the best first."""
+_BLOCK_BYTES = 64 << 10
+"""Of keys and values that are worked on at once, at most."""
 
-_MANY_ROWS = 16
-"""For more rows of a tile than that, the larger block takes more registers than there are."""
+_MOST_SCORES = 128 * 16
+"""That are worked on at once: more take more registers than there are."""
 
 _AHEAD = 128 << 10
 """Bytes of keys and values that are on their way to a multiprocessor. With more of them memory isn't faster, and some
@@ -90,17 +90,18 @@ def _of_queries(spec: AttentionSpec, problem: Problem) -> tuple[int, ...]:
 
 
 def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
-    """The tiling of the kernel: the first that there is shared memory for."""
+    """The tiling of the kernel."""
     features, strides = problem.features, problem.strides
     head, v_head = power(spec.head_dim), max(64, power(spec.v_head_dim))
     heads, queries = _rows(spec, problem)
     has = tuple(tuple(stride != 0 for stride in of_batch(own, False)) for own in (strides.k[:-2], strides.v[:-2]))
-    blocks = [block for block in _BLOCKS if block <= 64 or heads * queries <= _MANY_ROWS]
-    for block in blocks:
-        each = block * (head + v_head) * ITEM
-        stages = max(2, round(_AHEAD / each))
-        if stages * each + heads * queries * (2 * head + block) * ITEM + _RESERVED <= shared_memory((9, 0)):
-            break
+    bytes_of_key = (head + v_head) * ITEM
+    block = next(
+        block
+        for block in _BLOCKS
+        if block == _BLOCKS[-1] or (block * bytes_of_key <= _BLOCK_BYTES and block * heads * queries <= _MOST_SCORES)
+    )
+    stages = max(2, round(_AHEAD / (block * bytes_of_key)))
     copied = block
     while spec.page_size % copied:
         copied //= 2
