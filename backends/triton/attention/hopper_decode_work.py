@@ -20,7 +20,18 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.attention.hopper_tiles import Places
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["DecodeNumbers", "DecodeTiling", "Run", "keys_seen", "parts_of", "run_of", "slot_of"]
+__all__ = [
+    "Arrays",
+    "DecodeNumbers",
+    "DecodeTiling",
+    "Run",
+    "Shared",
+    "keys_seen",
+    "outer_of",
+    "parts_of",
+    "run_of",
+    "slot_of",
+]
 
 _TOGETHER = gl.constexpr(128)
 """Sequences that are looked at at once."""
@@ -120,6 +131,28 @@ class DecodeNumbers(NamedTuple):
     columns: Any
 
 
+class Arrays(NamedTuple):
+    """Addresses, ``None`` for what there isn't."""
+
+    out: Any
+    lse: Any
+    sinks: Any
+    cached: Any
+    table: Any
+    parts: Any
+    logs: Any
+    arrived: Any
+
+
+class Shared(NamedTuple):
+    """What is in shared memory; ``weights`` of one block."""
+
+    q: Any
+    k: Any
+    v: Any
+    weights: Any
+
+
 class Run(NamedTuple):
     """The blocks of a program.
 
@@ -135,6 +168,16 @@ class Run(NamedTuple):
     tile: Any
     base: Any
     total: Any
+
+
+@gluon.jit
+def outer_of(tile, numbers, tiling: gl.constexpr):
+    """Where a tile is along the three batch axes; 0 along one that its rows count."""
+    c = tile * 0
+    if not field(tiling, "shared"):
+        c = tile % numbers.third
+        tile = tile // numbers.third
+    return tile // numbers.second, tile % numbers.second, c
 
 
 @gluon.jit
