@@ -61,9 +61,7 @@ def _page(tile, start, kv_len, arrays, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(
-    array, tiles, count, tile, start, kv_len, arrays, operand: gl.constexpr, numbers, tiling: gl.constexpr
-):
+def _fetch(array, tiles, count, tile, start, kv_len, arrays, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Have a block copied as soon as there is room for it, a page at a time if pages are shorter."""
     stages: gl.constexpr = field(tiling, "stages")
     copied: gl.constexpr = field(tiling, "copied")
