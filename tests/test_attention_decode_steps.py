@@ -21,7 +21,7 @@ from einops_fast.backends.triton.attention import hopper_decode_plan  # noqa: E4
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
 
 
-@pytest.fixture(params=[1, 3, 7])
+@pytest.fixture(params=[1, 5])
 def programs(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """So many programs, on memory that is poisoned; gives the names of the kernels that ran."""
     with (

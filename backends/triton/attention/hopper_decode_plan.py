@@ -17,7 +17,7 @@ from einops_fast.backends.triton.attention.tilings import FEW_QUERIES
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["HopperDecodePlan", "decode_tiling", "suits_decode"]
+__all__ = ["HopperDecodePlan", "decode_tiling", "programs_for", "suits_decode"]
 
 _MOST_FEATURES = 256
 
@@ -128,17 +128,19 @@ def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
     )
 
 
-def _programs(units: int, tiles: int, blocks: int, alike: bool) -> int:
-    """How many programs to start.
+def programs_for(units: int, tiles: int, blocks: int) -> int:
+    """How many programs to start: one for each multiprocessor, or a few fewer if each then has whole tiles only.
 
     Args:
-        units: multiprocessors of the device, each of which runs one.
+        units: multiprocessors of the device.
         tiles: what there is to do.
-        blocks: of keys of each tile, at most.
-        alike: whether all tiles have as many.
+        blocks: of keys of each tile, at most; all have as many if lengths of sequences don't differ.
+
+    >>> programs_for(132, 512, 8), programs_for(132, 500, 8), programs_for(132, 510, 8), programs_for(132, 4, 8)
+    (128, 125, 132, 32)
     """
     each = -(-tiles // units)
-    if alike and tiles % each == 0 and tiles // each >= _WHOLE * units:
+    if tiles % each == 0 and tiles // each >= _WHOLE * units:
         return tiles // each
     return min(units, tiles * blocks)
 
@@ -167,7 +169,7 @@ class HopperDecodePlan:
         self._other = other
         self._tiles = tiles = problem.elements // problem.share
         sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
-        programs = _programs(units, tiles, -(-spec.kv_len // tiling.block), not spec.cache)
+        programs = programs_for(units, tiles, -(-spec.kv_len // tiling.block))
         self._kept = 2 * programs * tiling.rows * (spec.v_head_dim + 1)
         of_cached, of_table = dtypes
         arrays = {
