@@ -55,8 +55,11 @@ class CupyMemory(Memory):
             "driver": str(runtime.driverGetVersion()),
         }
 
+    def capturing(self) -> bool:
+        return bool(cp.cuda.get_current_stream().is_capturing())
+
     def may_measure(self) -> bool:
-        return not cp.cuda.get_current_stream().is_capturing()
+        return not self.capturing()
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         size = int(cp.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])

@@ -15,6 +15,7 @@ from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients, is_whole
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
+from einops_fast.backends.triton.attention.hopper_decode_plan import HopperDecodePlan, decode_tiling, suits_decode
 from einops_fast.backends.triton.attention.hopper_plan import (
     HopperBackwardPlan,
     HopperForwardPlan,
@@ -46,6 +47,9 @@ MEMORY = TorchMemory()
 
 _MOST_PLANS = 4096
 
+_CACHED, _TABLE = 11, 12
+"""Where the lengths of sequences and the block table are among the arrays."""
+
 Arrays = tuple[Any, ...]
 """q, k and v, then the other arrays of :class:`~einops_fast.attention.spec.AttentionInputs`, in its order."""
 
@@ -66,8 +70,12 @@ class _Forward:
         plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
         capability, units = _device(q.device)
         of_bias = _bias_dtype(arrays)
-        suits = suits_hopper(spec, found, capability, of_bias)
-        self.run = HopperForwardPlan(spec, found, units, plan, of_bias) if suits else plan
+        self.run: ForwardPlan | HopperForwardPlan | HopperDecodePlan = plan
+        if suits_hopper(spec, found, capability, of_bias):
+            self.run = HopperForwardPlan(spec, found, units, plan, of_bias)
+        elif suits_decode(spec, found, capability):
+            dtypes = _dtype_of(arrays[_CACHED]), _dtype_of(arrays[_TABLE])
+            self.run = HopperDecodePlan(spec, found, units, plan, dtypes, decode_tiling(spec, found))
 
 
 class _Backward:
@@ -242,8 +250,11 @@ def _device(device: Any) -> tuple[tuple[int, int], int]:
 
 def _bias_dtype(arrays: Arrays) -> str:
     """Of the bias, if there is one."""
-    bias = arrays[3]
-    return "" if bias is None else str(bias.dtype).removeprefix("torch.")
+    return _dtype_of(arrays[3])
+
+
+def _dtype_of(array: Any) -> str:
+    return "" if array is None else str(array.dtype).removeprefix("torch.")
 
 
 def _precision(spec: AttentionSpec) -> str:

@@ -14,9 +14,10 @@ from einops_fast.backends.triton.memory import Memory
 
 __all__ = ["TorchMemory"]
 
-# torch without CUDA has neither; its tensors are for Triton's interpreter then.
+# torch without CUDA has none of these; its tensors are for Triton's interpreter then.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
 
 
 class TorchMemory(Memory):
@@ -25,6 +26,7 @@ class TorchMemory(Memory):
     pointer = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
     current_device = staticmethod(_current_device)
     stream = staticmethod(_raw_stream)  # type: ignore[assignment]
+    capturing = staticmethod(_capturing)
     empty = staticmethod(torch.Tensor.new_empty_strided)  # type: ignore[assignment]
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
@@ -54,8 +56,7 @@ class TorchMemory(Memory):
         return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
 
     def may_measure(self) -> bool:
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return not capturing and not torch.compiler.is_compiling()
+        return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         flush = _cache_flush(device)

@@ -39,7 +39,8 @@ class Poisoned(TorchMemory):
         return like.new_empty_strided(shape, strides, **options).fill_(float("nan"))
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
-        return super().workspace(like, elements, dtype).fill_(float("nan"))
+        found = super().workspace(like, elements, dtype)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
 
 
 @contextmanager

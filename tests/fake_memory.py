@@ -14,12 +14,13 @@ class FakeMemory(Memory):
     """One device, on which nothing is stored; whoever derives from it says what takes how long.
 
     Attributes:
-        capturing: a graph is being captured, so that nothing may be measured.
+        captured: a graph is being captured, so that nothing may be measured.
         measured: names of what was.
     """
 
     def __init__(self) -> None:
-        self.capturing = False
+        super().__init__()
+        self.captured = False
         self.measured: list[str] = []
 
     def empty(self, like: Any, shape: Any, strides: Any) -> Any:
@@ -52,5 +53,8 @@ class FakeMemory(Memory):
     def versions(self) -> dict[str, str]:
         return {"framework": "1"}
 
+    def capturing(self) -> bool:
+        return self.captured
+
     def may_measure(self) -> bool:
-        return not self.capturing
+        return not self.captured

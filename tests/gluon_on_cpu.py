@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from einops_fast.backends.triton import cluster_tilings, ring_tilings
-from einops_fast.backends.triton.attention import hopper_plan
+from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
 
@@ -110,6 +110,9 @@ class _Shared:
     def reshape(self, shape: Sequence[int]) -> _Shared:
         return _Shared(self.array.reshape(shape))
 
+    def slice(self, start: int, length: int, dim: int) -> _Shared:
+        return _Shared(self.array[(slice(None),) * dim + (slice(start, start + length),)])
+
     def permute(self, axes: Sequence[int]) -> _Shared:
         return _Shared(self.array.transpose(axes))
 
@@ -122,12 +125,12 @@ class _Shared:
 
 class _Buffers:
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self._array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
+        self.array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
         self.type = SimpleNamespace(shape=list(shape))
 
     def index(self, at: Any) -> _Shared:
-        assert 0 <= int(at) < len(self._array)
-        return _Shared(self._array[int(at)])
+        assert 0 <= int(at) < len(self.array)
+        return _Shared(self.array[int(at)])
 
 
 class _Descriptor:
@@ -174,6 +177,14 @@ def _copy_in(array: _Descriptor, place: Sequence[Any], barrier: _Barrier, into: 
 def _copy_out(array: _Descriptor, place: Sequence[Any], of: _Shared) -> None:
     there, here = array.inside(place)
     array.array[there] = of.array[here]
+
+
+def _added(pointer: _Pointer, value: int, **_: Any) -> _Tensor:
+    """Add to one number, and give what it was. Programs run one after the other."""
+    place = int(pointer.offsets)
+    before = pointer.memory[place].copy()
+    pointer.memory[place] += value
+    return _tensor(before)
 
 
 def _load(pointer: _Pointer, mask: Any = True, other: Any = 0, volatile: bool = False) -> _Tensor:
@@ -245,7 +256,9 @@ def _product(left: Any, right: _Shared, sums: Any, use_acc: bool = True, is_asyn
 
 
 def _memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
-    return _Barriers(shape[0]) if layout == "barriers" else _Buffers(shape, dtype)
+    if layout == "barriers":
+        return _Barriers(shape[0])
+    return _Buffers(shape, dtype) if len(shape) > 2 else _Shared(_Buffers(shape, dtype).array)
 
 
 def _side_by_side(parts: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
@@ -285,8 +298,8 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
         uint32=np.uint32, static_range=range,
         warp_specialize=_side_by_side,
-        program_id=lambda axis: _tensor(program), num_programs=lambda axis: programs, allocate_shared_memory=_memory,
-        load=_load, store=_store, convert_layout=lambda value, layout: value,
+        program_id=lambda axis: _tensor(program), num_programs=lambda axis: _tensor(programs),
+        allocate_shared_memory=_memory, load=_load, store=_store, convert_layout=lambda value, layout: value,
         arange=lambda start, end, layout: _tensor(np.arange(start, end)),
         zeros=lambda shape, dtype, layout: _tensor(np.zeros(shape, dtype)),
         full=lambda shape, value, dtype, layout: _tensor(np.full(shape, value, dtype)),
@@ -299,8 +312,11 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         cast=lambda value, dtype: _tensor(value).to(dtype), reduce=_reduce, atomic_xchg=_exchange,
         inline_asm_elementwise=_nothing,
         umulhi=_high_product, mul=_low_product, add=_low_sum,
+        atomic_add=_added, permute=lambda value, axes: _tensor(np.asarray(value).transpose(axes)),
+        associative_scan=lambda value, axis, add: _tensor(np.cumsum(value, axis)),
         fma=tensors(lambda a, b, c: a * b + c),
-        DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        BlockedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing),
     )  # fmt: skip
     copies = _Copies()
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
@@ -379,8 +395,10 @@ def hopper_on_cpu() -> Iterator[list[str]]:
     ran: list[str] = []
     begin = HopperCall.__init__
 
-    def remember(self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int) -> None:
-        begin(self, function, tiling, arrays, scalars, numbers, programs)
+    def remember(
+        self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int, **options: Any
+    ) -> None:
+        begin(self, function, tiling, arrays, scalars, numbers, programs, **options)
         self.recorded = getattr(function, "fn", function), tiling, tuple(arrays.values()), scalars, numbers, programs
 
     def execute(self: Any, memory: Any, device: int, *arrays: Any) -> bool:
@@ -404,6 +422,7 @@ def hopper_on_cpu() -> Iterator[list[str]]:
         mock.patch.object(HopperCall, "__init__", remember),
         mock.patch.object(HopperCall, "__call__", execute),
         mock.patch.object(hopper_plan, "interpreted", return_value=False),
+        mock.patch.object(hopper_decode_plan, "interpreted", return_value=False),
     ):
         yield ran
 

@@ -60,26 +60,30 @@ def reported_on_hopper(function, types, aligned, tiling, device):
     return compiled
 
 hopper_call.compiled_for = reported_on_hopper
-suits = torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward
+of_hopper = "suits_hopper", "suits_hopper_backward", "suits_decode"
+suits = [getattr(torch_attention_runs, name) for name in of_hopper]
 for case in sys.argv[3:]:
     dtype, length, head_dim, v_head_dim, *flags = case.split()
-    allowed = suits if "hopper" in flags else (lambda *of: False,) * 2
-    torch_attention_runs.suits_hopper, torch_attention_runs.suits_hopper_backward = allowed
+    for name, suit in zip(of_hopper, suits, strict=True):
+        setattr(torch_attention_runs, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
     bias = {"bias": (*batch, length, 512), "broadcast-bias": (1, 4, 2, length, 512)}
     bias = next((shape for flag, shape in bias.items() if flag in flags), None)
     mask = (2, 1, 1, length, 512) if "mask" in flags else None
+    page = next((int(flag.removeprefix("page")) for flag in flags if flag.startswith("page")), 0)
+    if page:
+        kv_batch = (2 * 512 // page, *kv_batch[1:])
     spec = AttentionSpec(
         batch, batch, kv_batch, kv_batch, length, 512, head_dim, v_head_dim, dtype, 0.1, causal="causal" in flags,
         window=(100, None) if "window" in flags else (None, None), softcap=20.0 * ("softcap" in flags), bias=bias,
         mask=mask, alibi="alibi" in flags, sinks="sinks" in flags, segments="segments" in flags,
-        cache="cache" in flags, dropout_p=0.1 * ("dropout" in flags),
+        cache="cache" in flags, page_size=page, dropout_p=0.1 * ("dropout" in flags),
     )
     q, k, v, out = (
         torch.zeros(*sizes, dtype=getattr(torch, dtype))
-        for sizes in ((*batch, length, head_dim), (*kv_batch, 512, head_dim), (*kv_batch, 512, v_head_dim),
-                      (*batch, length, v_head_dim))
+        for sizes in ((*batch, length, head_dim), (*kv_batch, page or 512, head_dim),
+                      (*kv_batch, page or 512, v_head_dim), (*batch, length, v_head_dim))
     )
     inputs = AttentionInputs(
         q, k, v,
@@ -90,6 +94,7 @@ for case in sys.argv[3:]:
         torch.zeros(2, 1, 1, length, dtype=torch.int32) if spec.segments else None,
         torch.zeros(2, 1, 1, 512, dtype=torch.int32) if spec.segments else None,
         cache_seqlens=torch.zeros(2, dtype=torch.int32) if spec.cache else None,
+        block_table=torch.zeros(2, 512 // page, dtype=torch.int32) if page else None,
         seed=torch.zeros(1, dtype=torch.int64) if spec.dropout_p else None,
     )
     arrays = tuple(vars(inputs).values())
@@ -105,7 +110,7 @@ CASES = [
     "float16 512 256 256 causal backward",
     "float16 512 80 96 grouped window softcap broadcast-bias sinks backward",
     "bfloat16 512 64 64 mask segments alibi dropout backward",
-    "bfloat16 4 128 128 grouped causal cache",
+    "bfloat16 4 128 128 grouped causal cache page16",
     "float32 512 64 64 causal backward",
     "float64 512 32 32 backward",
 ]
@@ -115,6 +120,12 @@ HOPPER = [
     "float16 2048 64 32 hopper grouped backward",
     "bfloat16 512 64 64 hopper broadcast-bias softcap causal mask backward",
     "float16 512 128 128 hopper window causal softcap bias backward",
+]
+
+DECODE = [
+    "bfloat16 1 128 128 hopper grouped",
+    "bfloat16 4 256 256 hopper grouped causal cache sinks",
+    "float16 3 80 64 hopper grouped window softcap cache page16",
 ]
 
 # Lengths that must not be compiled for, apart from whether they are multiples of 16.
@@ -158,3 +169,13 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
             {"hopper_bias_kernel"} if "broadcast-bias" in case else set()
         )
         assert all(line[-1] == "True" for line in of_case if line[-4] != "delta_kernel")
+
+
+def test_hopper_kernel_for_few_queries_compiles(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), "90", *DECODE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[-4] for line in lines] == ["hopper_decode_kernel"] * len(DECODE)
+    assert all(line[-1] == "True" for line in lines)

@@ -99,7 +99,7 @@ def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: Timed
     on_copies = Way("library on copies by a kernel", 10, 3)
     choose = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
     assert choose("array")[0] == on_copies.name
-    memory.capturing = True
+    memory.captured = True
     late = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
     assert late("array")[0] == "library"
 
@@ -184,10 +184,10 @@ def test_another_order_has_to_be_clearly_faster(offer: Any, memory: TimedMemory)
 
 def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: TimedMemory) -> None:
     choose = offer(Way("one", 10, 1), Way("two", 11, 5), library=library(10, 7))
-    memory.capturing = True
+    memory.captured = True
     assert choose("array")[0] == "library"
     assert not memory.measured
-    memory.capturing = False
+    memory.captured = False
     assert choose("array")[0] == "one"
 
 

@@ -152,18 +152,18 @@ def test_never_measures_nothing(memory: TimedMemory) -> None:
 
 def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: TimedMemory) -> None:
     made = contest(memory, RULE, FAST)
-    memory.capturing = True
+    memory.captured = True
     assert chosen(made) == "the rule's, not for long"
     assert memory.queued == [("rule", 5.0)]
     assert not memory.measured
     assert not list(disk_cache.entries())
-    memory.capturing = False
+    memory.captured = False
     assert chosen(made) == "fast"
 
 
 def test_what_is_known_is_taken_while_a_graph_is_captured(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
-    memory.capturing = True
+    memory.captured = True
     assert chosen(contest(memory, RULE, FAST)) == "fast"
 
 

@@ -10,8 +10,46 @@ from typing import Any
 __all__ = ["Memory"]
 
 
+_COUNTERS = 1 << 12
+"""That a stream gets; more are seldom needed, and then they are made anew."""
+
+_SPARE_COUNTERS = 1 << 18
+"""That graphs on a device can have, all together. Those that come later fill their own with zeros in each run."""
+
+
 class Memory(ABC):
     """One framework's arrays on a GPU."""
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[int, int], tuple[int, Any]] = {}
+        self._spare: dict[int, tuple[int, Any]] = {}
+
+    def counters(self, like: Any, device: int, count: int) -> Any:
+        """So many 32-bit integers beside ``like`` that are 0, for a kernel that leaves them so.
+
+        The kernels of one stream run one after the other, and get the same ones again and again. Those of a graph that
+        is captured may run beside any others: each gets its own, for good.
+        """
+        if self.capturing():
+            left, spare = self._spare.get(device, (0, None))
+            if left < count:
+                return self._zeros(like, count)
+            self._spare[device] = left - count, spare
+            return spare[left - count : left]
+        key = device, self.stream(device)
+        size, found = self._counters.get(key, (0, None))
+        if size < count:
+            size = max(count, _COUNTERS)
+            found = self._zeros(like, size)
+            self._counters[key] = size, found
+            if device not in self._spare:
+                self._spare[device] = _SPARE_COUNTERS, self._zeros(like, _SPARE_COUNTERS)
+        return found
+
+    def _zeros(self, like: Any, count: int) -> Any:
+        found = self.workspace(like, count, "int32")
+        found[:] = 0
+        return found
 
     @abstractmethod
     def empty(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -52,6 +90,10 @@ class Memory(ABC):
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of the driver, which the speed of its calls depends on."""
+
+    @abstractmethod
+    def capturing(self) -> bool:
+        """Whether work on the current stream is captured in a graph now."""
 
     @abstractmethod
     def may_measure(self) -> bool:

@@ -102,8 +102,9 @@ class Extras(NamedTuple):
 class Strides(NamedTuple):
     """Strides in elements: of the batch axes, then of positions, then of features or, of scores, of keys.
 
-    ``pages`` has those of a page of k, a page of v, and of the block table's two axes; ``parts`` those from one part
-    of the result to the next, and of the logarithms.
+    ``pages`` has those of a page of k, a page of v, of the block table's rows, and twice that of its columns: a 1 here
+    is lost by Triton when a function that got it calls others. ``parts`` has those from one part of the result to the
+    next, and of the logarithms.
     """
 
     q: Any = None

@@ -66,7 +66,7 @@ def _tile(
             exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
         )  # fmt: skip
         keys, more_keys = load_keys(
-            k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, key, head, strides.pages,
+            k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, key, head, strides.pages[3],
             field(f, "head"), field(f, "head_dim"), f, block_n, True,
         )  # fmt: skip
         products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
@@ -77,7 +77,7 @@ def _tile(
             exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
         )  # fmt: skip
         values, more_values = load_keys(
-            v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, key, head, strides.pages,
+            v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, key, head, strides.pages[3],
             field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
         )  # fmt: skip
         d_weights = product(d_rows, tl.trans(values), tl.zeros((block_m, block_n), acc), f)

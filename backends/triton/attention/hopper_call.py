@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
 from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, HopperTiling, Numbers, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launch import ALIGNMENT, spelled
@@ -20,15 +21,17 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_launch import Descriptor, descriptor_type
 from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["BATCH_AXES", "Array", "HopperCall", "Layouts"]
+__all__ = ["BATCH_AXES", "LOG2E", "Array", "HopperCall", "Layouts", "of_batch"]
 
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
 
-_LOG2E = math.log2(math.e)
+LOG2E = math.log2(math.e)
 
-_REGISTERS = {2: 168, 3: 128}
-"""That a thread has before the warp groups share them out anew, by number of groups."""
+
+def of_batch(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
+    """One value for each of the batch axes that the kernels count; ``missing`` for those in front that there aren't."""
+    return (*(missing,) * (BATCH_AXES - len(values)), *values)
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,18 @@ class HopperCall:
         scalars: the numbers after that, by the kernel's names.
         numbers: the last ones.
         programs: how many there are.
+        even: of the last numbers those for which it matters whether they are multiples of 16.
     """
 
     def __init__(
         self,
         function: Any,
-        tiling: HopperTiling,
+        tiling: HopperTiling | DecodeTiling,
         arrays: Mapping[str, Array | None],
         scalars: Mapping[str, float],
-        numbers: Numbers,
+        numbers: Numbers | DecodeNumbers,
         programs: int,
+        even: Sequence[str] = ("q_len",),
     ) -> None:
         self._programs = programs
         self._aligned = [array is not None and array.aligned for array in arrays.values()]
@@ -89,10 +94,14 @@ class HopperCall:
         aligned: list[tuple[int, ...]] = [
             (at,) for at, array in enumerate(arrays.values()) if array and array.aligned and not array.box
         ]
-        if numbers.q_len % ALIGNMENT == 0:
-            aligned.append((list(types).index("numbers"), Numbers._fields.index("q_len")))
+        aligned += [
+            (list(types).index("numbers"), numbers._fields.index(name))
+            for name in even
+            if getattr(numbers, name) % ALIGNMENT == 0
+        ]
         self._kind = function, tuple(types.items()), tuple(aligned), tiling
         self._rest = (*scalars.values(), numbers, tiling)
+        self._compiled: dict[int, Any] = {}
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
         """Queue the kernel, unless an array lies at an odd address: then do nothing.
@@ -108,7 +117,9 @@ class HopperCall:
             if aligned and address % ALIGNMENT:
                 return False
             given.append(address if descriptor is None else descriptor.at(address))
-        compiled = compiled_for(*self._kind, device)
+        compiled = self._compiled.get(device)
+        if compiled is None:
+            compiled = self._compiled[device] = compiled_for(*self._kind, device)
         compiled.run(
             self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
             None, None, None, *given, *self._rest,
@@ -128,7 +139,7 @@ def compiled_for(
     function: Any,
     types: tuple[tuple[str, Any], ...],
     aligned: tuple[tuple[int, ...], ...],
-    tiling: HopperTiling,
+    tiling: HopperTiling | DecodeTiling,
     device: int,
 ) -> Any:
     """A kernel for ``device``, the current one: compiled, or taken from Triton's own cache.
@@ -143,7 +154,7 @@ def compiled_for(
     hints = {path: [["tt.divisibility", ALIGNMENT]] for path in aligned}
     constants = {name: None for name, each in types if each == "constexpr"}
     source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {**constants, "tiling": tiling}, hints)
-    options = {"num_warps": 4, "maxnreg": _REGISTERS[tiling.groups]}
+    options = {"num_warps": 4, "maxnreg": tiling.registers}
     compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
     _ = compiled.run  # loads it on the device, which may fail
     return compiled
@@ -154,7 +165,7 @@ class Layouts:
 
     def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling, bias_dtype: str) -> None:
         self._spec, self._problem, self._tiling, self._bias_dtype = spec, problem, tiling, bias_dtype
-        self._sizes = (*(1,) * (BATCH_AXES - problem.features.axes), *problem.sizes)
+        self._sizes = of_batch(problem.sizes, 1)
 
     def __call__(self, name: str) -> Array:
         """Of an array with features."""
@@ -202,8 +213,8 @@ class Layouts:
             shift + int(problem.numbers.right),
             self._sizes[1],
             self._sizes[2],
-            spec.scale * _LOG2E,
-            spec.softcap * _LOG2E,
+            spec.scale * LOG2E,
+            spec.softcap * LOG2E,
             self._places(problem.strides.bias, self._tiling.bias),
             self._places(problem.strides.mask, self._tiling.mask),
         )
@@ -212,8 +223,7 @@ class Layouts:
         if strides is None or along in (None, (True, True)):
             return Places(ANY, ANY, ANY, ANY)
         *batch, of_queries, of_keys = strides
-        own = (*(0,) * (BATCH_AXES - len(batch)), *batch)
-        return Places(own[0], own[1], own[2], of_queries or of_keys)
+        return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
 
     def programs(self, elements: int, length: int, units: int) -> int:
         """How many are worth starting: one for each multiprocessor, if there are tiles enough."""

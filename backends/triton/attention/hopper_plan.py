@@ -29,7 +29,14 @@ from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["HopperBackwardPlan", "HopperForwardPlan", "suits_hopper", "suits_hopper_backward"]
+__all__ = [
+    "HopperBackwardPlan",
+    "HopperForwardPlan",
+    "copyable",
+    "power",
+    "suits_hopper",
+    "suits_hopper_backward",
+]
 
 _MOST_FEATURES = 128
 
@@ -68,7 +75,7 @@ def suits_hopper(
         return False
     if features.axes > BATCH_AXES or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
         return False
-    if not all(_copyable(getattr(problem.strides, name), ITEM) for name in arrays):
+    if not all(copyable(getattr(problem.strides, name), ITEM) for name in arrays):
         return False
     if features.bias is not None and bias_dtype not in ("float16", "bfloat16", "float32"):
         return False
@@ -87,7 +94,7 @@ def suits_hopper_backward(
     return suits_hopper(spec, problem, capability, bias_dtype, ("q", "k", "v", "d_out", *wanted))
 
 
-def _copyable(strides: tuple[int, ...], item: int) -> bool:
+def copyable(strides: tuple[int, ...], item: int) -> bool:
     """Whether the hardware can count through an array's axes."""
     *others, last = strides
     return last == 1 and all(stride >= 0 and stride * item % ALIGNMENT == 0 for stride in others) and others[-1] > 0
@@ -98,7 +105,7 @@ def _reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None,
     if strides is None or along is None:
         return True
     if along == (True, True):
-        return _copyable(strides, item)
+        return copyable(strides, item)
     return all(abs(stride) < _FAR for stride in strides)
 
 
@@ -135,10 +142,10 @@ def _fitting(
     found = [
         HopperTiling(
             groups,
-            min(block, _power(length)),
+            min(block, power(length)),
             stages,
-            _power(features.head_dim),
-            _power(features.v_head_dim),
+            power(features.head_dim),
+            power(features.v_head_dim),
             tuple(axes(name) for name in OPERANDS),
             features.left,
             features.right,
@@ -164,7 +171,8 @@ def _small(spec: AttentionSpec) -> bool:
     return max(spec.head_dim, spec.v_head_dim) <= 64
 
 
-def _power(extent: int) -> int:
+def power(extent: int) -> int:
+    """The smallest tile that holds so many positions or features."""
     return max(16, 1 << (extent - 1).bit_length())
 
 
@@ -228,7 +236,7 @@ class HopperBackwardPlan(BackwardPlan):
         writable = (
             strides.d_bias is not None
             and problem.features.bias == (True, True)
-            and _copyable(strides.d_bias, ITEM_SIZES[bias_dtype])
+            and copyable(strides.d_bias, ITEM_SIZES[bias_dtype])
         )
         whole = self._direct and strides.d_bias is not None
         self._hopper_keys = self._keys_call() if strides.dk is not None else None

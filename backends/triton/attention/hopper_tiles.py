@@ -39,6 +39,7 @@ __all__ = [
     "own_bytes",
     "pair_bytes",
     "pipe",
+    "pipe_of",
     "queries_of",
     "released",
     "room",
@@ -98,6 +99,11 @@ class HopperTiling:
     def rows(self) -> int:
         """Of a tile."""
         return GROUP_ROWS * self.groups
+
+    @property
+    def registers(self) -> int:
+        """That a thread has before the warp groups share them out anew."""
+        return 128 if self.groups == 3 else 168
 
     @property
     def patchy(self) -> bool:
@@ -314,12 +320,18 @@ def flat(buffers, at):
 @gluon.jit
 def pipe(descriptor, count: gl.constexpr, stages: gl.constexpr, readers: gl.constexpr):
     """Memory for so many tiles of an array, which come at once, or in so many stages one by one."""
+    return pipe_of(_tiles(descriptor, count), stages, readers)
+
+
+@gluon.jit
+def pipe_of(buffers, stages: gl.constexpr, readers: gl.constexpr):
+    """The same with memory that there is."""
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for at in gl.static_range(stages):
         mbarrier.init(full.index(at), count=1)
         mbarrier.init(empty.index(at), count=readers)
-    return Pipe(_tiles(descriptor, count), full, empty)
+    return Pipe(buffers, full, empty)
 
 
 @gluon.jit

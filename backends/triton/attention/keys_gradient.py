@@ -143,10 +143,11 @@ def keys_kernel(
         k_base = k + counted(element, sizes, strides.k, 0, outer)
         v_base = v + counted(element, sizes, strides.v, 0, outer)
         keys, more_keys = load_keys(
-            k_base, strides.k, 0, start, anchor, strides.pages, field(f, "head"), field(f, "head_dim"), f, block_n, True
-        )
+            k_base, strides.k, 0, start, anchor, strides.pages[3], field(f, "head"), field(f, "head_dim"),
+            f, block_n, True,
+        )  # fmt: skip
         values, more_values = load_keys(
-            v_base, strides.v, 0, start, anchor, strides.pages, field(f, "v_head"), field(f, "v_head_dim"),
+            v_base, strides.v, 0, start, anchor, strides.pages[3], field(f, "v_head"), field(f, "v_head_dim"),
             f, block_n, True,
         )  # fmt: skip
         d_keys = tl.zeros((block_n, width(field(f, "head"), 0)), acc)

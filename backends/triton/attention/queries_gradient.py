@@ -60,10 +60,10 @@ def _queries_step(
     start = tl.multiple_of(start, block)
     j = (start + tl.arange(0, block))[None, :]
     keys, more_keys = load_keys(
-        k, strides.k, 0, start, head, strides.pages, field(f, "head"), field(f, "head_dim"), f, block, masked
+        k, strides.k, 0, start, head, strides.pages[3], field(f, "head"), field(f, "head_dim"), f, block, masked
     )
     values, more_values = load_keys(
-        v, strides.v, 0, start, head, strides.pages, field(f, "v_head"), field(f, "v_head_dim"), f, block, masked
+        v, strides.v, 0, start, head, strides.pages[3], field(f, "v_head"), field(f, "v_head_dim"), f, block, masked
     )
     products = product(queries, tl.trans(keys), tl.zeros((queries.shape[0], block), acc), f)
     if field(f, "in_two"):
