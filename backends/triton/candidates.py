@@ -78,7 +78,8 @@ class LibraryCandidate(Candidate):
 class KernelCandidate(Candidate):
     """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round.
 
-    A bias follows the operands; an epilogue that keeps what it is done to has two results.
+    ``turned`` says the same of this tiling alone, where there are others of the step. A bias follows the operands; an
+    epilogue that keeps what it is done to has two results.
     """
 
     def __init__(
@@ -90,12 +91,13 @@ class KernelCandidate(Candidate):
         strides: tuple[int, ...],
         swapped: bool,
         dtype: str,
+        turned: bool = False,
     ) -> None:
-        self.name = f"{tiling.name}, order {order}" if order else tiling.name
+        self.name = tiling.name + ", turned" * turned + (f", order {order}" if order else "")
         self.seconds, self.in_order = seconds, order == 0
         self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
         self.kind = type(tiling)
-        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
+        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped is not turned, dtype
         self.keeps = step.epilogue is not None and step.epilogue.keeps
 
     @cached_property
@@ -241,12 +243,16 @@ def _direct(
             tilings = chain_tilings.tilings(loops, dtype, on, precision)
         else:
             tilings = contraction_tilings.tilings(loops, dtype, on, precision)
-            if dtype == "float32" and precision == "ieee" and not interpreted():
-                tilings = [*tilings, *fma_tilings(loops, on)]
         kernels = [
             KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype) for seconds, tiling in tilings
         ]
         found += kernels
+        if isinstance(loops, Contraction) and dtype == "float32" and precision == "ieee" and not interpreted():
+            found += [
+                KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype, turned)
+                for turned in (False, True)
+                for seconds, tiling in fma_tilings(loops.turned if turned else loops, on, turned)
+            ]
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
             boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]

@@ -20,92 +20,164 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.contraction import ContractionTiling
-from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at
+from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at, policy_of
 from einops_fast.backends.triton.matrix_tiles import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Group, Role
 
 __all__ = ["FmaTiling", "fma_kernel"]
 
-_LANES = 32
+_LANES, _REGISTERS = 32, 1 << 16
+"""Threads of a warp; registers of a multiprocessor."""
+
 _RUN = 4
 """Elements that a thread loads, stores or multiplies next to each other."""
 
 
 @dataclass(frozen=True)
 class FmaTiling(ContractionTiling):
-    """What the kernel is specialised for: as the other contraction kernel, without a second part of the columns.
+    """What the kernel is specialised for, besides what the other contraction kernel is.
 
     ``factored`` and ``turned`` are false: where both operands are contiguous along contracted axes, but not along the
-    same, the threads that load the right one are ordered otherwise.
+    same, the threads that load the right one are ordered otherwise. ``rest`` isn't used.
+
+    Attributes:
+        further: more parts of each tile's columns, where their number is no power of two.
+        programs: how many there are; where there are fewer than tiles, each goes on to another one.
+        registers: that a thread may use at most; 0 for as many as it has use for.
     """
+
+    further: tuple[Role, ...] = ()
+    programs: int = 0
+    registers: int = 0
 
     @property
     def name(self) -> str:
-        tile = "×".join(str(role.block) for role in (self.rows, self.columns, self.contracted))
-        return f"contraction by threads {tile}, {self.warps} warps, split {self.split}"
+        tile = "×".join(str(role.width) for role in (self.rows, self.columns, self.contracted))
+        again = ", one after the other" if self.persistent else ""
+        return f"contraction by threads {tile}, {self.warps} warps, split {self.split}{again}"
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        tiles, split, _ = super().grid
+        return min(self.programs or tiles, tiles), split, 1
+
+    @property
+    def tiles(self) -> int:
+        """Of the result."""
+        return super().grid[0]
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a program computes several tiles."""
+        return self.grid[0] < self.tiles
+
+    @property
+    def parts(self) -> tuple[Role, ...]:
+        """The columns of a tile."""
+        return (self.columns, *self.further)
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Down the rows and across the columns: about as many sums of each lie down as across."""
+        count = _LANES * self.warps
+        narrowest = min(part.block for part in self.parts)
+        across = 1
+        while across < narrowest and 2 * across * across * self.rows.block <= count * self.columns.width:
+            across *= 2
+        return count // across, across
+
+    @property
+    def sums_of_thread(self) -> tuple[float, float]:
+        """How many sums a thread has, down and across."""
+        down, across = self.threads
+        return self.rows.block / down, self.columns.width / across
 
     @property
     def options(self) -> dict[str, int]:
-        """For the compiler. With so many registers two programs of eight warps run side by side."""
-        return {"maxnreg": 128} if self.warps == 8 else {}
+        """For the compiler."""
+        return {"maxnreg": self.most_registers}
+
+    @property
+    def most_registers(self) -> int:
+        """That a thread may use: for its sums, and for what it loads, multiplies and counts."""
+        sums = self.rows.block * self.columns.width // (_LANES * self.warps)
+        return self.registers or (255 if sums > 104 else 168 if sums > 56 and self.warps < 8 else 128)
+
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor runs at once."""
+        return _REGISTERS // (_LANES * self.warps * self.most_registers)
 
     @property
     def as_loaded(self) -> bool:
         return False
 
     @property
-    def product_layout(self) -> Any:
-        """Of the sums of products: each thread has 4 × 4 of them, at several places."""
-        first = 1 << ((self.warps.bit_length() - 1) // 2)
-        warps = [first, self.warps // first] if self.columns.block >= self.rows.block else [self.warps // first, first]
-        if _bits(self, OUT)[0][0] == 0:
-            return gl.BlockedLayout([_RUN, _RUN], [8, 4], warps, [0, 1])
-        return gl.BlockedLayout([_RUN, _RUN], [4, 8], warps, [1, 0])
+    def product_layouts(self) -> tuple[Any, ...]:
+        """Of the sums of products: each thread has 4 × 4 of them, or fewer, at several places of every part."""
+        down, across = self.threads
+        # A warp is as square as can be.
+        lanes = min(across, 8 if _bits(self, OUT, 0)[0][0] == 1 else 4)
+        while _LANES // lanes > down:
+            lanes *= 2
+        order = [0, 1] if _bits(self, OUT, 0)[0][0] == 0 else [1, 0]
+        high = max(1, min(_RUN, self.rows.block // down))
+        return tuple(
+            gl.BlockedLayout(
+                [high, max(1, min(_RUN, part.block // across))],
+                [_LANES // lanes, lanes],
+                [down * lanes // _LANES, across // lanes],
+                order,
+            )
+            for part in self.parts
+        )
 
     @property
     def left_layout(self) -> Any:
         """Of the left operand's tile when it is loaded, rows × contracted."""
-        return _loading(self, LEFT, (self.rows.block, self.contracted.block))
+        return _loading(self, LEFT, 0, (self.rows.block, self.contracted.block))
 
     @property
-    def right_layout(self) -> Any:
-        """Of the right operand's tile when it is loaded, contracted × columns."""
-        return _loading(self, RIGHT, (self.contracted.block, self.columns.block))
+    def right_layouts(self) -> tuple[Any, ...]:
+        """Of the parts of the right operand's tile when they are loaded, contracted × columns."""
+        return tuple(
+            _loading(self, RIGHT, at, (self.contracted.block, part.block)) for at, part in enumerate(self.parts)
+        )
 
     @property
-    def out_layout(self) -> Any:
-        """Of the result's tile when it is stored."""
-        return _loading(self, OUT, (self.rows.block, self.columns.block))
+    def out_layouts(self) -> tuple[Any, ...]:
+        """Of the parts of the result's tile when they are stored."""
+        return tuple(_loading(self, OUT, at, (self.rows.block, part.block)) for at, part in enumerate(self.parts))
 
     @property
     def regrouped(self) -> bool:
         """Whether neighbours in the result's memory aren't neighbours in a tile."""
-        return [value for _, value in _bits(self, OUT)[:2]] != [1, 2]
+        return [value for _, value in _bits(self, OUT, 0)[:2]] != [1, 2]
 
     @property
     def left_shared(self) -> Any:
         """Of the left operand's tile in shared memory: rows lie next to each other."""
-        return _shared(self, LEFT, self.rows, [0, 1])
+        return _shared(self, LEFT, 0, self.rows, [0, 1])
 
     @property
-    def right_shared(self) -> Any:
-        """Of the right operand's tile in shared memory: columns lie next to each other."""
-        return _shared(self, RIGHT, self.columns, [1, 0])
+    def right_shared(self) -> tuple[Any, ...]:
+        """Of the parts of the right operand's tile in shared memory: columns lie next to each other."""
+        return tuple(_shared(self, RIGHT, at, part, [1, 0]) for at, part in enumerate(self.parts))
 
 
-def _dims(tiling: FmaTiling, array: int) -> tuple[Role, Role]:
-    """The roles that an array's tile extends along."""
+def _dims(tiling: FmaTiling, array: int, part: int) -> tuple[Role, Role]:
+    """The roles that an array's tile, or a part of it, extends along."""
     if array == LEFT:
         return tiling.rows, tiling.contracted
     if array == RIGHT:
-        return tiling.contracted, tiling.columns
-    return tiling.rows, tiling.columns
+        return tiling.contracted, tiling.parts[part]
+    return tiling.rows, tiling.parts[part]
 
 
-def _bits(tiling: FmaTiling, array: int) -> list[tuple[int, int]]:
+def _bits(tiling: FmaTiling, array: int, part: int) -> list[tuple[int, int]]:
     """The bits of a position in an array's tile, as dimension and value, those of neighbours in memory first."""
     found: list[tuple[int, int, int]] = []
-    for dim, role in enumerate(_dims(tiling, array)):
+    for dim, role in enumerate(_dims(tiling, array, part)):
         slow, fast = role.groups
         for group, unit in ((fast, 1), (slow, fast.block)):
             found += [(_stride(group, array), dim, unit << at) for at in range(group.block.bit_length() - 1)]
@@ -118,9 +190,9 @@ def _stride(group: Group, array: int) -> int:
     return stride or 1 << 62
 
 
-def _loading(tiling: FmaTiling, array: int, shape: tuple[int, int]) -> Any:
+def _loading(tiling: FmaTiling, array: int, part: int, shape: tuple[int, int]) -> Any:
     """Which thread has what of a tile: some neighbours each, then neighbouring threads neighbouring elements."""
-    bits = [[value if at == dim else 0 for at in range(2)] for dim, value in _bits(tiling, array)]
+    bits = [[value if at == dim else 0 for at in range(2)] for dim, value in _bits(tiling, array, part)]
     run = _RUN.bit_length() - 1
     lanes = run + _LANES.bit_length() - 1
     warps = lanes + tiling.warps.bit_length() - 1
@@ -132,27 +204,113 @@ def _loading(tiling: FmaTiling, array: int, shape: tuple[int, int]) -> Any:
     return gl.DistributedLinearLayout(bits[:run] + bits[warps:], some(run, lanes), some(lanes, warps), [], list(shape))
 
 
-def _shared(tiling: FmaTiling, array: int, free: Role, order: list[int]) -> Any:
+def _shared(tiling: FmaTiling, array: int, part: int, free: Role, order: list[int]) -> Any:
     """Shared memory, in which threads that turn an operand around while they store it use all banks at once."""
-    dim, _ = _bits(tiling, array)[0]
-    if _dims(tiling, array)[dim] is free:
+    dim, _ = _bits(tiling, array, part)[0]
+    if _dims(tiling, array, part)[dim] is free:
         return gl.SwizzledSharedLayout(_RUN, 1, 1, order)
     lanes = tiling.contracted.block // _RUN
-    return gl.SwizzledSharedLayout(min(_LANES // lanes, free.block // lanes), _RUN, lanes, order)
+    shape = [role.block for role in _dims(tiling, array, part)]
+    return gl.PaddedSharedLayout.with_identity_for([[_RUN * free.block, max(_RUN, _LANES // lanes)]], shape, order)
+
+
+@gluon.constexpr_function
+def _item(record, name, at):
+    """One of a tiling's fields that has several."""
+    return getattr(record, name)[at]
+
+
+@gluon.constexpr_function
+def _count(tiling):
+    """Parts of a tile's columns."""
+    return len(tiling.parts)
+
+
+@gluon.constexpr_function
+def _shape(tiling, at):
+    return [tiling.rows.block, tiling.parts[at].block]
+
+
+@gluon.constexpr_function
+def _right_shape(tiling, at):
+    return [tiling.contracted.block, tiling.parts[at].block]
 
 
 @gluon.jit
 def _left_tile(left, row_tile, step, tiling: gl.constexpr):
     rows: gl.constexpr = field(tiling, "rows")
     contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(left, row_tile, step, rows, contracted, 0, field(tiling, "left_layout"))
+    return _tile(left, row_tile, step, rows, contracted, 0, field(tiling, "left_layout"), policy_of(tiling, 0))
 
 
 @gluon.jit
-def _right_tile(right, step, column_tile, tiling: gl.constexpr):
-    columns: gl.constexpr = field(tiling, "columns")
+def _right_tile(right, step, column_tile, tiling: gl.constexpr, part: gl.constexpr):
+    columns: gl.constexpr = _item(tiling, "parts", part)
     contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(right, step, column_tile, contracted, columns, 1, field(tiling, "right_layout"))
+    return _tile(
+        right,
+        step,
+        column_tile,
+        contracted,
+        columns,
+        1,
+        _item(tiling, "right_layouts", part),
+        policy_of(tiling, 1),
+    )
+
+
+@gluon.jit
+def _right_tiles(right, step, column_tile, tiling: gl.constexpr):
+    found = ()
+    for part in gl.static_range(_count(tiling)):
+        found = found + (_right_tile(right, step, column_tile, tiling, part),)
+    return found
+
+
+@gluon.jit
+def _nothing(tiling: gl.constexpr):
+    """Sums of no products yet."""
+    found = ()
+    for part in gl.static_range(_count(tiling)):
+        found = found + (gl.zeros(_shape(tiling, part), gl.float32, layout=_item(tiling, "product_layouts", part)),)
+    return found
+
+
+@gluon.jit
+def _buffers(tiling: gl.constexpr):
+    """Shared memory for a tile of the left operand, and for the parts of one of the right operand."""
+    rows: gl.constexpr = field(tiling, "rows")
+    shape: gl.constexpr = [field(rows, "block"), field(field(tiling, "contracted"), "block")]
+    found = (gl.allocate_shared_memory(gl.float32, shape, field(tiling, "left_shared")),)
+    for part in gl.static_range(_count(tiling)):
+        found = found + (
+            gl.allocate_shared_memory(gl.float32, _right_shape(tiling, part), _item(tiling, "right_shared", part)),
+        )
+    return found
+
+
+@gluon.jit
+def _keep(buffers, left_tile, right_tiles, tiling: gl.constexpr):
+    buffers[0].store(left_tile)
+    for part in gl.static_range(_count(tiling)):
+        buffers[part + 1].store(right_tiles[part])
+
+
+@gluon.jit
+def _with_product(total, left, right, k: gl.constexpr, tiling: gl.constexpr, part: gl.constexpr):
+    layout: gl.constexpr = _item(tiling, "product_layouts", part)
+    return gl.fma(left.slice(k, 1, 1).load(layout), right.slice(k, 1, 0).load(layout), total)
+
+
+@gluon.jit
+def _with_products(sums, buffers, tiling: gl.constexpr):
+    """The sums with the products of a step, one contracted position after the other."""
+    for k in gl.static_range(field(field(tiling, "contracted"), "block")):
+        found = ()
+        for part in gl.static_range(_count(tiling)):
+            found = found + (_with_product(sums[part], buffers[0], buffers[part + 1], k, tiling, part),)
+        sums = found
+    return sums
 
 
 @gluon.jit
@@ -166,20 +324,61 @@ def _places(tile, role: gl.constexpr, array: gl.constexpr, layout: gl.constexpr)
 
 @gluon.jit
 def _tile(
-    array, first, second, first_role: gl.constexpr, second_role: gl.constexpr, at: gl.constexpr, layout: gl.constexpr
+    array,
+    first,
+    second,
+    first_role: gl.constexpr,
+    second_role: gl.constexpr,
+    at: gl.constexpr,
+    layout: gl.constexpr,
+    policy: gl.constexpr,
 ):
     down, down_inside = _places(first, first_role, at, gl.SliceLayout(1, layout))
     across, across_inside = _places(second, second_role, at, gl.SliceLayout(0, layout))
     return gl.load(
-        array + down[:, None] + across[None, :], mask=down_inside[:, None] & across_inside[None, :], other=0.0
+        array + down[:, None] + across[None, :],
+        mask=down_inside[:, None] & across_inside[None, :],
+        other=0.0,
+        eviction_policy=policy,
     )
 
 
 @gluon.jit
-def _store(out, product, row_tile, column_tile, tiling: gl.constexpr, layout: gl.constexpr):
+def _store(out, sums, number, tiling: gl.constexpr):
+    batch, row_tile, column_tile = _placed(number, tiling)
+    out = _batch(out, batch, 2, tiling)
+    for part in gl.static_range(_count(tiling)):
+        _store_part(out, sums[part], row_tile, column_tile, tiling, part)
+
+
+@gluon.jit
+def _store_part(out, sums, row_tile, column_tile, tiling: gl.constexpr, part: gl.constexpr):
+    regrouped: gl.constexpr = field(tiling, "regrouped")
+    layout: gl.constexpr = _item(tiling, "out_layouts" if regrouped else "product_layouts", part)
+    if regrouped:
+        sums = gl.convert_layout(sums, layout)
     down, down_inside = _places(row_tile, field(tiling, "rows"), 2, gl.SliceLayout(1, layout))
-    across, across_inside = _places(column_tile, field(tiling, "columns"), 2, gl.SliceLayout(0, layout))
-    gl.store(out + down[:, None] + across[None, :], product, mask=down_inside[:, None] & across_inside[None, :])
+    columns: gl.constexpr = _item(tiling, "parts", part)
+    across, across_inside = _places(column_tile, columns, 2, gl.SliceLayout(0, layout))
+    gl.store(out + down[:, None] + across[None, :], sums, mask=down_inside[:, None] & across_inside[None, :])
+
+
+@gluon.jit
+def _placed(number, tiling: gl.constexpr):
+    """Index along the batch axes, row tile and column tile of a tile's number."""
+    row_tiles: gl.constexpr = field(field(tiling, "rows"), "tiles")
+    column_tiles: gl.constexpr = field(field(tiling, "columns"), "tiles")
+    batch = number // (row_tiles * column_tiles)
+    row_tile, column_tile = in_swaths(
+        number % (row_tiles * column_tiles), row_tiles, column_tiles, field(tiling, "swath")
+    )
+    return batch, row_tile, column_tile
+
+
+@gluon.jit
+def _batch(array, batch, at: gl.constexpr, tiling: gl.constexpr):
+    # Batch offsets are 64 bits wide: they are scalars, which cost nothing.
+    return array + counted(batch.to(gl.int64), field(tiling, "batch"), at, False)
 
 
 @gluon.jit
@@ -190,50 +389,57 @@ def fma_kernel(
 
     ``third``, ``before`` and ``upcast`` aren't used.
     """
-    rows: gl.constexpr = field(tiling, "rows")
-    columns: gl.constexpr = field(tiling, "columns")
     contracted: gl.constexpr = field(tiling, "contracted")
     split: gl.constexpr = field(tiling, "split")
-    row_tiles: gl.constexpr = field(rows, "tiles")
-    column_tiles: gl.constexpr = field(columns, "tiles")
-    depth: gl.constexpr = field(contracted, "block")
-    product_layout: gl.constexpr = field(tiling, "product_layout")
+    programs: gl.constexpr = field(tiling, "programs")
+    persistent: gl.constexpr = field(tiling, "persistent")
+    tiles: gl.constexpr = field(tiling, "tiles")
+    steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
     program = gl.program_id(0)
     part = gl.program_id(1)
-    batch = program // (row_tiles * column_tiles)
-    row_tile, column_tile = in_swaths(
-        program % (row_tiles * column_tiles), row_tiles, column_tiles, field(tiling, "swath")
-    )
-    # Batch offsets are 64 bits wide: they are scalars, which cost nothing.
-    left += counted(batch.to(gl.int64), field(tiling, "batch"), 0, False)
-    right += counted(batch.to(gl.int64), field(tiling, "batch"), 1, False)
-    out += counted(batch.to(gl.int64), field(tiling, "batch"), 2, False)
-
-    a = gl.allocate_shared_memory(gl.float32, [2, field(rows, "block"), depth], field(tiling, "left_shared"))
-    b = gl.allocate_shared_memory(gl.float32, [2, depth, field(columns, "block")], field(tiling, "right_shared"))
-    steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
     begin = part * steps
-    end = gl.minimum(begin + steps, field(contracted, "tiles"))
-    product = gl.zeros([field(rows, "block"), field(columns, "block")], gl.float32, layout=product_layout)
-    a.index(0).store(_left_tile(left, row_tile, begin, tiling))
-    b.index(0).store(_right_tile(right, begin, column_tile, tiling))
-    for step in range(begin, end):
-        here = (step - begin) % 2
-        # The last step loads its own tile once more.
-        following = gl.minimum(step + 1, end - 1)
-        next_left = _left_tile(left, row_tile, following, tiling)
-        next_right = _right_tile(right, following, column_tile, tiling)
-        x = a.index(here).load(gl.DotOperandLayout(0, product_layout, 0))
-        y = b.index(here).load(gl.DotOperandLayout(1, product_layout, 0))
-        product = gl.dot_fma(x, y, product)
-        a.index(1 - here).store(next_left)
-        b.index(1 - here).store(next_right)
-
+    count = gl.minimum(begin + steps, field(contracted, "tiles")) - begin
+    if persistent:
+        count *= (tiles - program + programs - 1) // programs
     if split > 1:
         out += part.to(gl.int64) * field(tiling, "elements")
-    if field(tiling, "regrouped"):
-        out_layout: gl.constexpr = field(tiling, "out_layout")
-        product = gl.convert_layout(product, out_layout)
-        _store(out, product, row_tile, column_tile, tiling, out_layout)
+    arrays = (left, right, out)
+    # Two allocations, so that it is seen that what is stored to isn't what is read.
+    here = _buffers(tiling)
+    there = _buffers(tiling)
+    sums = _nothing(tiling)
+    left_tile, right_tiles = _tiles(arrays, program, begin, tiling)
+    _keep(here, left_tile, right_tiles, tiling)
+    for at in range(0, count, 2):
+        sums = _step(arrays, sums, here, there, program, begin, at, count, tiling)
+        if at + 1 < count:
+            sums = _step(arrays, sums, there, here, program, begin, at + 1, count, tiling)
+    if not persistent:
+        _store(out, sums, program, tiling)
+
+
+@gluon.jit
+def _tiles(arrays, number, step, tiling: gl.constexpr):
+    batch, row_tile, column_tile = _placed(number, tiling)
+    left_tile = _left_tile(_batch(arrays[0], batch, 0, tiling), row_tile, step, tiling)
+    return left_tile, _right_tiles(_batch(arrays[1], batch, 1, tiling), step, column_tile, tiling)
+
+
+@gluon.jit
+def _step(arrays, sums, here, there, program, begin, at, count, tiling: gl.constexpr):
+    """The sums with the products of what is in ``here``, while what comes after is loaded, and kept in ``there``."""
+    programs: gl.constexpr = field(tiling, "programs")
+    persistent: gl.constexpr = field(tiling, "persistent")
+    # The last step loads its own tile once more.
+    ahead = gl.minimum(at + 1, count - 1)
+    if persistent:
+        steps: gl.constexpr = field(field(tiling, "contracted"), "tiles")
+        left_tile, right_tiles = _tiles(arrays, program + ahead // steps * programs, ahead % steps, tiling)
     else:
-        _store(out, product, row_tile, column_tile, tiling, product_layout)
+        left_tile, right_tiles = _tiles(arrays, program, begin + ahead, tiling)
+    sums = _with_products(sums, here, tiling)
+    if persistent and at % steps == steps - 1:
+        _store(arrays[2], sums, program + at // steps * programs, tiling)
+        sums = _nothing(tiling)
+    _keep(there, left_tile, right_tiles, tiling)
+    return sums

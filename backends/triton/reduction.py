@@ -10,12 +10,13 @@ result's axes and two of the summed ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks
-from einops_fast.backends.triton.tiling import Role
+from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks, policy_of
+from einops_fast.backends.triton.tiling import Role, cache_policy
 
 __all__ = ["ReductionTiling", "reduce_kernel"]
 
@@ -48,6 +49,16 @@ class ReductionTiling:
     def scattered(self) -> bool:
         """Whether the tile has two runs along the result's axes: not all arrays are contiguous along the same one."""
         return self.free.groups[0].block > 1
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """For the cache, by operand: a large one of which every element is read once makes way for others first."""
+        axes = [axis for role in (self.free, self.summed) for axis in role.axes]
+        elements = prod(axis.size for axis in axes)
+        return tuple(
+            cache_policy(all(axis.strides[at] for axis in axes if axis.size > 1), elements)
+            for at in range(self.operands)
+        )
 
     @property
     def elements(self) -> int:
@@ -123,13 +134,17 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     total = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
         product = tl.load(
-            arrays[0] + _place(tile, step, free, summed, 0, wide), mask=_exists(tile, step, free, summed, 0), other=0
+            arrays[0] + _place(tile, step, free, summed, 0, wide),
+            mask=_exists(tile, step, free, summed, 0),
+            other=0,
+            eviction_policy=policy_of(tiling, 0),
         ).to(acc_type)
         for at in tl.static_range(1, operands):
             product *= tl.load(
                 arrays[at] + _place(tile, step, free, summed, at, wide),
                 mask=_exists(tile, step, free, summed, at),
                 other=0,
+                eviction_policy=policy_of(tiling, at),
             ).to(acc_type)
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.
