@@ -114,14 +114,16 @@ class _Shared:
         self.array[...] = np.asarray(value)
 
 
-class _Buffers:
+class _Buffers(_Shared):
+    """Shared memory that nothing has been stored to."""
+
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self._array = np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 1, dtype)
+        super().__init__(np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 1, dtype))
         self.type = SimpleNamespace(shape=list(shape))
 
     def index(self, at: Any) -> _Shared:
-        assert 0 <= int(at) < len(self._array)
-        return _Shared(self._array[int(at)])
+        assert 0 <= int(at) < len(self.array)
+        return _Shared(self.array[int(at)])
 
 
 class _Descriptor:

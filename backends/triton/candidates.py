@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
-from einops_fast.backends.triton.chain import ChainTiling
 from einops_fast.backends.triton.chain_tilings import ChainProblem
-from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import with_copies
 from einops_fast.backends.triton.fma_tilings import fma_tilings
-from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, follow_early, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
-from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
 from einops_fast.backends.triton.tma_tiles import BoxTiling
@@ -95,7 +93,9 @@ class KernelCandidate(Candidate):
     ) -> None:
         self.name = tiling.name + ", turned" * turned + (f", order {order}" if order else "")
         self.seconds, self.in_order = seconds, order == 0
-        self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
+        if tiling.split > 1 and follow_early():
+            tiling = replace(tiling, leads=True)
+        self.tiling: Any = tiling
         self.kind = type(tiling)
         self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped is not turned, dtype
         self.keeps = step.epilogue is not None and step.epilogue.keeps
@@ -127,7 +127,8 @@ class KernelCandidate(Candidate):
 
             return run
         parts, elements, wide = self.tiling.split, prod(shape), accumulator(self.dtype)
-        addition = Kernel(reduction_tilings.sum_of_parts(parts, elements), wide, self.dtype)
+        then = replace(reduction_tilings.sum_of_parts(parts, elements), follows=follow_early())
+        addition = Kernel(then, wide, self.dtype)
 
         def run_in_parts(*operands: Any) -> Any:
             # Partial results first, then their sum, always in the same order.
@@ -190,6 +191,9 @@ class CopyCandidate(Candidate):
         self.name, self.in_order = f"copy of {which}, {then.name}", then.in_order
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
         self._copies, self._then, self.kind = copies, then, then.kind
+        last = copies[max(copies)]
+        if isinstance(last, KernelCandidate) and isinstance(then, KernelCandidate) and follow_early():
+            last.tiling, then.tiling = replace(last.tiling, leads=True), replace(then.tiling, follows=True)
 
     def compile(self) -> None:
         for way in (*self._copies.values(), self._then):

@@ -20,6 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.contraction import ContractionTiling
+from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at, policy_of
 from einops_fast.backends.triton.matrix_tiles import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Group, Role
@@ -395,6 +396,7 @@ def fma_kernel(
     persistent: gl.constexpr = field(tiling, "persistent")
     tiles: gl.constexpr = field(tiling, "tiles")
     steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
+    take_turn(tiling)
     program = gl.program_id(0)
     part = gl.program_id(1)
     begin = part * steps

@@ -166,7 +166,7 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
     arithmetic = idle * 2 * products / on.gemm_rate("float32") * max(1.0, 4 * (high + wide) / (high * wide))
     memory = _ITEM * batch * (m * k + k * n + m * n) / on.bandwidth
     written = 8 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
-    pieces = max(
+    pieces: float = max(
         IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
     )
     regrouped = SCATTERED if tiling.regrouped else 1.0

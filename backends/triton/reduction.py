@@ -15,6 +15,7 @@ from math import prod
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks, policy_of
 from einops_fast.backends.triton.tiling import Role, cache_policy
 
@@ -32,6 +33,7 @@ class ReductionTiling:
         split: into how many parts the summed range is cut; each writes a result of its own.
         wide: offsets need 64 bits.
         warps: of a program.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     operands: int
@@ -40,6 +42,8 @@ class ReductionTiling:
     split: int = 1
     wide: bool = False
     warps: int = 4
+    leads: bool = False
+    follows: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -119,6 +123,7 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     wide: tl.constexpr = field(tiling, "wide")
     split: tl.constexpr = field(tiling, "split")
     operands: tl.constexpr = field(tiling, "operands")
+    take_turn(tiling)
     tile = tl.program_id(0)
     part = tl.program_id(1)
     if wide:
