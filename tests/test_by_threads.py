@@ -114,11 +114,3 @@ def test_names_are_unique() -> None:
         names = [tiling.name for _, tiling in fma_tilings(loops.turned if turned else loops, ON, turned)]
         assert names
         assert len(set(names)) == len(names)
-
-
-def test_what_leaves_the_cache_first() -> None:
-    """A large operand that is read once does, and nothing else."""
-    for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, 64)):
-        assert tiling.policies == ("evict_first" if tiling.columns.tiles == 1 else "", "")
-    for tiling in tilings_of("ik,kj->ij", (1 << 10, 64), (64, 64)):
-        assert tiling.policies == ("", "")

@@ -23,13 +23,12 @@ from einops_fast.backends.triton.indexing import (
     group_field,
     in_swaths,
     inside,
-    policy_of,
     run_inside,
     run_offsets,
     tile_offsets,
 )
 from einops_fast.backends.triton.storing import store_tile
-from einops_fast.backends.triton.tiling import Axis, Role, cache_policy
+from einops_fast.backends.triton.tiling import Axis, Role
 from einops_fast.steps import Epilogue
 
 __all__ = ["ContractionTiling", "contract_kernel"]
@@ -83,13 +82,6 @@ class ContractionTiling:
     def grid(self) -> tuple[int, int, int]:
         batch = prod(axis.size for axis in self.batch)
         return batch * self.rows.tiles * self.columns.tiles, self.split, 1
-
-    @property
-    def policies(self) -> tuple[str, str]:
-        """For the cache, by operand: a large one of which every element is read once makes way for others first."""
-        batch = prod(axis.size for axis in self.batch) * self.contracted.extent
-        left, right = batch * self.rows.extent, batch * self.columns.extent
-        return cache_policy(self.columns.tiles == 1, left), cache_policy(self.rows.tiles == 1, right)
 
     @property
     def as_loaded(self) -> bool:
@@ -158,7 +150,6 @@ def contract_kernel(
             left + left_rows + tile_offsets(step, contracted, 0, False, wide)[None, :],
             mask=row_inside & inside(step, contracted, False)[None, :],
             other=0,
-            eviction_policy=policy_of(tiling, 0),
         )
         if field(tiling, "factored"):
             # Where it lacks the axes of the tile, one element serves the whole run.
@@ -239,7 +230,6 @@ def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.cons
         + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
         mask=inside(step, contracted, turned)[:, None] & inside(column_tile, columns, False)[None, :],
         other=0,
-        eviction_policy=policy_of(tiling, 1),
     )
     if turned:
         outer: tl.constexpr = group_field(contracted, 0, "block")

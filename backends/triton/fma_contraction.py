@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.following import take_turn
-from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at, policy_of
+from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at
 from einops_fast.backends.triton.matrix_tiles import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Group, Role
 
@@ -234,30 +234,21 @@ def _shape(tiling, at):
 
 @gluon.constexpr_function
 def _right_shape(tiling, at):
-    return [tiling.contracted.block, tiling.parts[at].block]
+    return [2, tiling.contracted.block, tiling.parts[at].block]
 
 
 @gluon.jit
 def _left_tile(left, row_tile, step, tiling: gl.constexpr):
     rows: gl.constexpr = field(tiling, "rows")
     contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(left, row_tile, step, rows, contracted, 0, field(tiling, "left_layout"), policy_of(tiling, 0))
+    return _tile(left, row_tile, step, rows, contracted, 0, field(tiling, "left_layout"))
 
 
 @gluon.jit
 def _right_tile(right, step, column_tile, tiling: gl.constexpr, part: gl.constexpr):
     columns: gl.constexpr = _item(tiling, "parts", part)
     contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(
-        right,
-        step,
-        column_tile,
-        contracted,
-        columns,
-        1,
-        _item(tiling, "right_layouts", part),
-        policy_of(tiling, 1),
-    )
+    return _tile(right, step, column_tile, contracted, columns, 1, _item(tiling, "right_layouts", part))
 
 
 @gluon.jit
@@ -279,10 +270,8 @@ def _nothing(tiling: gl.constexpr):
 
 @gluon.jit
 def _buffers(tiling: gl.constexpr):
-    """Shared memory for a tile of the left operand, and for the parts of one of the right operand."""
-    rows: gl.constexpr = field(tiling, "rows")
-    shape: gl.constexpr = [field(rows, "block"), field(field(tiling, "contracted"), "block")]
-    found = (gl.allocate_shared_memory(gl.float32, shape, field(tiling, "left_shared")),)
+    """Shared memory for two tiles of the right operand."""
+    found = ()
     for part in gl.static_range(_count(tiling)):
         found = found + (
             gl.allocate_shared_memory(gl.float32, _right_shape(tiling, part), _item(tiling, "right_shared", part)),
@@ -291,25 +280,24 @@ def _buffers(tiling: gl.constexpr):
 
 
 @gluon.jit
-def _keep(buffers, left_tile, right_tiles, tiling: gl.constexpr):
-    buffers[0].store(left_tile)
+def _keep(buffers, tiles, at, tiling: gl.constexpr):
     for part in gl.static_range(_count(tiling)):
-        buffers[part + 1].store(right_tiles[part])
+        buffers[part].index(at).store(tiles[part])
 
 
 @gluon.jit
-def _with_product(total, left, right, k: gl.constexpr, tiling: gl.constexpr, part: gl.constexpr):
+def _with_product(total, a, buffer, k: gl.constexpr, tiling: gl.constexpr, part: gl.constexpr):
     layout: gl.constexpr = _item(tiling, "product_layouts", part)
-    return gl.fma(left.slice(k, 1, 1).load(layout), right.slice(k, 1, 0).load(layout), total)
+    return gl.fma(a.slice(k, 1, 1).load(layout), buffer.slice(k, 1, 0).load(layout), total)
 
 
 @gluon.jit
-def _with_products(sums, buffers, tiling: gl.constexpr):
-    """The sums with the products of a step, one contracted position after the other."""
+def _with_products(sums, a, buffers, at, tiling: gl.constexpr):
+    left = a.index(at)
     for k in gl.static_range(field(field(tiling, "contracted"), "block")):
         found = ()
         for part in gl.static_range(_count(tiling)):
-            found = found + (_with_product(sums[part], buffers[0], buffers[part + 1], k, tiling, part),)
+            found = found + (_with_product(sums[part], left, buffers[part].index(at), k, tiling, part),)
         sums = found
     return sums
 
@@ -332,7 +320,6 @@ def _tile(
     second_role: gl.constexpr,
     at: gl.constexpr,
     layout: gl.constexpr,
-    policy: gl.constexpr,
 ):
     down, down_inside = _places(first, first_role, at, gl.SliceLayout(1, layout))
     across, across_inside = _places(second, second_role, at, gl.SliceLayout(0, layout))
@@ -340,14 +327,11 @@ def _tile(
         array + down[:, None] + across[None, :],
         mask=down_inside[:, None] & across_inside[None, :],
         other=0.0,
-        eviction_policy=policy,
     )
 
 
 @gluon.jit
-def _store(out, sums, number, tiling: gl.constexpr):
-    batch, row_tile, column_tile = _placed(number, tiling)
-    out = _batch(out, batch, 2, tiling)
+def _store(out, sums, row_tile, column_tile, tiling: gl.constexpr):
     for part in gl.static_range(_count(tiling)):
         _store_part(out, sums[part], row_tile, column_tile, tiling, part)
 
@@ -395,6 +379,7 @@ def fma_kernel(
     programs: gl.constexpr = field(tiling, "programs")
     persistent: gl.constexpr = field(tiling, "persistent")
     tiles: gl.constexpr = field(tiling, "tiles")
+    depth: gl.constexpr = field(contracted, "block")
     steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
     take_turn(tiling)
     program = gl.program_id(0)
@@ -405,43 +390,32 @@ def fma_kernel(
         count *= (tiles - program + programs - 1) // programs
     if split > 1:
         out += part.to(gl.int64) * field(tiling, "elements")
-    arrays = (left, right, out)
-    # Two allocations, so that it is seen that what is stored to isn't what is read.
-    here = _buffers(tiling)
-    there = _buffers(tiling)
+
+    a = gl.allocate_shared_memory(
+        gl.float32, [2, field(field(tiling, "rows"), "block"), depth], field(tiling, "left_shared")
+    )
+    b = _buffers(tiling)
     sums = _nothing(tiling)
-    left_tile, right_tiles = _tiles(arrays, program, begin, tiling)
-    _keep(here, left_tile, right_tiles, tiling)
-    for at in range(0, count, 2):
-        sums = _step(arrays, sums, here, there, program, begin, at, count, tiling)
-        if at + 1 < count:
-            sums = _step(arrays, sums, there, here, program, begin, at + 1, count, tiling)
+    batch, row_tile, column_tile = _placed(program, tiling)
+    a.index(0).store(_left_tile(_batch(left, batch, 0, tiling), row_tile, begin, tiling))
+    _keep(b, _right_tiles(_batch(right, batch, 1, tiling), begin, column_tile, tiling), 0, tiling)
+    for at in range(0, count):
+        here = at % 2
+        # The last step loads its own tile once more.
+        ahead = gl.minimum(at + 1, count - 1)
+        if persistent:
+            batch, row_tile, column_tile = _placed(program + ahead // steps * programs, tiling)
+            following = ahead % steps
+        else:
+            following = begin + ahead
+        next_left = _left_tile(_batch(left, batch, 0, tiling), row_tile, following, tiling)
+        next_right = _right_tiles(_batch(right, batch, 1, tiling), following, column_tile, tiling)
+        sums = _with_products(sums, a, b, here, tiling)
+        if persistent and at % steps == steps - 1:
+            done_batch, done_rows, done_columns = _placed(program + at // steps * programs, tiling)
+            _store(_batch(out, done_batch, 2, tiling), sums, done_rows, done_columns, tiling)
+            sums = _nothing(tiling)
+        a.index(1 - here).store(next_left)
+        _keep(b, next_right, 1 - here, tiling)
     if not persistent:
-        _store(out, sums, program, tiling)
-
-
-@gluon.jit
-def _tiles(arrays, number, step, tiling: gl.constexpr):
-    batch, row_tile, column_tile = _placed(number, tiling)
-    left_tile = _left_tile(_batch(arrays[0], batch, 0, tiling), row_tile, step, tiling)
-    return left_tile, _right_tiles(_batch(arrays[1], batch, 1, tiling), step, column_tile, tiling)
-
-
-@gluon.jit
-def _step(arrays, sums, here, there, program, begin, at, count, tiling: gl.constexpr):
-    """The sums with the products of what is in ``here``, while what comes after is loaded, and kept in ``there``."""
-    programs: gl.constexpr = field(tiling, "programs")
-    persistent: gl.constexpr = field(tiling, "persistent")
-    # The last step loads its own tile once more.
-    ahead = gl.minimum(at + 1, count - 1)
-    if persistent:
-        steps: gl.constexpr = field(field(tiling, "contracted"), "tiles")
-        left_tile, right_tiles = _tiles(arrays, program + ahead // steps * programs, ahead % steps, tiling)
-    else:
-        left_tile, right_tiles = _tiles(arrays, program, begin + ahead, tiling)
-    sums = _with_products(sums, here, tiling)
-    if persistent and at % steps == steps - 1:
-        _store(arrays[2], sums, program + at // steps * programs, tiling)
-        sums = _nothing(tiling)
-    _keep(there, left_tile, right_tiles, tiling)
-    return sums
+        _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
