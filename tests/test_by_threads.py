@@ -11,7 +11,7 @@ from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
 
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
-from einops_fast.backends.triton.fma_contraction import FmaTiling  # noqa: E402
+from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
 from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
 from einops_fast.notation import parse  # noqa: E402

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from einops_fast.backends.triton.contraction_tilings import Contraction, contracted_role
-from einops_fast.backends.triton.fma_contraction import FmaTiling
+from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.backends.triton.matrix_tiles import (
     IN_PIECES,
     LEFT,
