@@ -24,40 +24,42 @@ __all__ = ["fma_tilings", "tiling_of"]
 
 _ITEM = 4
 
-_FEW, _UNHIDDEN = 4, 1.15
-"""With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends."""
+_FEW, _UNHIDDEN, _LARGE = 4, 1.15, 0.05
+"""With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends; and
+large ones take longer than small ones, by this power of their size."""
 
-# Rows, the parts of the columns and the contracted extent of a tile, and warps.
-_SHAPES = (
-    (128, (128,), 16, 8),
-    (128, (128,), 16, 4),
-    (64, (128,), 16, 4),
-    (64, (64, 32, 8), 16, 2),
-    (64, (64, 32, 8), 8, 4),
-    (64, (64, 32, 8), 32, 4),
-    (128, (64, 32), 16, 4),
-    (128, (64, 32), 8, 4),
-    (64, (64, 32), 8, 4),
-    (64, (64, 32), 16, 2),
-    (256, (64,), 16, 4),
-    (128, (64,), 32, 4),
-    (128, (64,), 16, 4),
-    (128, (64,), 8, 4),
-    (64, (64,), 32, 4),
-    (64, (64,), 16, 4),
-    (64, (64,), 32, 2),
-    (64, (64,), 16, 2),
-    (32, (64,), 16, 4),
-    (128, (32, 16, 8), 16, 2),
-    (128, (32, 16), 8, 2),
-    (256, (32,), 16, 4),
-    (128, (32,), 16, 2),
-    (64, (32,), 16, 4),
-    (32, (32,), 16, 2),
-    (256, (16, 8), 8, 4),
-    (128, (16, 8), 8, 2),
-    (256, (16,), 8, 4),
-    (128, (16,), 8, 2),
+_BUSY = 12 * 64
+"""Sums of a lane of all warps of a multiprocessor that keep it busy."""
+
+ONE, SEVERAL = range(2)
+"""Tiles that a program computes."""
+
+_EITHER = (ONE, SEVERAL)
+
+# Rows, the parts of the columns and the contracted extent of a tile, warps, and how many tiles a program computes.
+_SHAPES: tuple[tuple[int, tuple[int, ...], int, int, tuple[int, ...]], ...] = (
+    (128, (128,), 16, 8, _EITHER),
+    (128, (128,), 16, 4, _EITHER),
+    (64, (128,), 16, 4, _EITHER),
+    (64, (64, 32, 8), 8, 4, (ONE,)),
+    # With 96 sums and 16 positions a thread's registers don't suffice, unless addresses are computed again and again.
+    (128, (64, 32), 16, 4, (SEVERAL,)),
+    (128, (64, 32), 8, 4, (ONE,)),
+    (64, (64, 32), 8, 4, (ONE,)),
+    (256, (64,), 16, 4, _EITHER),
+    (128, (64,), 16, 4, _EITHER),
+    (128, (64,), 8, 4, (ONE,)),
+    (64, (64,), 16, 4, (ONE,)),
+    (64, (64,), 16, 2, _EITHER),
+    (32, (64,), 16, 4, (ONE,)),
+    (128, (32, 16), 8, 2, (ONE,)),
+    (128, (32,), 16, 2, _EITHER),
+    (64, (32,), 16, 4, (ONE,)),
+    (32, (32,), 16, 2, (ONE,)),
+    (256, (16, 8), 8, 4, _EITHER),
+    (128, (16, 8), 8, 2, _EITHER),
+    (256, (16,), 8, 4, _EITHER),
+    (128, (16,), 8, 2, _EITHER),
 )
 
 _FULLER = 0.93
@@ -122,7 +124,7 @@ def _in_parts(columns: Role, parts: Sequence[int]) -> list[Role]:
 
 def _all(problem: Contraction, on: Ceilings, turned: bool) -> Iterator[FmaTiling]:
     _, m, n, _ = problem.extents
-    for rows, parts, depth, warps in _SHAPES:
+    for rows, parts, depth, warps, tiles in _SHAPES:
         # A tile of twice the extent does the work of none.
         if rows > max(32, power_of_two(m)) or parts[0] > max(32, power_of_two(n)):
             continue
@@ -132,13 +134,13 @@ def _all(problem: Contraction, on: Ceilings, turned: bool) -> Iterator[FmaTiling
             continue
         if len(parts) > 1 and tiling.columns.padded > _FULLER * whole.columns.padded:
             continue
-        for each in _in_splits(tiling, on):
+        for each in _in_splits(tiling, on) if ONE in tiles else ():
             most = -(-each.tiles * each.split // on.units)
             if each.resident < most <= each.resident + 1 and most * warps <= 16:
                 # All at once, rather than a few in the end.
                 each = replace(each, registers=128)
             yield each
-        if tiling.tiles > on.units * tiling.resident:
+        if SEVERAL in tiles and tiling.tiles > on.units * tiling.resident:
             yield replace(tiling, programs=on.units * tiling.resident)
 
 
@@ -160,14 +162,18 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
         idle = (1 + -(-tiles // tiling.programs) * tiling.programs / tiles) / 2
     elif tiling.contracted.tiles <= _FEW:
         idle *= _UNHIDDEN
+    if tiling.contracted.tiles <= _FEW:
+        idle *= float((tiling.rows.block * tiling.columns.width / 4096) ** _LARGE)
     products = tiles * tiling.rows.block * tiling.columns.width * tiling.contracted.padded / tiling.split
     # Reading a number takes four times as long as multiplying two.
     high, wide = tiling.sums_of_thread
-    arithmetic = idle * 2 * products / on.gemm_rate("float32") * max(1.0, 4 * (high + wide) / (high * wide))
+    warps = min(tiling.resident, -(-tiles // on.units)) * tiling.warps
+    lazy: float = max(1.0, _BUSY / (warps * high * wide)) ** 0.5
+    arithmetic = idle * lazy * 2 * products / on.gemm_rate("float32") * max(1.0, 4 * (high + wide) / (high * wide))
     memory = _ITEM * batch * (m * k + k * n + m * n) / on.bandwidth
     written = 8 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     pieces: float = max(
         IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
     )
-    regrouped = SCATTERED if tiling.regrouped else 1.0
+    regrouped: float = SCATTERED if tiling.regrouped else 1.0
     return (max(arithmetic, memory) + 0.3 * min(arithmetic, memory)) * pieces * regrouped + written + on.call

@@ -23,7 +23,6 @@ __all__ = [
     "inside_at",
     "lacks",
     "offsets_at",
-    "policy_of",
     "run_inside",
     "run_offsets",
     "tile_offsets",
@@ -55,12 +54,6 @@ def field(record, name):
 def group_field(role, at, name):
     """A field of group ``at`` of a role."""
     return getattr(role.groups[at], name)
-
-
-@triton.constexpr_function
-def policy_of(tiling, operand):
-    """What the cache is told about an operand."""
-    return tiling.policies[operand]
 
 
 @triton.constexpr_function

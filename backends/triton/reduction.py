@@ -10,14 +10,13 @@ result's axes and two of the summed ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.following import take_turn
-from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks, policy_of
-from einops_fast.backends.triton.tiling import Role, cache_policy
+from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks
+from einops_fast.backends.triton.tiling import Role
 
 __all__ = ["ReductionTiling", "reduce_kernel"]
 
@@ -33,6 +32,7 @@ class ReductionTiling:
         split: into how many parts the summed range is cut; each writes a result of its own.
         wide: offsets need 64 bits.
         warps: of a program.
+        passing: operands that leave the cache first.
         leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
@@ -42,6 +42,7 @@ class ReductionTiling:
     split: int = 1
     wide: bool = False
     warps: int = 4
+    passing: tuple[int, ...] = ()
     leads: bool = False
     follows: bool = False
 
@@ -55,16 +56,6 @@ class ReductionTiling:
         return self.free.groups[0].block > 1
 
     @property
-    def policies(self) -> tuple[str, ...]:
-        """For the cache, by operand: a large one of which every element is read once makes way for others first."""
-        axes = [axis for role in (self.free, self.summed) for axis in role.axes]
-        elements = prod(axis.size for axis in axes)
-        return tuple(
-            cache_policy(all(axis.strides[at] for axis in axes if axis.size > 1), elements)
-            for at in range(self.operands)
-        )
-
-    @property
     def elements(self) -> int:
         """Of the result."""
         return self.free.extent
@@ -74,6 +65,12 @@ class ReductionTiling:
         """The tiles in short, unique among those of one problem."""
         tile = "×".join(str(group.block) for role in (self.free, self.summed) for group in role.groups)
         return f"reduction {tile}, {self.warps} warps, split {self.split}"
+
+
+@triton.constexpr_function
+def _policy(tiling, at):
+    """What the cache is told about an operand."""
+    return "evict_first" if at in tiling.passing else ""
 
 
 @triton.jit
@@ -142,14 +139,14 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
             arrays[0] + _place(tile, step, free, summed, 0, wide),
             mask=_exists(tile, step, free, summed, 0),
             other=0,
-            eviction_policy=policy_of(tiling, 0),
+            eviction_policy=_policy(tiling, 0),
         ).to(acc_type)
         for at in tl.static_range(1, operands):
             product *= tl.load(
                 arrays[at] + _place(tile, step, free, summed, at, wide),
                 mask=_exists(tile, step, free, summed, at),
                 other=0,
-                eviction_policy=policy_of(tiling, at),
+                eviction_policy=_policy(tiling, at),
             ).to(acc_type)
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.

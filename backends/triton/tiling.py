@@ -19,16 +19,11 @@ __all__ = [
     "Group",
     "Role",
     "by_stride",
-    "cache_policy",
     "linear_role",
     "merge_axes",
     "needs_64_bits",
     "power_of_two",
 ]
-
-
-_LARGE = 1 << 22
-"""Elements of an array of which little stays in the cache in any case."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,6 @@ class Role:
 
     outer: tuple[Axis, ...]
     groups: tuple[Group, ...]
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """All of them, those that a tile has one index of and those of the groups."""
-        return self.outer + sum((group.axes for group in self.groups), ())
 
     @property
     def block(self) -> int:
@@ -160,14 +150,6 @@ def needs_64_bits(axes: Sequence[Axis], extents: Iterable[int]) -> bool:
     arrays = range(len(axes[0].strides) if axes else 0)
     reaches = (sum((axis.size - 1) * abs(axis.strides[array]) for axis in axes) for array in arrays)
     return max(*extents, *reaches) >= 1 << 30
-
-
-def cache_policy(once: bool, elements: int) -> str:
-    """What the cache is told about an array: one that is read ``once``, and is large, makes way for others first.
-
-    A small one may stay: whoever comes next may read it, too.
-    """
-    return "evict_first" if once and elements >= _LARGE else ""
 
 
 def power_of_two(extent: int) -> int:
