@@ -84,11 +84,6 @@ class ContractionTiling:
         return batch * self.rows.tiles * self.columns.tiles, self.split, 1
 
     @property
-    def as_loaded(self) -> bool:
-        """Whether operands lie in shared memory as they do in memory."""
-        return True
-
-    @property
     def in_two(self) -> bool:
         """Whether a tile's columns have a second part."""
         return self.rest is not None

@@ -88,6 +88,7 @@ def _buffers(tiling: gl.constexpr):
 
 @gluon.jit
 def _keep(buffers, tiles, at, tiling: gl.constexpr):
+    """Store the parts of a tile of the right operand."""
     for part in gl.static_range(_count(tiling)):
         buffers[part].index(at).store(tiles[part])
 
@@ -100,6 +101,10 @@ def _with_product(total, a, buffer, k: gl.constexpr, tiling: gl.constexpr, part:
 
 @gluon.jit
 def _with_products(sums, a, buffers, at, tiling: gl.constexpr):
+    """The sums with the products of a step, one contracted position after the other for all parts.
+
+    Part by part, a thread would have to keep what it reads of the left operand.
+    """
     left = a.index(at)
     for k in gl.static_range(field(field(tiling, "contracted"), "block")):
         found = ()

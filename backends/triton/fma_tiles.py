@@ -24,8 +24,7 @@ _RUN = 4
 class FmaTiling(ContractionTiling):
     """What the kernel is specialised for, besides what the other contraction kernel is.
 
-    ``factored`` and ``turned`` are false: where both operands are contiguous along contracted axes, but not along the
-    same, the threads that load the right one are ordered otherwise. ``rest`` isn't used.
+    ``factored``, ``turned``, ``rest`` and ``epilogue`` aren't used.
 
     Attributes:
         further: more parts of each tile's columns, where their number is no power of two.
@@ -96,10 +95,6 @@ class FmaTiling(ContractionTiling):
     def resident(self) -> int:
         """How many programs a multiprocessor runs at once."""
         return _REGISTERS // (_LANES * self.warps * self.most_registers)
-
-    @property
-    def as_loaded(self) -> bool:
-        return False
 
     @property
     def product_layouts(self) -> tuple[Any, ...]:
