@@ -31,31 +31,31 @@ large ones take longer than small ones, by this power of their size."""
 _BUSY = 12 * 64
 """Sums of a lane of all warps of a multiprocessor that keep it busy."""
 
-ONE, SEVERAL = range(2)
+_ONE, _SEVERAL = range(2)
 """Tiles that a program computes."""
 
-_EITHER = (ONE, SEVERAL)
+_EITHER = (_ONE, _SEVERAL)
 
 # Rows, the parts of the columns and the contracted extent of a tile, warps, and how many tiles a program computes.
 _SHAPES: tuple[tuple[int, tuple[int, ...], int, int, tuple[int, ...]], ...] = (
     (128, (128,), 16, 8, _EITHER),
     (128, (128,), 16, 4, _EITHER),
     (64, (128,), 16, 4, _EITHER),
-    (64, (64, 32, 8), 8, 4, (ONE,)),
+    (64, (64, 32, 8), 8, 4, (_ONE,)),
     # With 96 sums and 16 positions a thread's registers don't suffice, unless addresses are computed again and again.
-    (128, (64, 32), 16, 4, (SEVERAL,)),
-    (128, (64, 32), 8, 4, (ONE,)),
-    (64, (64, 32), 8, 4, (ONE,)),
+    (128, (64, 32), 16, 4, (_SEVERAL,)),
+    (128, (64, 32), 8, 4, (_ONE,)),
+    (64, (64, 32), 8, 4, (_ONE,)),
     (256, (64,), 16, 4, _EITHER),
     (128, (64,), 16, 4, _EITHER),
-    (128, (64,), 8, 4, (ONE,)),
-    (64, (64,), 16, 4, (ONE,)),
+    (128, (64,), 8, 4, (_ONE,)),
+    (64, (64,), 16, 4, (_ONE,)),
     (64, (64,), 16, 2, _EITHER),
-    (32, (64,), 16, 4, (ONE,)),
-    (128, (32, 16), 8, 2, (ONE,)),
+    (32, (64,), 16, 4, (_ONE,)),
+    (128, (32, 16), 8, 2, (_ONE,)),
     (128, (32,), 16, 2, _EITHER),
-    (64, (32,), 16, 4, (ONE,)),
-    (32, (32,), 16, 2, (ONE,)),
+    (64, (32,), 16, 4, (_ONE,)),
+    (32, (32,), 16, 2, (_ONE,)),
     (256, (16, 8), 8, 4, _EITHER),
     (128, (16, 8), 8, 2, _EITHER),
 )
@@ -132,13 +132,13 @@ def _all(problem: Contraction, on: Ceilings, turned: bool) -> Iterator[FmaTiling
             continue
         if len(parts) > 1 and tiling.columns.padded > _FULLER * whole.columns.padded:
             continue
-        for each in _in_splits(tiling, on) if ONE in tiles else ():
+        for each in _in_splits(tiling, on) if _ONE in tiles else ():
             most = -(-each.tiles * each.split // on.units)
             if each.resident < most <= each.resident + 1 and most * warps <= 16:
                 # All at once, rather than a few in the end.
                 each = replace(each, registers=128)
             yield each
-        if SEVERAL in tiles and tiling.tiles > on.units * tiling.resident:
+        if _SEVERAL in tiles and tiling.tiles > on.units * tiling.resident:
             yield replace(tiling, programs=on.units * tiling.resident)
 
 
