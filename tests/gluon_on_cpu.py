@@ -23,17 +23,18 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import cluster_tilings, ring_tilings
+from einops_fast.backends.triton import cluster_tilings, fma_contraction, ring_tilings
 from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["hopper_on_cpu", "rows_on_cpu"]
+__all__ = ["by_threads_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
 
 _DEVICE_CODE = (
     ".attention.hopper",
     ".attention.loading",
     ".triton.cluster_",
+    ".triton.indexing",
     ".triton.norm",
     ".triton.ring_",
     ".triton.row_",
@@ -110,11 +111,11 @@ class _Shared:
     def reshape(self, shape: Sequence[int]) -> _Shared:
         return _Shared(self.array.reshape(shape))
 
-    def slice(self, start: int, length: int, dim: int) -> _Shared:
-        return _Shared(self.array[(slice(None),) * dim + (slice(start, start + length),)])
-
     def permute(self, axes: Sequence[int]) -> _Shared:
         return _Shared(self.array.transpose(axes))
+
+    def slice(self, start: int, length: int, dim: int) -> _Shared:
+        return _Shared(self.array[(slice(None),) * dim + (slice(start, start + length),)])
 
     def load(self, layout: Any) -> _Tensor:
         return _tensor(self.array.copy())
@@ -123,9 +124,11 @@ class _Shared:
         self.array[...] = np.asarray(value)
 
 
-class _Buffers:
+class _Buffers(_Shared):
+    """Shared memory that nothing has been stored to."""
+
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self.array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
+        super().__init__(np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 1, dtype))
         self.type = SimpleNamespace(shape=list(shape))
 
     def index(self, at: Any) -> _Shared:
@@ -187,7 +190,9 @@ def _added(pointer: _Pointer, value: int, **_: Any) -> _Tensor:
     return _tensor(before)
 
 
-def _load(pointer: _Pointer, mask: Any = True, other: Any = 0, volatile: bool = False) -> _Tensor:
+def _load(
+    pointer: _Pointer, mask: Any = True, other: Any = 0, volatile: bool = False, eviction_policy: str = ""
+) -> _Tensor:
     offsets = np.asarray(pointer.offsets)
     mask = np.broadcast_to(np.asarray(mask), offsets.shape)
     found = pointer.memory[np.where(mask, offsets, 0)]
@@ -288,17 +293,17 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
     return _as_it_is if function is None else function
 
 
-def _stand_ins(program: int, programs: int) -> dict[str, Any]:
-    """What the kernels find in place of Gluon."""
+def _stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
+    """What the kernels find in place of Gluon; ``part`` is the program's number along the second axis of the grid."""
 
     def tensors(function: Any) -> Any:
         return lambda *arguments: _tensor(function(*map(np.asarray, arguments)))
 
     gl = SimpleNamespace(
         constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
-        uint32=np.uint32, static_range=range,
+        int1=np.bool_, uint32=np.uint32, static_range=range,
         warp_specialize=_side_by_side,
-        program_id=lambda axis: _tensor(program), num_programs=lambda axis: _tensor(programs),
+        program_id=lambda axis: _tensor(part if axis else program), num_programs=lambda axis: _tensor(programs),
         allocate_shared_memory=_memory, load=_load, store=_store, convert_layout=lambda value, layout: value,
         arange=lambda start, end, layout: _tensor(np.arange(start, end)),
         zeros=lambda shape, dtype, layout: _tensor(np.zeros(shape, dtype)),
@@ -322,7 +327,7 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
     return {
         "gl": gl,
-        "tl": gl,
+        "tl": SimpleNamespace(**vars(gl) | {"full": lambda shape, value, dtype: _tensor(np.full(shape, value, dtype))}),
         "triton": functions,
         "async_copy": SimpleNamespace(
             async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
@@ -343,6 +348,7 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         "fence_async_shared": _nothing,
         "barrier": _nothing,
         "field": getattr,
+        "min": lambda *each: _tensor(min(map(int, each))),
         "range": lambda *ends: (_tensor(at) for at in range(*map(int, ends))),
     }
 
@@ -366,7 +372,7 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
             assert isinstance(each, ast.ImportFrom)
             names = _executed(source, stand_ins, done)
             module.__dict__.update({alias.name: names[alias.name] for alias in each.names})
-        elif "triton" not in source:
+        elif "triton" not in source and not (isinstance(each, ast.Import) and "triton" in each.names[0].name):
             kept.append(each)
     tree.body = kept
     with mock.patch.dict("sys.modules", {name: module}):
@@ -425,6 +431,17 @@ def hopper_on_cpu() -> Iterator[list[str]]:
         mock.patch.object(hopper_decode_plan, "interpreted", return_value=False),
     ):
         yield ran
+
+
+def by_threads_on_cpu(tiling: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Execute the contraction kernel by threads here, program by program."""
+    given = [_Pointer(_flat(array)) for array in (left, right, left, out, out)]
+    programs, parts, _ = tiling.grid
+    for program in range(programs):
+        for part in range(parts):
+            stand_ins = {**vars(fma_contraction), **_stand_ins(program, programs, part)}
+            names = _executed(fma_contraction.__name__, stand_ins, {})
+            names["fma_kernel"](*given, tiling, np.float32, False)
 
 
 @contextmanager

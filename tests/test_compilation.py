@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton import launch, tma_launch
 from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates
-from einops_fast.backends.triton.fma_contraction import FmaTiling
+from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan

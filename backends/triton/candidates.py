@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
-from einops_fast.backends.triton.chain import ChainTiling
 from einops_fast.backends.triton.chain_tilings import ChainProblem
-from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import with_copies
 from einops_fast.backends.triton.fma_tilings import fma_tilings
-from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, follow_early, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
-from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
 from einops_fast.backends.triton.tma_tiles import BoxTiling
@@ -78,7 +76,8 @@ class LibraryCandidate(Candidate):
 class KernelCandidate(Candidate):
     """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round.
 
-    A bias follows the operands; an epilogue that keeps what it is done to has two results.
+    ``turned`` says the same of this tiling alone, where there are others of the step. A bias follows the operands; an
+    epilogue that keeps what it is done to has two results.
     """
 
     def __init__(
@@ -90,12 +89,15 @@ class KernelCandidate(Candidate):
         strides: tuple[int, ...],
         swapped: bool,
         dtype: str,
+        turned: bool = False,
     ) -> None:
-        self.name = f"{tiling.name}, order {order}" if order else tiling.name
+        self.name = tiling.name + ", turned" * turned + (f", order {order}" if order else "")
         self.seconds, self.in_order = seconds, order == 0
-        self.tiling: ChainTiling | ContractionTiling | ReductionTiling = tiling
+        if tiling.split > 1 and follow_early():
+            tiling = replace(tiling, leads=True)
+        self.tiling: Any = tiling
         self.kind = type(tiling)
-        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
+        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped is not turned, dtype
         self.keeps = step.epilogue is not None and step.epilogue.keeps
 
     @cached_property
@@ -125,7 +127,8 @@ class KernelCandidate(Candidate):
 
             return run
         parts, elements, wide = self.tiling.split, prod(shape), accumulator(self.dtype)
-        addition = Kernel(reduction_tilings.sum_of_parts(parts, elements), wide, self.dtype)
+        then = replace(reduction_tilings.sum_of_parts(parts, elements), follows=follow_early())
+        addition = Kernel(then, wide, self.dtype)
 
         def run_in_parts(*operands: Any) -> Any:
             # Partial results first, then their sum, always in the same order.
@@ -188,6 +191,9 @@ class CopyCandidate(Candidate):
         self.name, self.in_order = f"copy of {which}, {then.name}", then.in_order
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
         self._copies, self._then, self.kind = copies, then, then.kind
+        last = copies[max(copies)]
+        if isinstance(last, KernelCandidate) and isinstance(then, KernelCandidate) and follow_early():
+            last.tiling, then.tiling = replace(last.tiling, leads=True), replace(then.tiling, follows=True)
 
     def compile(self) -> None:
         for way in (*self._copies.values(), self._then):
@@ -241,12 +247,16 @@ def _direct(
             tilings = chain_tilings.tilings(loops, dtype, on, precision)
         else:
             tilings = contraction_tilings.tilings(loops, dtype, on, precision)
-            if dtype == "float32" and precision == "ieee" and not interpreted():
-                tilings = [*tilings, *fma_tilings(loops, on)]
         kernels = [
             KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype) for seconds, tiling in tilings
         ]
         found += kernels
+        if isinstance(loops, Contraction) and dtype == "float32" and precision == "ieee" and not interpreted():
+            found += [
+                KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype, turned)
+                for turned in (False, True)
+                for seconds, tiling in fma_tilings(loops.turned if turned else loops, on, turned)
+            ]
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
             boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.epilogue import activated, has_bias
+from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import (
     counted,
     field,
@@ -50,6 +51,7 @@ class ContractionTiling:
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
         warps, stages: of a program.
         epilogue: what is done to the sums before they are stored; not where the contracted range is cut.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     batch: tuple[Axis, ...]
@@ -67,6 +69,8 @@ class ContractionTiling:
     warps: int = 4
     stages: int = 3
     epilogue: Epilogue | None = None
+    leads: bool = False
+    follows: bool = False
 
     @property
     def name(self) -> str:
@@ -78,11 +82,6 @@ class ContractionTiling:
     def grid(self) -> tuple[int, int, int]:
         batch = prod(axis.size for axis in self.batch)
         return batch * self.rows.tiles * self.columns.tiles, self.split, 1
-
-    @property
-    def as_loaded(self) -> bool:
-        """Whether operands lie in shared memory as they do in memory."""
-        return True
 
     @property
     def in_two(self) -> bool:
@@ -115,6 +114,7 @@ def contract_kernel(
 
     row_tiles: tl.constexpr = field(rows, "tiles")
     column_tiles: tl.constexpr = field(columns, "tiles")
+    take_turn(tiling)
     program = tl.program_id(0)
     part = tl.program_id(1)
     if wide:

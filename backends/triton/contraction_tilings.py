@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeVar
 
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.matrix_tiles import (
@@ -37,10 +36,7 @@ from einops_fast.backends.triton.tiling import (
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.steps import Epilogue
 
-__all__ = ["Contraction", "contracted_role", "contraction", "predicted", "splits", "tilings"]
-
-
-Tiling = TypeVar("Tiling", bound=ContractionTiling)
+__all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,15 @@ class Contraction:
         roles = (self.batch, self.rows, self.columns, self.contracted)
         batch, m, n, k = (prod(axis.size for axis in role) for role in roles)
         return batch, m, n, k
+
+    @property
+    def turned(self) -> Contraction:
+        """The same with the operands, and so rows and columns, the other way round; for two operands."""
+        batch, rows, columns, contracted = (
+            tuple(Axis(axis.size, (axis.strides[RIGHT], axis.strides[LEFT], axis.strides[OUT])) for axis in role)
+            for role in (self.batch, self.columns, self.rows, self.contracted)
+        )
+        return contraction(batch, rows, columns, contracted)
 
     @property
     def factored(self) -> bool:
@@ -164,7 +169,7 @@ def tilings(
     found: dict[ContractionTiling, float] = {}
     for shape in _INTEGER if is_integer(dtype) else _SINGLE if item >= 4 else _HALF:
         for tiling in _of_shape(problem, shape, dtype, on, precision):
-            found[tiling] = predicted(problem, tiling, dtype, on)
+            found[tiling] = _predicted(problem, tiling, dtype, on)
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
@@ -199,7 +204,7 @@ def _of_shape(
         epilogue=problem.epilogue,
     )
     for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
-        yield from splits(_fitting(each, item), on)
+        yield from _splits(_fitting(each, item), on)
 
 
 def _in_two_parts(tiling: ContractionTiling, problem: Contraction) -> Iterator[ContractionTiling]:
@@ -225,7 +230,7 @@ def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
     return replace(tiling, stages=max(1, min(stages, SHARED // each)))
 
 
-def splits(tiling: Tiling, on: Ceilings) -> Iterator[Tiling]:
+def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
     """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty.
 
     An epilogue wants the whole sum.
@@ -262,7 +267,7 @@ _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
 
-def predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
+def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
 
     A kernel that has fewer programs than the device has multiprocessors leaves some idle.
@@ -279,7 +284,7 @@ def predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: C
     arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
     if is_integer(dtype):
         arithmetic *= _ONE_BY_ONE
-    elif item > 2 and tiling.precision == "ieee" and tiling.as_loaded:
+    elif item > 2 and tiling.precision == "ieee":
         along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item

@@ -13,12 +13,13 @@ from triton.runtime import driver
 
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
-from einops_fast.backends.triton.fma_contraction import FmaTiling, fma_kernel
+from einops_fast.backends.triton.fma_contraction import fma_kernel
+from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 from einops_fast.cost import is_integer
 
-__all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "interpreted", "spelled"]
+__all__ = ["ALIGNMENT", "DTYPES", "Kernel", "accumulator", "follow_early", "interpreted", "spelled"]
 
 DTYPES = {
     "float16": tl.float16,
@@ -54,6 +55,14 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def follow_early() -> bool:
+    """Whether the current device lets a kernel begin while the one before it ends: Hopper and later."""
+    if interpreted():
+        return False
+    target = driver.active.get_current_target()
+    return target.backend == "cuda" and int(target.arch) >= 90
+
+
 class Kernel:
     """A kernel for one tiling, compiled when it is launched first, once per alignment of its arrays.
 
@@ -72,6 +81,8 @@ class Kernel:
         self._types: dict[str, Any]
         self._constants: dict[str, Any] = {"tiling": tiling, "acc_type": acc}
         self._options = {"num_warps": tiling.warps, "num_stages": 1}
+        if not isinstance(tiling, ChainTiling) and tiling.follows:
+            self._options["launch_pdl"] = True
         if isinstance(tiling, ReductionTiling):
             self._function = reduce_kernel
             self._types = {"arrays": (operand,) * tiling.operands, "out": out}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks
 from einops_fast.backends.triton.tiling import Role
 
@@ -31,6 +32,8 @@ class ReductionTiling:
         split: into how many parts the summed range is cut; each writes a result of its own.
         wide: offsets need 64 bits.
         warps: of a program.
+        passing: operands that leave the cache first.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     operands: int
@@ -39,6 +42,9 @@ class ReductionTiling:
     split: int = 1
     wide: bool = False
     warps: int = 4
+    passing: tuple[int, ...] = ()
+    leads: bool = False
+    follows: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -59,6 +65,12 @@ class ReductionTiling:
         """The tiles in short, unique among those of one problem."""
         tile = "×".join(str(group.block) for role in (self.free, self.summed) for group in role.groups)
         return f"reduction {tile}, {self.warps} warps, split {self.split}"
+
+
+@triton.constexpr_function
+def _policy(tiling, at):
+    """What the cache is told about an operand."""
+    return "evict_first" if at in tiling.passing else ""
 
 
 @triton.jit
@@ -108,6 +120,7 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     wide: tl.constexpr = field(tiling, "wide")
     split: tl.constexpr = field(tiling, "split")
     operands: tl.constexpr = field(tiling, "operands")
+    take_turn(tiling)
     tile = tl.program_id(0)
     part = tl.program_id(1)
     if wide:
@@ -123,13 +136,17 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     total = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
         product = tl.load(
-            arrays[0] + _place(tile, step, free, summed, 0, wide), mask=_exists(tile, step, free, summed, 0), other=0
+            arrays[0] + _place(tile, step, free, summed, 0, wide),
+            mask=_exists(tile, step, free, summed, 0),
+            other=0,
+            eviction_policy=_policy(tiling, 0),
         ).to(acc_type)
         for at in tl.static_range(1, operands):
             product *= tl.load(
                 arrays[at] + _place(tile, step, free, summed, at, wide),
                 mask=_exists(tile, step, free, summed, at),
                 other=0,
+                eviction_policy=_policy(tiling, at),
             ).to(acc_type)
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.

@@ -21,6 +21,9 @@ from einops_fast.cost import Ceilings
 
 __all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
 
+_PASSING = (8 << 20, 192 << 20)
+"""Bytes of an operand that is better not kept in the cache, as measured on an H200."""
+
 _RUN = 32
 """Neighbours that a tile takes along a second contiguous axis."""
 
@@ -78,7 +81,8 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, Re
             width = min(elements // depth, power_of_two(free))
             tiling = _of_blocks(problem, width, depth)
             positions = tiling.free.block * tiling.summed.block
-            tiling = replace(tiling, warps=8 if positions >= 8192 else 4 if positions >= 512 else 1)
+            warps = 8 if positions >= 8192 else 4 if positions >= 512 else 1
+            tiling = replace(tiling, warps=warps, passing=_passing(problem, item))
             found.update(dict.fromkeys(_splits(tiling, on)))
     memory = sum(map(problem.size, range(problem.operands + 1))) * item / on.bandwidth
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
@@ -88,6 +92,19 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, Re
         (least * (1.05 + 0.03 * rank) + on.call * (2 if tiling.split > 1 else 1), tiling)
         for rank, tiling in enumerate(found)
     ]
+
+
+def _passing(problem: Reduction, item: int) -> tuple[int, ...]:
+    """Operands that leave the cache first: large ones, each element of which is read once, where little is written.
+
+    Then what others have written to the cache may stay, and needn't be written to memory just now. Where an operand is
+    far larger than the cache, it pushes that out in any case.
+    """
+    axes = [axis for axis in problem.free + problem.summed if axis.size > 1]
+    elements = prod(axis.size for axis in axes)
+    if not _PASSING[0] <= item * elements <= _PASSING[1] or 4 * problem.size(problem.operands) > elements:
+        return ()
+    return tuple(at for at in range(problem.operands) if all(axis.strides[at] for axis in axes))
 
 
 def sum_of_parts(parts: int, elements: int) -> ReductionTiling:

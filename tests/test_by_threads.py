@@ -1,0 +1,116 @@
+"""The contraction kernel by threads, executed by NumPy: what it computes, whatever the tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
+
+from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
+from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
+from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
+from einops_fast.notation import parse  # noqa: E402
+from einops_fast.plan import make_plan  # noqa: E402
+from einops_fast.steps import Fused  # noqa: E402
+from einops_fast.target import Numerics, Operand, Target  # noqa: E402
+
+ON = gpu_ceilings("H200")
+
+
+def step_of(equation: str, left: torch.Tensor, right: torch.Tensor) -> Fused:
+    operands = [Operand(tuple(each.shape), each.stride(), "float32") for each in (left, right)]
+    where = Target("torch", "cuda:0", ON, kernels=frozenset({"float32"}))
+    numerics = Numerics("float32", "float32", gemm=True)
+    (step,) = make_plan(parse(equation, (left.ndim, right.ndim)), operands, where, numerics).steps
+    assert isinstance(step, Fused)
+    return step
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "shape"),
+    [
+        ("bik,bjk->bij", numbers(2, 70, 40), numbers(2, 50, 40), (64, (32, 16, 4), 8, 4)),
+        ("ik,kj->ij", numbers(200, 24), numbers(24, 24), (64, (16, 8), 8, 2)),
+        ("efbad,cf->abcde", numbers(3, 5, 4, 3, 7), numbers(6, 5), (32, (8,), 8, 1)),
+        ("efbad,cf->abcde", numbers(3, 5, 4, 3, 7), numbers(24, 5), (32, (16, 8), 8, 1)),
+        ("acd,dbc->ab", numbers(40, 6, 9), numbers(9, 40, 6), (32, (32, 8), 16, 1)),
+        ("ik,kj->ij", numbers(33, 30).T[:, ::3], numbers(22, 44)[::2, 1::2], (32, (16, 4), 8, 1)),
+        ("bik,bkj->bij", numbers(3, 9, 20), numbers(3, 7, 20).transpose(1, 2), (16, (8,), 8, 1)),
+    ],
+)
+@pytest.mark.parametrize(("programs", "split", "turned"), [(0, 1, True), (3, 1, False), (0, 2, False)])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_tiles(  # type: ignore[no-untyped-def]
+    equation, left, right, shape, programs, split, turned, order
+) -> None:
+    """All parts of all tiles are written once, by programs that go through one or several of them."""
+    step = step_of(equation, left, right)
+    expected = torch.einsum(equation, left.double(), right.double())
+    orders = layouts(step)
+    if order >= len(orders):
+        pytest.skip("no such order")
+    loops = problem(step, orders[order])
+    assert isinstance(loops, Contraction)
+    if turned:
+        loops, left, right = loops.turned, right, left
+    tiling = tiling_of(loops, *shape, programs=programs, split=split)
+    if tiling is None:
+        pytest.skip("these columns can't be taken in parts")
+    if split > tiling.contracted.tiles:
+        pytest.skip("too few steps")
+    places = 1 + sum((size - 1) * stride for size, stride in zip(step.shape, orders[order], strict=True))
+    memory = torch.full((tiling.split, places), torch.nan)
+    by_threads_on_cpu(tiling, left, right, memory)
+    found = torch.as_strided(memory.double().sum(0), step.shape, orders[order])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
+    step = step_of(equation, *(torch.empty(shape, device="meta") for shape in shapes))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    return [tiling for _, tiling in fma_tilings(loops, ON)]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(24, 24), (48, 48), (96, 96), (288, 96), (200, 104)])
+def test_columns_in_parts(columns: int, width: int) -> None:
+    """Where their number is no power of two, tiles are tried that leave less of them empty."""
+    widths = {
+        tiling.columns.width for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, columns)) if tiling.further
+    }
+    assert width in widths
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64, 128, 4096])
+def test_columns_in_one(columns: int) -> None:
+    """A power of two isn't taken in parts."""
+    assert not any(tiling.further for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, columns)))
+
+
+def test_programs_that_go_on() -> None:
+    """There are some where not all tiles are worked on at once, and as many programs of them as are."""
+    found = tilings_of("ik,kj->ij", (1 << 16, 64), (64, 64))
+    again = [tiling for tiling in found if tiling.persistent]
+    assert again
+    assert all(tiling.grid[0] == ON.units * tiling.resident < tiling.tiles for tiling in again)
+    assert not any(tiling.persistent for tiling in tilings_of("ik,kj->ij", (1 << 8, 64), (64, 64)))
+
+
+def test_names_are_unique() -> None:
+    """A choice is kept on disk by name."""
+    step = step_of("bik,bjk->bij", numbers(64, 100, 128), numbers(64, 72, 128))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    for turned in (False, True):
+        names = [tiling.name for _, tiling in fma_tilings(loops.turned if turned else loops, ON, turned)]
+        assert names
+        assert len(set(names)) == len(names)
