@@ -86,25 +86,28 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
+    own: gl.constexpr = field(tiling, "own")
     q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
     k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
-        element, start, first, _, _, end = keys_of(tile, numbers, tiling)
-        if first < end:
-            full = room(shared.q, done, 1, q_bytes)
-            for group in gl.static_range(groups):
-                fetch(q_desc, shared.q.buffers, group, full, element, start + 64 * group, Q, numbers, tiling)
-            done += 1
-            for at in range(end - 1, first - 1, -1):
-                stage = count % stages
-                full = room(shared.k, count, stages, k_bytes)
-                fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-                fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
-                full = room(shared.v, count, stages, v_desc.block_type.nbytes)
-                fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
-                count += 1
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, _, _, end = keys_of(turn, numbers, tiling)
+        for at in range(end - 1, first - 1, -1):
+            stage = count % stages
+            full = room(shared.k, count, stages, k_bytes)
+            fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+            fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            if at == end - 1:
+                # After the first block, for which there is room earlier.
+                full = room(shared.q, done, own, q_bytes)
+                for group in gl.static_range(groups):
+                    mine = done % own * groups + group
+                    fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
+                done += 1
+            full = room(shared.v, count, stages, v_desc.block_type.nbytes)
+            fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+            count += 1
 
 
 @gluon.jit
@@ -123,7 +126,15 @@ def _values(weights, sums, values, count, stages: gl.constexpr):
 
 
 @gluon.jit
-def _weights(products, extra, i, at, most, total, numbers, tiling: gl.constexpr, masked: gl.constexpr):
+def _rounded(state, dtype: gl.constexpr):
+    """The weights of the last block, ready to be multiplied."""
+    return gl.convert_layout(state.weights.to(dtype), gl.DotOperandLayout(0, state.sums.type.layout, 2))
+
+
+@gluon.jit
+def _weights(
+    products, extra, i, at, most, total, numbers, tiling: gl.constexpr, dtype: gl.constexpr, masked: gl.constexpr
+):
     """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
     block: gl.constexpr = field(tiling, "block")
     bias, mask = extra
@@ -140,7 +151,11 @@ def _weights(products, extra, i, at, most, total, numbers, tiling: gl.constexpr,
         reference = gl.where(new == float("-inf"), 0.0, new)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
     fade = gl.exp2(most - reference)
-    return weights, fade, new, total * fade + gl.sum(weights, 1)
+    total = total * fade + gl.sum(weights, 1)
+    if field(tiling, "groups") == 3:
+        # There are no registers for more; but to take pairs apart and put them together again takes time.
+        weights = weights.to(dtype)
+    return weights, fade, new, total
 
 
 @gluon.jit
@@ -156,66 +171,68 @@ def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, t
 @gluon.jit
 def _step(
     queries, shared, state, element, i, at, numbers, zeros,
-    tiling: gl.constexpr, group: gl.constexpr, masked: gl.constexpr,
+    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr, masked: gl.constexpr,
 ):  # fmt: skip
     """One block of keys, and the values of the block before."""
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
+    given = _rounded(state, dtype)
     started = _scores(queries, shared.k, count, zeros, stages)
-    added = _values(state.weights, state.sums, shared.v, count - 1, stages)
+    added = _values(given, state.sums, shared.v, count - 1, stages)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
     products = warpgroup_mma_wait(1, deps=[started])
     released(shared.k, count, stages)
-    weights, fade, most, total = _weights(products, extra, i, at, state.most, state.total, numbers, tiling, masked)
+    weights, fade, most, total = _weights(
+        products, extra, i, at, state.most, state.total, numbers, tiling, dtype, masked
+    )
     sums = warpgroup_mma_wait(0, deps=[added])
     released(shared.v, count - 1, stages)
     sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
-    weights = gl.convert_layout(weights.to(state.weights.dtype), state.weights.type.layout)
     return _State(weights, sums, most, total, count + 1)
 
 
 @gluon.jit
 def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
     """What a warp group does: its queries of every tile."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     v_head: gl.constexpr = field(tiling, "v_head")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
-    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    queries = flat(shared.q.buffers, group)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
-        element, start, first, full, full_end, end = keys_of(tile, numbers, tiling)
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, full, full_end, end = keys_of(turn, numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
         most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
         sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
         if first < end:
-            there(shared.q, done, 1)
+            there(shared.q, done, own)
+            queries = flat(shared.q.buffers, done % own * groups + group)
             started = _scores(queries, shared.k, count, zeros, stages)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
             released(shared.k, count, stages)
-            weights, _, most, total = _weights(products, extra, i, end - 1, most, total, numbers, tiling, True)
-            weights = gl.convert_layout(weights.to(dtype), of_weights)
+            weights, _, most, total = _weights(products, extra, i, end - 1, most, total, numbers, tiling, dtype, True)
             state = _State(weights, sums, most, total, count + 1)
             for at in range(end - 2, gl.maximum(full_end, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
+                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, True)
             for at in range(gl.minimum(full_end, end - 1) - 1, gl.maximum(full, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, False)
+                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, False)
             if field(tiling, "left"):
                 for at in range(gl.minimum(gl.minimum(full, full_end), end - 1) - 1, first - 1, -1):
-                    state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
-            released(shared.q, done, 1)
+                    state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, True)
+            released(shared.q, done, own)
             done += 1
             count = state.count
             most = state.most
             total = state.total
-            added = _values(state.weights, state.sums, shared.v, count - 1, stages)
+            added = _values(_rounded(state, dtype), state.sums, shared.v, count - 1, stages)
             sums = warpgroup_mma_wait(0, deps=[added])
             released(shared.v, count - 1, stages)
         divisor = gl.where(total == 0.0, 1.0, total)
@@ -247,7 +264,8 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
     dtype: gl.constexpr = q_desc.dtype
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
-    q = pipe(q_desc, groups, 1, groups)
+    own: gl.constexpr = field(tiling, "own")
+    q = pipe(q_desc, groups * own, own, groups)
     k = pipe(k_desc, stages, stages, groups)
     v = pipe(v_desc, stages, stages, groups)
     out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
