@@ -126,36 +126,21 @@ def _values(weights, sums, values, count, stages: gl.constexpr):
 
 
 @gluon.jit
-def _rounded(state, dtype: gl.constexpr):
-    """The weights of the last block, ready to be multiplied."""
-    return gl.convert_layout(state.weights.to(dtype), gl.DotOperandLayout(0, state.sums.type.layout, 2))
-
-
-@gluon.jit
-def _weights(
-    products, extra, i, at, most, total, numbers, tiling: gl.constexpr, dtype: gl.constexpr, masked: gl.constexpr
-):
+def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.constexpr):
     """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
     block: gl.constexpr = field(tiling, "block")
     bias, mask = extra
     scores, scale, _ = scored(products, bias, numbers, tiling)
     scores = hidden(scores, mask, float("-inf"), tiling)
-    if masked:
+    if partly:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where((j < numbers.kv_len)[None, :], scores, float("-inf"))
         scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
     new = gl.maximum(most, gl.max(scores, 1) * scale)
-    reference = new
-    if masked or field(tiling, "patchy"):
-        # A row that has seen nothing yet.
-        reference = gl.where(new == float("-inf"), 0.0, new)
+    # But for a row that has seen nothing yet.
+    reference = gl.where(new == float("-inf"), 0.0, new)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
     fade = gl.exp2(most - reference)
-    total = total * fade + gl.sum(weights, 1)
-    if field(tiling, "groups") == 3:
-        # There are no registers for more; but to take pairs apart and put them together again takes time.
-        weights = weights.to(dtype)
-    return weights, fade, new, total
+    return weights, fade, new, total * fade + gl.sum(weights, 1)
 
 
 @gluon.jit
@@ -170,24 +155,22 @@ def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, t
 
 @gluon.jit
 def _step(
-    queries, shared, state, element, i, at, numbers, zeros,
-    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr, masked: gl.constexpr,
+    queries, shared, state, element, i, at, partly, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
     """One block of keys, and the values of the block before."""
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
-    given = _rounded(state, dtype)
     started = _scores(queries, shared.k, count, zeros, stages)
-    added = _values(given, state.sums, shared.v, count - 1, stages)
+    added = _values(state.weights, state.sums, shared.v, count - 1, stages)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
     products = warpgroup_mma_wait(1, deps=[started])
     released(shared.k, count, stages)
-    weights, fade, most, total = _weights(
-        products, extra, i, at, state.most, state.total, numbers, tiling, dtype, masked
-    )
+    weights, fade, most, total = _weights(products, extra, i, at, partly, state.most, state.total, numbers, tiling)
     sums = warpgroup_mma_wait(0, deps=[added])
     released(shared.v, count - 1, stages)
     sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
+    weights = gl.convert_layout(weights.to(state.weights.dtype), state.weights.type.layout)
     return _State(weights, sums, most, total, count + 1)
 
 
@@ -201,12 +184,13 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
     v_head: gl.constexpr = field(tiling, "v_head")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, full, full_end, end = keys_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
         most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
@@ -218,21 +202,19 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
             released(shared.k, count, stages)
-            weights, _, most, total = _weights(products, extra, i, end - 1, most, total, numbers, tiling, dtype, True)
+            partly = (end - 1 < whole) | (end > whole_end)
+            weights, _, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
+            weights = gl.convert_layout(weights.to(dtype), of_weights)
             state = _State(weights, sums, most, total, count + 1)
-            for at in range(end - 2, gl.maximum(full_end, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, True)
-            for at in range(gl.minimum(full_end, end - 1) - 1, gl.maximum(full, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, False)
-            if field(tiling, "left"):
-                for at in range(gl.minimum(gl.minimum(full, full_end), end - 1) - 1, first - 1, -1):
-                    state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, dtype, True)
+            for at in range(end - 2, first - 1, -1):
+                partly = (at < whole) | (at >= whole_end)
+                state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
             released(shared.q, done, own)
             done += 1
             count = state.count
             most = state.most
             total = state.total
-            added = _values(_rounded(state, dtype), state.sums, shared.v, count - 1, stages)
+            added = _values(state.weights, state.sums, shared.v, count - 1, stages)
             sums = warpgroup_mma_wait(0, deps=[added])
             released(shared.v, count - 1, stages)
         divisor = gl.where(total == 0.0, 1.0, total)

@@ -111,7 +111,6 @@ def _weighed(products, shared, count, element, at, partly, i, logs, numbers, til
     weights, slope = weights_of(products, extra, logs[:, None], numbers, tiling)
     if partly:
         # Keys that don't exist have no features either, but their weights may be infinite.
-        weights = gl.where((j < numbers.kv_len)[None, :], weights, 0.0)
         weights = without(weights, i[:, None], j[None, :], 0.0, numbers, tiling)
     return weights, slope
 

@@ -295,24 +295,39 @@ def queries_of(turn, numbers, tiling: gl.constexpr):
 
 @gluon.jit
 def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
-    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; one of them a column, the other a row."""
-    ahead = j - i
-    if field(tiling, "right"):
-        values = gl.where(ahead > numbers.right, value, values)
-    if field(tiling, "left"):
-        values = gl.where(ahead < numbers.left, value, values)
+    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; the tile's positions make up a column.
+
+    In a tile of queries also where there is no key.
+    """
+    # Bounds are worked out for the column, of which a thread has two numbers.
+    if field(tiling, "turned"):
+        if field(tiling, "right"):
+            values = gl.where(i < j - numbers.right, value, values)
+        if field(tiling, "left"):
+            values = gl.where(i > j - numbers.left, value, values)
+    else:
+        last = numbers.kv_len - 1
+        if field(tiling, "right"):
+            last = gl.minimum(i + numbers.right, last)
+        values = gl.where(j > last, value, values)
+        if field(tiling, "left"):
+            values = gl.where(j < i + numbers.left, value, values)
     return values
 
 
 @gluon.jit
 def coordinates(element, row, column, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Where a tile of an operand begins."""
-    c = element % numbers.third
-    b = element // numbers.third % numbers.second
-    a = element // numbers.third // numbers.second
-    a = a if has(tiling, operand, 0) else 0
-    b = b if has(tiling, operand, 1) else 0
-    c = c if has(tiling, operand, 2) else 0
+    a = 0
+    b = 0
+    c = 0
+    if has(tiling, OUT, 0) or has(tiling, OUT, 1):
+        a = element // numbers.third // numbers.second if has(tiling, operand, 0) else 0
+        b = element // numbers.third % numbers.second if has(tiling, operand, 1) else 0
+        c = element % numbers.third if has(tiling, operand, 2) else 0
+    elif has(tiling, operand, 2):
+        # There is no other axis; divisions take long.
+        c = element
     return a, b, c, row, column
 
 
