@@ -44,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "long": {"batch": (), "q_len": 1030, "kv_len": 70},
     "causal, keys that none sees": {"q_len": 100, "kv_len": 300, "causal": True},
     "window": {"q_len": 200, "kv_len": 200, "window": (40, 30), "softcap": 3.0},
+    "wide": {"head_dim": 80, "causal": True},
+    "wide values": {"v_head_dim": 72},
     "bias": {"bias": (2, 2, 140, 200)},
     "bias over batch": {"bias": (1, 2, 140, 200), "causal": True, "softcap": 3.0},
     "bias over heads": {"bias": (2, 1, 140, 208), "kv_len": 208, "mask": (1, 2, 140, 208), "window": (70, 30)},
@@ -57,8 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients(case: str, ran: list[str]) -> None:
-    options = {"q_len": 140, "kv_len": 200, **CASES[case]}
-    spec, inputs = attention(head_dim=16, dtype="float16", **options)
+    options = {"q_len": 140, "kv_len": 200, "head_dim": 16, **CASES[case]}
+    spec, inputs = attention(dtype="float16", **options)
     if spec.mask is not None and spec.mask[-2:] == (140, 208):
         inputs.mask[..., :130, :] = False
     check(spec, inputs, tolerance=3e-3)

@@ -59,6 +59,12 @@ class _State(NamedTuple):
     count: Any
 
 
+@gluon.constexpr_function
+def _held(tiling):
+    """Whether queries and gradients of the result are kept in registers: blocks of wide heads are short enough."""
+    return tiling.head + tiling.v_head > 128 and not (tiling.softcap or tiling.patchy)
+
+
 @gluon.jit
 def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
@@ -166,6 +172,7 @@ def _own_queries(
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "block"), 16])
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "head"), 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     zeros = gl.zeros([64, field(tiling, "block")], gl.float32, layout=of_scores)
     count = 0
     done = 0
@@ -179,6 +186,11 @@ def _own_queries(
             there(shared.q, done, own)
             queries = flat(shared.q.buffers, done % own * groups + group)
             d_out = flat(shared.d_out.buffers, done % own * groups + group)
+            if _held(tiling):
+                # From here on their memory is for the next tile's.
+                queries = queries.load(of_left)
+                d_out = d_out.load(of_left)
+                released(shared.q, done, own)
             started, more = _begun(queries, d_out, shared, count, zeros, stages)
             products = warpgroup_mma_wait(1, deps=[started])
             partly = (end - 1 < whole) | (end > whole_end)
@@ -197,7 +209,8 @@ def _own_queries(
             )  # fmt: skip
             sums = state.sums
             count = state.count
-            released(shared.q, done, own)
+            if not _held(tiling):
+                released(shared.q, done, own)
             done += 1
         # What was handed over for the tile before has to be read before it's overwritten.
         tma.store_wait(0)
