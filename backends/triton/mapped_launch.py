@@ -1,6 +1,6 @@
 """Queueing a kernel whose arrays the hardware copies: what it reads of an array is made once for each address.
 
-Triton's launcher makes that (a tensor map) of every array at every launch, which takes the host longer than the rest.
+Triton's launcher makes that (a tensor map) of every array at every launch, which takes the host as long as the rest.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ Each recomputes the weights from the logarithms of the rows' sums. That is more 
 owned keys and added to the gradient of q from all sides; but nothing is added atomically, so the bits are the same
 every time.
 
+A warp group has the products with the next block begun before it waits for those that use this block's weights, and
+works out the next weights while the last ones are under way. What it waits for is waited for in the same pass of the
+loop: what is under way from one pass to the next, the assembler makes wait at once.
+
 The formulas are those of FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691), algorithm 2.
 """
 

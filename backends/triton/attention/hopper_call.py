@@ -193,12 +193,11 @@ class Layouts:
         return self._copied(name, dtype, (spec.q_len, spec.kv_len), box)
 
     def rows(self) -> Array:
-        """Of the rows' numbers: batch elements, the logarithms and delta, queries."""
+        """Of the rows' numbers: for each batch element the logarithms of its queries, then their delta."""
         if not self._tiling.turned:
             return Array("float32")
         length = padded(self._spec)
-        elements = self._problem.elements
-        return Array("float32", (2 * elements, length), (length, 1), (1, self._tiling.block))
+        return Array("float32", (2 * self._problem.elements, length), (length, 1), (1, self._tiling.block))
 
     def _copied(self, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
         strides = getattr(self._problem.strides, name)
