@@ -28,7 +28,7 @@ from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_pla
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
 
-__all__ = ["by_threads_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
+__all__ = ["by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
 
 _DEVICE_CODE = (
     ".attention.hopper",
@@ -393,6 +393,11 @@ def _flat(array: Any) -> Any:
     array = array.detach().view(torch.uint8) if array.dtype == torch.bool else array.detach()
     elements = array.untyped_storage().nbytes() // array.element_size() - array.storage_offset()
     return torch.as_strided(array, (elements,), (1,)).numpy()
+
+
+def functions_on_cpu(module: str, program: int = 0, programs: int = 1) -> dict[str, Any]:
+    """The names of a module of Hopper's kernels; its functions take numbers and tuples of numbers."""
+    return _executed(module, _stand_ins(program, programs), {})
 
 
 @contextmanager

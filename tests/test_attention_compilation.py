@@ -118,6 +118,7 @@ CASES = [
 HOPPER = [
     "bfloat16 512 64 64 hopper causal backward",
     "float16 2048 64 32 hopper grouped backward",
+    "bfloat16 512 128 128 hopper causal backward",
     "bfloat16 512 64 64 hopper broadcast-bias softcap causal mask backward",
     "float16 512 128 128 hopper window causal softcap bias backward",
 ]

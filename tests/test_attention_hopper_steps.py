@@ -11,10 +11,13 @@ from attention_problems import DEVICE, Poisoned, attention, check
 
 torch: Any = pytest.importorskip("torch")
 
-from gluon_on_cpu import hopper_on_cpu  # noqa: E402
+from gluon_on_cpu import functions_on_cpu, hopper_on_cpu  # noqa: E402
 
+from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan  # noqa: E402
+from einops_fast.backends.triton.attention import backward_plan, hopper_tiles  # noqa: E402
+from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
+from einops_fast.backends.triton.attention.problem import contiguous_in_order, problem  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
 
@@ -41,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "long": {"batch": (), "q_len": 1030, "kv_len": 70},
     "causal, keys that none sees": {"q_len": 100, "kv_len": 300, "causal": True},
     "window": {"q_len": 200, "kv_len": 200, "window": (40, 30), "softcap": 3.0},
+    "wide": {"head_dim": 80, "causal": True},
+    "wide values": {"v_head_dim": 72},
     "bias": {"bias": (2, 2, 140, 200)},
     "bias over batch": {"bias": (1, 2, 140, 200), "causal": True, "softcap": 3.0},
     "bias over heads": {"bias": (2, 1, 140, 208), "kv_len": 208, "mask": (1, 2, 140, 208), "window": (70, 30)},
@@ -54,10 +59,40 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients(case: str, ran: list[str]) -> None:
-    options = {"q_len": 140, "kv_len": 200, **CASES[case]}
-    spec, inputs = attention(head_dim=16, dtype="float16", **options)
+    options = {"q_len": 140, "kv_len": 200, "head_dim": 16, **CASES[case]}
+    spec, inputs = attention(dtype="float16", **options)
     if spec.mask is not None and spec.mask[-2:] == (140, 208):
         inputs.mask[..., :130, :] = False
     check(spec, inputs, tolerance=3e-3)
     shared = spec.bias is not None and spec.bias[:-2] != spec.batch and spec.bias[-2] > 1
     assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"] + ["hopper_bias_kernel"] * shared
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "length", "units", "most"),
+    [(128, 2048, 132, 1.02), (32, 4096, 132, 1.03), (16, 1024, 4, 1.01), (33, 700, 10, 1.15), (2, 500, 132, 30.0)],
+)
+def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, most: float, turned: bool) -> None:
+    """Each tile once, and no program has ``most`` times as many blocks as there are on average."""
+    spec = AttentionSpec((heads,), (heads,), (heads,), (heads,), length, length, 64, 64, "float16", 0.1, causal=True)
+    shape = (heads, length, 64)
+    strides = contiguous_in_order(shape, range(3))
+    given = problem(spec, dict.fromkeys(("q", "k", "v", "out"), (shape, strides)), "ieee", False)
+    tiling = hopper_tiles.HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
+    layouts = Layouts(spec, given, tiling, "")
+    numbers = layouts.numbers(heads, length, units)
+    programs = layouts.programs(heads, length, units)
+    deal = functions_on_cpu(hopper_tiles.__name__, programs=programs)["queries_of" if turned else "keys_of"]
+    seen: list[tuple[int, int]] = []
+    blocks = [0] * programs
+    for turn in range(numbers.turns):
+        element, start, first, *_, end = map(int, deal(turn, numbers, tiling))
+        assert 0 <= element < heads
+        blocks[turn % programs] += max(0, end - first)
+        if start < length:
+            seen.append((element, start))
+        else:
+            assert end <= first
+    assert sorted(seen) == [(head, start) for head in range(heads) for start in range(0, length, 128)]
+    assert max(blocks) <= most * sum(blocks) / units

@@ -19,15 +19,20 @@ from einops_fast.backends.triton.indexing import field
 __all__ = ["delta_kernel", "log_and_delta", "score_gradients"]
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "length"])
 def delta_kernel(
-    out, d_out, lse, d_lse, delta, strides, sizes, rows, f: tl.constexpr, block: tl.constexpr, columns: tl.constexpr
-):
-    """Write ``delta`` of a tile of rows; 0 for a row that has seen no key. All sequences together are one here."""
+    out, d_out, lse, d_lse, delta, padded, strides, sizes, rows, length,
+    f: tl.constexpr, block: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Write ``delta`` of a tile of rows; 0 for a row that has seen no key. All sequences together are one here.
+
+    If there is ``padded``, also the rows' logarithms as powers of two, infinite where no key was seen, and ``delta``
+    once more, for each batch element; both go on to ``length`` as for rows that have seen none.
+    """
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     zero = tl.full((), 0, tl.int64)
-    tiles = tl.cdiv(rows, block)
+    tiles = tl.cdiv(length, block)
     element = tl.program_id(0) // tiles
     start = tl.program_id(0) % tiles * block
     run = (tl.arange(0, block) + zero)[:, None]
@@ -42,8 +47,13 @@ def delta_kernel(
     place = counted(element, sizes, strides.lse, 0, axes) + (start + run) * (zero + strides.lse[axes])
     if d_lse is not None:
         total -= tl.load(d_lse + place, mask=exists, other=0)
-    total = tl.where(tl.load(lse + place, mask=exists, other=0) == float("-inf"), 0.0, total)
+    log = tl.load(lse + place, mask=exists, other=float("-inf"))
+    total = tl.where(log == float("-inf"), 0.0, total)
     tl.store(delta + place, total, mask=exists)
+    if padded is not None:
+        into = padded + (element + zero) * 2 * length + start + run
+        tl.store(into, tl.where(log == float("-inf"), float("inf"), log * LOG2E))
+        tl.store(into + length, total)
 
 
 @triton.jit

@@ -55,17 +55,22 @@ class BackwardPlan:
             ``d_out`` and the gradients.
         rows: queries of all sequences together, if there are several, else of each batch element.
         tilings: of the kernels.
+        padded: if not 0, rows' numbers are written once more, for so many queries of each batch element; a multiple of
+            32.
     """
 
-    def __init__(self, spec: AttentionSpec, problem: Problem, rows: int, tilings: BackwardTilings) -> None:
+    def __init__(
+        self, spec: AttentionSpec, problem: Problem, rows: int, tilings: BackwardTilings, padded: int = 0
+    ) -> None:
         features, strides, share = problem.features, problem.strides, problem.share
         self._sums = accumulator(spec.dtype)
         elements = problem.elements // (problem.sizes[0] if spec.varlen else 1)
-        self._rows = elements * rows
+        self._rows, self._padded = elements * rows, 2 * elements * padded
+        length = padded or rows
         self._delta = KernelCall(
             delta_kernel,
-            (elements * -(-rows // _ROWS), 1),
-            (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows),
+            (elements * -(-length // _ROWS), 1),
+            (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows, length),
             {"f": features, "block": _ROWS, "columns": max(16, 1 << (spec.v_head_dim - 1).bit_length())},
             4,
             1,
@@ -165,22 +170,23 @@ class BackwardPlan:
         """
         (q, k, v), (out, lse), (d_out, d_lse) = operands, results, gradients_in
         delta = memory.workspace(q, self._rows, self._sums)
-        self._delta(memory, device, out, d_out, lse, d_lse, delta)
+        padded = memory.workspace(q, self._padded, "float32") if self._padded else None
+        self._delta(memory, device, out, d_out, lse, d_lse, delta, padded)
         if into.k is not None:
-            self._run_keys(memory, device, q, k, v, d_out, lse, delta, into.k, into.v, extras)
+            self._run_keys(memory, device, padded, q, k, v, d_out, lse, delta, into.k, into.v, extras)
         direct = into.bias if self._direct else None
         if into.q is not None:
-            self._run_queries(memory, device, q, k, v, d_out, lse, delta, into.q, direct, extras)
+            self._run_queries(memory, device, padded, q, k, v, d_out, lse, delta, into.q, direct, extras)
         if into.bias is not None and self._bias is not None:
-            self._run_bias(memory, device, q, k, v, d_out, lse, delta, into.bias, extras)
+            self._run_bias(memory, device, padded, q, k, v, d_out, lse, delta, into.bias, extras)
         return delta
 
-    def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
+    def _run_keys(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         self._keys(memory, device, *arrays)
 
-    def _run_queries(self, memory: Memory, device: int, *arrays: Any) -> None:
+    def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         self._queries(memory, device, *arrays)
 
-    def _run_bias(self, memory: Memory, device: int, *arrays: Any) -> None:
+    def _run_bias(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         assert self._bias is not None
         self._bias(memory, device, *arrays)

@@ -86,25 +86,28 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
+    own: gl.constexpr = field(tiling, "own")
     q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
     k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
-        element, start, first, _, _, end = keys_of(tile, numbers, tiling)
-        if first < end:
-            full = room(shared.q, done, 1, q_bytes)
-            for group in gl.static_range(groups):
-                fetch(q_desc, shared.q.buffers, group, full, element, start + 64 * group, Q, numbers, tiling)
-            done += 1
-            for at in range(end - 1, first - 1, -1):
-                stage = count % stages
-                full = room(shared.k, count, stages, k_bytes)
-                fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-                fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
-                full = room(shared.v, count, stages, v_desc.block_type.nbytes)
-                fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
-                count += 1
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, _, _, end = keys_of(turn, numbers, tiling)
+        for at in range(end - 1, first - 1, -1):
+            stage = count % stages
+            full = room(shared.k, count, stages, k_bytes)
+            fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+            fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            if at == end - 1:
+                # After the first block, for which there is room earlier.
+                full = room(shared.q, done, own, q_bytes)
+                for group in gl.static_range(groups):
+                    mine = done % own * groups + group
+                    fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
+                done += 1
+            full = room(shared.v, count, stages, v_desc.block_type.nbytes)
+            fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+            count += 1
 
 
 @gluon.jit
@@ -123,21 +126,18 @@ def _values(weights, sums, values, count, stages: gl.constexpr):
 
 
 @gluon.jit
-def _weights(products, extra, i, at, most, total, numbers, tiling: gl.constexpr, masked: gl.constexpr):
+def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.constexpr):
     """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
     block: gl.constexpr = field(tiling, "block")
     bias, mask = extra
     scores, scale, _ = scored(products, bias, numbers, tiling)
     scores = hidden(scores, mask, float("-inf"), tiling)
-    if masked:
+    if partly:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where((j < numbers.kv_len)[None, :], scores, float("-inf"))
         scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
     new = gl.maximum(most, gl.max(scores, 1) * scale)
-    reference = new
-    if masked or field(tiling, "patchy"):
-        # A row that has seen nothing yet.
-        reference = gl.where(new == float("-inf"), 0.0, new)
+    # But for a row that has seen nothing yet.
+    reference = gl.where(new == float("-inf"), 0.0, new)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
     fade = gl.exp2(most - reference)
     return weights, fade, new, total * fade + gl.sum(weights, 1)
@@ -155,8 +155,8 @@ def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, t
 
 @gluon.jit
 def _step(
-    queries, shared, state, element, i, at, numbers, zeros,
-    tiling: gl.constexpr, group: gl.constexpr, masked: gl.constexpr,
+    queries, shared, state, element, i, at, partly, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
     """One block of keys, and the values of the block before."""
     stages: gl.constexpr = field(tiling, "stages")
@@ -166,7 +166,7 @@ def _step(
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
     products = warpgroup_mma_wait(1, deps=[started])
     released(shared.k, count, stages)
-    weights, fade, most, total = _weights(products, extra, i, at, state.most, state.total, numbers, tiling, masked)
+    weights, fade, most, total = _weights(products, extra, i, at, partly, state.most, state.total, numbers, tiling)
     sums = warpgroup_mma_wait(0, deps=[added])
     released(shared.v, count - 1, stages)
     sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
@@ -177,6 +177,8 @@ def _step(
 @gluon.jit
 def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
     """What a warp group does: its queries of every tile."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     v_head: gl.constexpr = field(tiling, "v_head")
@@ -184,33 +186,30 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    queries = flat(shared.q.buffers, group)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles, gl.num_programs(0)):
-        element, start, first, full, full_end, end = keys_of(tile, numbers, tiling)
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
         most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
         sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
         if first < end:
-            there(shared.q, done, 1)
+            there(shared.q, done, own)
+            queries = flat(shared.q.buffers, done % own * groups + group)
             started = _scores(queries, shared.k, count, zeros, stages)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
             released(shared.k, count, stages)
-            weights, _, most, total = _weights(products, extra, i, end - 1, most, total, numbers, tiling, True)
+            partly = (end - 1 < whole) | (end > whole_end)
+            weights, _, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
             weights = gl.convert_layout(weights.to(dtype), of_weights)
             state = _State(weights, sums, most, total, count + 1)
-            for at in range(end - 2, gl.maximum(full_end, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
-            for at in range(gl.minimum(full_end, end - 1) - 1, gl.maximum(full, first) - 1, -1):
-                state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, False)
-            if field(tiling, "left"):
-                for at in range(gl.minimum(gl.minimum(full, full_end), end - 1) - 1, first - 1, -1):
-                    state = _step(queries, shared, state, element, i, at, numbers, zeros, tiling, group, True)
-            released(shared.q, done, 1)
+            for at in range(end - 2, first - 1, -1):
+                partly = (at < whole) | (at >= whole_end)
+                state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
+            released(shared.q, done, own)
             done += 1
             count = state.count
             most = state.most
@@ -247,7 +246,8 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
     dtype: gl.constexpr = q_desc.dtype
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
-    q = pipe(q_desc, groups, 1, groups)
+    own: gl.constexpr = field(tiling, "own")
+    q = pipe(q_desc, groups * own, own, groups)
     k = pipe(k_desc, stages, stages, groups)
     v = pipe(v_desc, stages, stages, groups)
     out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)

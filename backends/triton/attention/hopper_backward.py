@@ -5,6 +5,10 @@ Each recomputes the weights from the logarithms of the rows' sums. That is more 
 owned keys and added to the gradient of q from all sides; but nothing is added atomically, so the bits are the same
 every time.
 
+A warp group has the products with the next block begun before it waits for those that use this block's weights, and
+works out the next weights while the last ones are under way. What it waits for is waited for in the same pass of the
+loop: what is under way from one pass to the next, the assembler makes wait at once.
+
 The formulas are those of FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691), algorithm 2.
 """
 
@@ -19,7 +23,7 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
 
-__all__ = ["Operands", "Rows", "delta_of", "logs_of", "weights_of"]
+__all__ = ["Operands", "delta_of", "logs_of", "weights_of"]
 
 
 class Operands(NamedTuple):
@@ -32,24 +36,16 @@ class Operands(NamedTuple):
     added: Any
 
 
-class Rows(NamedTuple):
-    """For each query, logarithms of the sums and what is taken off the weights' gradients."""
-
-    lse: Any
-    delta: Any
+@gluon.jit
+def logs_of(rows, element, i, numbers):
+    """Logarithms of the sums of rows ``i`` as powers of two; infinite where there is no query, or none of its keys."""
+    return gl.load(rows + element.to(gl.int64) * 2 * numbers.padded + i)
 
 
 @gluon.jit
-def logs_of(rows, offset, i, numbers):
-    """In units of ``1 / log2(e)``; infinite where there is no query, or none of its keys, so that weights are zero."""
-    logs = gl.load(rows.lse + offset + i, mask=i < numbers.q_len, other=float("inf"))
-    return gl.where(logs == float("-inf"), float("inf"), logs * 1.4426950408889634)
-
-
-@gluon.jit
-def delta_of(rows, offset, i, numbers):
-    """0 where there is no query."""
-    return gl.load(rows.delta + offset + i, mask=i < numbers.q_len, other=0.0)
+def delta_of(rows, element, i, numbers):
+    """What is taken off the gradients of the weights; 0 where there is no query."""
+    return gl.load(rows + (element.to(gl.int64) * 2 + 1) * numbers.padded + i)
 
 
 @gluon.jit

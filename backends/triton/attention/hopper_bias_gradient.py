@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_backward import Operands, Rows, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_backward import Operands, delta_of, logs_of, weights_of
 from einops_fast.backends.triton.attention.hopper_scores import Added, added_arrays, bias_of, mask_of
 from einops_fast.backends.triton.attention.hopper_tiles import (
     BIAS,
@@ -131,9 +131,8 @@ def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, til
     layout: gl.constexpr = zeros.type.layout
     stage = count % stages
     at = stage * field(tiling, "groups") + group
-    offset = element.to(gl.int64) * numbers.q_len
-    logs = logs_of(rows, offset, i, numbers)
-    delta = delta_of(rows, offset, i, numbers)
+    logs = logs_of(rows, element, i, numbers)
+    delta = delta_of(rows, element, i, numbers)
     there(shared.q, count, stages)
     keys = flat(shared.k.buffers, stage)
     values = flat(shared.v.buffers, stage)
@@ -184,10 +183,10 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
 
 @gluon.jit
 def hopper_bias_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, lse, delta, key_tiles, sharers, numbers,
+    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, rows, key_tiles, sharers, numbers,
     tiling: gl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of the bias; see :func:`hopper_kernel`. ``delta`` lies as ``lse`` does.
+    """Write the gradient of the bias; see :func:`hopper_kernel`.
 
     Args:
         key_tiles: tiles of the bias along the keys.
@@ -200,16 +199,15 @@ def hopper_bias_kernel(
     d_out = beside(q, d_out_desc, stages * groups)
     k = beside(q, k_desc, stages)
     v = beside(q, v_desc, stages)
-    masks = lse
+    masks = rows
     if field(tiling, "mask_tiles"):
         masks = beside(q, mask, stages * groups).buffers
     elif field(tiling, "mask") is not None:
         masks = mask
     shared = Operands(q, k, v, d_out, Added(pipe(bias, groups, 1, groups), masks))
-    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, lse, tiling))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, rows, tiling))
     fence_async_shared()
     barrier()
-    rows = Rows(lse, delta)
     counts = _Counts(key_tiles, sharers)
     gl.warp_specialize(
         [

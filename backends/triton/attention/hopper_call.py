@@ -14,19 +14,26 @@ from triton.runtime import driver
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
-from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, HopperTiling, Numbers, Places
+from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, ITEM, PADDED, HopperTiling, Numbers, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launch import ALIGNMENT, spelled
+from einops_fast.backends.triton.mapped_launch import MappedLaunch
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_launch import Descriptor, descriptor_type
 from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["BATCH_AXES", "LOG2E", "Array", "HopperCall", "Layouts", "of_batch"]
+__all__ = ["BATCH_AXES", "LOG2E", "Array", "HopperCall", "Layouts", "of_batch", "padded"]
 
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
 
 LOG2E = math.log2(math.e)
+
+_SHARERS = 4
+"""Programs at work on the same batch element, at least about so many, where tiles differ in what there is to do."""
+
+_CACHED = 24 << 20
+"""Bytes of operands that such programs go through side by side, about: half of the level-2 cache."""
 
 
 def of_batch(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
@@ -79,7 +86,7 @@ class HopperCall:
         scalars: Mapping[str, float],
         numbers: Numbers | DecodeNumbers,
         programs: int,
-        even: Sequence[str] = ("q_len",),
+        even: Sequence[str] = ("q_len", "padded"),
     ) -> None:
         self._programs = programs
         self._aligned = [array is not None and array.aligned for array in arrays.values()]
@@ -101,7 +108,7 @@ class HopperCall:
         ]
         self._kind = function, tuple(types.items()), tuple(aligned), tiling
         self._rest = (*scalars.values(), numbers, tiling)
-        self._compiled: dict[int, Any] = {}
+        self._launches: dict[int, MappedLaunch] = {}
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
         """Queue the kernel, unless an array lies at an odd address: then do nothing.
@@ -111,20 +118,23 @@ class HopperCall:
         """
         if not self._programs:
             return True
-        given: list[Any] = []
-        for array, descriptor, aligned in zip(arrays, self._descriptors, self._aligned, strict=True):
-            address: Any = None if array is None else memory.pointer(array)
+        pointer = memory.pointer
+        addresses: list[Any] = [None if array is None else pointer(array) for array in arrays]
+        for address, aligned in zip(addresses, self._aligned, strict=True):
             if aligned and address % ALIGNMENT:
                 return False
-            given.append(address if descriptor is None else descriptor.at(address))
-        compiled = self._compiled.get(device)
-        if compiled is None:
-            compiled = self._compiled[device] = compiled_for(*self._kind, device)
-        compiled.run(
-            self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *given, *self._rest,
-        )  # fmt: skip
+        launch = self._launches.get(device)
+        if launch is None:
+            compiled = compiled_for(*self._kind, device)
+            launch = MappedLaunch(compiled, self._programs, self._descriptors, self._rest)
+            self._launches[device] = launch
+        launch(memory.stream(device), addresses)
         return True
+
+
+def padded(spec: AttentionSpec) -> int:
+    """Queries of a batch element in the array of rows' numbers."""
+    return -(-spec.q_len // PADDED) * PADDED
 
 
 def _number_type(number: Any) -> Any:
@@ -188,6 +198,13 @@ class Layouts:
         box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)
         return self._copied(name, dtype, (spec.q_len, spec.kv_len), box)
 
+    def rows(self) -> Array:
+        """Of the rows' numbers: for each batch element the logarithms of its queries, then their delta."""
+        if not self._tiling.turned:
+            return Array("float32")
+        length = padded(self._spec)
+        return Array("float32", (2 * self._problem.elements, length), (length, 1), (1, self._tiling.block))
+
     def _copied(self, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
         strides = getattr(self._problem.strides, name)
         own = (*(0,) * (BATCH_AXES + 2 - len(strides)), *strides)
@@ -200,15 +217,28 @@ class Layouts:
         """Of a kernel whose tiles have so many positions to share."""
         spec, problem = self._spec, self._problem
         shift = spec.kv_len - spec.q_len if problem.features.bottom_right else 0
-        tiles = -(-length // self._tiling.rows)
+        tiles = max(1, -(-length // self._tiling.rows))
+        together, rounds, sections = elements, 0, 0
+        if self._tiling.right and elements:
+            # As many elements as fill an even number of rounds, of about those whose blocks the cache holds.
+            programs = self.programs(elements, length, units)
+            others = problem.share * spec.q_len if self._tiling.turned else spec.kv_len
+            size = others * (spec.head_dim + spec.v_head_dim) * ITEM
+            fitting = min(max(1, _CACHED // size), -(-units // _SHARERS))
+            rounds = 2 * -(-fitting * tiles // (2 * programs))
+            together = min(elements, max(1, rounds * programs // tiles))
+            rounds = 2 * -(-together * tiles // (2 * programs))
+            sections = -(-elements // together)
         return Numbers(
             elements,
-            # With half of a section's tiles after the other half, each program has as much to do.
-            max(1, units // max(1, tiles)) if self._tiling.right else 1,
             tiles,
+            sections * rounds * programs if sections else elements * tiles,
+            together,
+            rounds,
             problem.share,
             spec.q_len,
             spec.kv_len,
+            padded(spec),
             shift - int(problem.numbers.left),
             shift + int(problem.numbers.right),
             self._sizes[1],

@@ -12,7 +12,7 @@ from einops_fast.backends.triton.attention.backward_plan import BackwardPlan
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper import hopper_kernel
 from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bias_kernel
-from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts
+from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts, padded
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
 from einops_fast.backends.triton.attention.hopper_tiles import (
@@ -46,8 +46,8 @@ _FAR = 1 << 31
 _BARRIERS = 1 << 10
 """Bytes of shared memory that aren't for tiles, amply."""
 
-_LONG = 1024
-"""Queries from which on a tile of three warp groups pays."""
+_LONG = 2048
+"""Queries from which on a tile of three warp groups pays; with causality, of whose tiles more is hidden, four times."""
 
 
 def suits_hopper(
@@ -117,7 +117,7 @@ def _added(problem: Problem) -> bool:
 def _fitting(
     problem: Problem,
     bias_dtype: str,
-    shapes: Sequence[tuple[int, int, int]],
+    shapes: Sequence[tuple[int, ...]],
     length: int,
     size: Callable[[HopperTiling], int],
     **others: bool,
@@ -127,7 +127,7 @@ def _fitting(
     Args:
         problem: what is computed.
         bias_dtype: of the bias.
-        shapes: warp groups, block and stages of each.
+        shapes: warp groups, block and stages of each; how many tiles of a program's own, if not one.
         length: that blocks divide among them; no block is longer than it asks for.
         size: bytes of shared memory that a tiling takes.
         others: fields of the tiling.
@@ -154,17 +154,19 @@ def _fitting(
             bias=features.bias,
             mask=features.mask,
             bias_item=ITEM_SIZES.get(bias_dtype, 0),
+            own=own[0] if own else 1,
             **others,
         )
-        for groups, block, stages in shapes
+        for groups, block, stages, *own in shapes
     ]
     most = shared_memory((9, 0)) - _BARRIERS
     return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= most)
 
 
 def _shared_bytes(tiling: HopperTiling) -> int:
-    """Of two arrays' tiles, and of all blocks."""
-    return int(own_bytes(tiling) + tiling.stages * stage_bytes(tiling))
+    """Of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
+    rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
+    return int(own_bytes(tiling) + tiling.stages * (stage_bytes(tiling) + rows))
 
 
 def _small(spec: AttentionSpec) -> bool:
@@ -176,13 +178,14 @@ def power(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
-def _forward_shapes(spec: AttentionSpec, problem: Problem) -> list[tuple[int, int, int]]:
-    """Warp groups, keys of a block, and stages of the forward kernel."""
+def _forward_shapes(spec: AttentionSpec, problem: Problem) -> list[tuple[int, ...]]:
+    """Warp groups, keys of a block, stages, and tiles of its own of the forward kernel."""
     if not _small(spec):
         return [(2, 128, 2), (2, 64, 3), (2, 64, 2)]
-    if spec.q_len < _LONG or _added(problem):
-        return [(2, 128, 4), (2, 128, 3), (2, 128, 2), (2, 64, 2)]
-    return [(3, 128, 3)]
+    causal = problem.features.right
+    if spec.q_len < _LONG * (4 if causal else 1) or _added(problem):
+        return [(2, 128, 4, 2), (2, 128, 3, 2), (2, 128, 2, 2), (2, 128, 2), (2, 64, 2)]
+    return [(3, 128, 3, 2 if causal else 1)]
 
 
 class HopperForwardPlan:
@@ -230,7 +233,7 @@ class HopperBackwardPlan(BackwardPlan):
         units: int,
         bias_dtype: str = "",
     ) -> None:
-        super().__init__(spec, problem, rows, tilings)
+        super().__init__(spec, problem, rows, tilings, padded(spec))
         self._given = spec, problem, units, bias_dtype
         strides = problem.strides
         writable = (
@@ -264,23 +267,23 @@ class HopperBackwardPlan(BackwardPlan):
         arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask")}
         if not tiling.turned:
             arrays["d_bias"] = layouts.added("d_bias")
-        arrays |= {"lse": Array("float32"), "delta": Array("float32")}
+        arrays["rows"] = layouts.rows()
         numbers = layouts.numbers(elements, length, units)
         programs = layouts.programs(elements * times, length, units)
         return HopperCall(function, tiling, arrays, scalars, numbers, programs)
 
     def _keys_call(self) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
-        shapes = [(2, 64, 4), (2, 64, 3), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 2 :]
+        shapes = [(2, 64, 4, 2), (2, 64, 3, 2), (2, 64, 2, 2), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 2 :]
         tiling = _fitting(problem, bias_dtype, shapes, spec.q_len, _shared_bytes, turned=True)
         elements = problem.elements // problem.share
         return self._call(hopper_keys_kernel, tiling, ("dk", "dv"), {"scale": spec.scale}, elements, spec.kv_len)
 
     def _queries_call(self, d_bias: bool) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
-        shapes = [(2, 64, 4), (2, 64, 3), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 1 :]
-        if _small(spec) and not _added(problem):
-            shapes = [(2, 128, 3)]
+        shapes: list[tuple[int, ...]] = [(2, 64, 3), (2, 64, 2), (2, 32, 2)]
+        if _small(spec):
+            shapes = [(2, 64, 4), *shapes] if _added(problem) else [(2, 128, 3, 2)]
         tiling = _fitting(
             problem,
             bias_dtype,
@@ -312,20 +315,20 @@ class HopperBackwardPlan(BackwardPlan):
         scalars = {"key_tiles": key_tiles, "sharers": problem.elements // own}
         return self._call(hopper_bias_kernel, tiling, (), scalars, own, spec.q_len, key_tiles)
 
-    def _run_keys(self, memory: Memory, device: int, *arrays: Any) -> None:
-        q, k, v, d_out, lse, delta, dk, dv, extras = arrays
-        given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, lse, delta)
+    def _run_keys(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
+        q, k, v, d_out, _, _, dk, dv, extras = arrays
+        given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, padded)
         if self._hopper_keys is None or not self._hopper_keys(memory, device, *given):
-            super()._run_keys(memory, device, *arrays)
+            super()._run_keys(memory, device, padded, *arrays)
 
-    def _run_queries(self, memory: Memory, device: int, *arrays: Any) -> None:
-        q, k, v, d_out, lse, delta, dq, d_bias, extras = arrays
-        given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, lse, delta)
+    def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
+        q, k, v, d_out, _, _, dq, d_bias, extras = arrays
+        given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, padded)
         if self._hopper_queries is None or not self._hopper_queries(memory, device, *given):
-            super()._run_queries(memory, device, *arrays)
+            super()._run_queries(memory, device, padded, *arrays)
 
-    def _run_bias(self, memory: Memory, device: int, *arrays: Any) -> None:
-        q, k, v, d_out, lse, delta, d_bias, extras = arrays
-        given = (q, k, v, d_out, extras.bias, extras.mask, d_bias, lse, delta)
+    def _run_bias(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
+        q, k, v, d_out, _, _, d_bias, extras = arrays
+        given = (q, k, v, d_out, extras.bias, extras.mask, d_bias, padded)
         if self._hopper_bias is None or not self._hopper_bias(memory, device, *given):
-            super()._run_bias(memory, device, *arrays)
+            super()._run_bias(memory, device, padded, *arrays)

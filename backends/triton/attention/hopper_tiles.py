@@ -21,6 +21,7 @@ __all__ = [
     "MASK",
     "OPERANDS",
     "OUT",
+    "PADDED",
     "HopperTiling",
     "K",
     "Numbers",
@@ -51,6 +52,9 @@ __all__ = [
 GROUP_ROWS = 64
 """Rows of a tile that a warp group has."""
 
+PADDED = 128
+"""Queries are padded to a multiple of these in the array of rows' numbers."""
+
 ITEM = 2
 """Bytes of an element of what has features."""
 
@@ -77,6 +81,7 @@ class HopperTiling:
         bias, mask: whether there is one, and whether it varies along queries and along keys.
         bias_item: bytes of an element of the bias.
         d_bias: whether the gradient of the bias is written.
+        own: tiles that shared memory holds; with two, the next one comes early.
     """
 
     groups: int
@@ -94,6 +99,7 @@ class HopperTiling:
     mask: tuple[bool, bool] | None = None
     bias_item: int = 2
     d_bias: bool = False
+    own: int = 1
 
     @property
     def rows(self) -> int:
@@ -129,7 +135,7 @@ class HopperTiling:
 @gluon.constexpr_function
 def own_bytes(tiling):
     """Bytes of a tile of two arrays with features."""
-    return tiling.rows * (tiling.head + tiling.v_head) * ITEM
+    return tiling.rows * (tiling.head + tiling.v_head) * ITEM * tiling.own
 
 
 @gluon.constexpr_function
@@ -165,10 +171,12 @@ class Numbers(NamedTuple):
 
     Attributes:
         elements: of the batch; where tiles are of keys, those that have keys of their own.
-        together: how many of them make up a section.
         tiles: of each element.
+        turns: of all programs.
+        together, rounds: elements, and every program's turns, of a section of tiles that differ in what there is to do.
         share: elements that share keys.
         q_len, kv_len: queries and keys.
+        padded: queries in the array of rows' numbers.
         left, right: what to add to a query's position to get the first and the last key that it sees.
         second, third: sizes of these batch axes.
         scale, cap: of scores, both times ``log2(e)``.
@@ -176,11 +184,14 @@ class Numbers(NamedTuple):
     """
 
     elements: Any
-    together: Any
     tiles: Any
+    turns: Any
+    together: Any
+    rounds: Any
     share: Any
     q_len: Any
     kv_len: Any
+    padded: Any
     left: Any
     right: Any
     second: Any
@@ -206,34 +217,42 @@ def has(tiling, operand, axis):
 
 
 @gluon.jit
-def _position(tile, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
-    """Batch element of a tile, and which of its tiles it is.
+def _position(turn, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
+    """Batch element of the tile that a program has at a turn, and which of its tiles it is; beyond the last if none.
 
-    Tiles of ``together`` elements make up a section, in which those that have most to do come first.
+    Where tiles differ in what there is to do, those of ``together`` elements make up a section, and are dealt out in
+    rounds: those with most to do first, and to the programs there and back. So all programs have as much to do.
     """
     tiles = numbers.tiles
-    section = tile // (numbers.together * tiles)
-    width = gl.minimum(numbers.elements - section * numbers.together, numbers.together)
-    within = tile % (numbers.together * tiles)
-    at = within // width
+    element = turn // tiles
+    at = turn % tiles
     if field(tiling, "right"):
-        # A program's next tile is in the next section: what it does in both adds up to the same for all.
-        at = at if (section % 2 == 1) == most_last else tiles - 1 - at
+        programs = gl.num_programs(0)
+        section = turn // programs // numbers.rounds
+        lap = turn // programs % numbers.rounds
+        program = turn % programs
+        program = program if (lap + section) % 2 == 0 else programs - 1 - program
+        width = gl.minimum(numbers.elements - section * numbers.together, numbers.together)
+        card = lap * programs + program
+        element = section * numbers.together + card % width
+        at = card // width
+        if most_last:
+            at = at if at >= tiles else tiles - 1 - at
     elif most_last:
         at = tiles - 1 - at
-    return section * numbers.together + within % width, at
+    return element, at
 
 
 @gluon.jit
-def keys_of(tile, numbers, tiling: gl.constexpr):
-    """Of a tile of queries: its batch element, its first query, and the blocks of keys that it sees.
+def keys_of(turn, numbers, tiling: gl.constexpr):
+    """Of the tile of queries at a turn: its batch element, its first query, and the blocks of keys that it sees.
 
     Blocks from ``first`` to ``end`` are seen, those from ``full`` to ``full_end`` by all queries of the tile in whole.
     """
-    element, at = _position(tile, numbers, field(tiling, "right"), tiling)
+    element, at = _position(turn, numbers, field(tiling, "right"), tiling)
     start = at * field(tiling, "rows")
     first, full, full_end, end = blocks_seen(start, numbers, tiling)
-    return element, start, first, full, full_end, end
+    return element, start, first, full, full_end, end if at < numbers.tiles else first
 
 
 @gluon.jit
@@ -256,14 +275,14 @@ def blocks_seen(start, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def queries_of(tile, numbers, tiling: gl.constexpr):
-    """Of a tile of keys: its batch element, its first key, and the blocks of queries that see it; see :func:`keys_of`.
+def queries_of(turn, numbers, tiling: gl.constexpr):
+    """Of the tile of keys at a turn: its batch element, its first key, and the blocks of queries that see it.
 
-    ``element`` counts what has keys of its own.
+    See :func:`keys_of`; ``element`` counts what has keys of its own.
     """
     rows: gl.constexpr = field(tiling, "rows")
     block: gl.constexpr = field(tiling, "block")
-    element, at = _position(tile, numbers, False, tiling)
+    element, at = _position(turn, numbers, False, tiling)
     start = at * rows
     # Beyond the last query, and after the last key, weights are zero or go nowhere.
     end = numbers.q_len
@@ -276,30 +295,45 @@ def queries_of(tile, numbers, tiling: gl.constexpr):
     if field(tiling, "left"):
         end = gl.minimum(end, gl.maximum(start + rows - numbers.left, 0))
         full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // block)
-    end = (end + block - 1) // block
+    end = (end + block - 1) // block if at < numbers.tiles else 0
     return element, start, gl.minimum(first, end), full, full_end, end
 
 
 @gluon.jit
 def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
-    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; one of them a column, the other a row."""
-    ahead = j - i
-    if field(tiling, "right"):
-        values = gl.where(ahead > numbers.right, value, values)
-    if field(tiling, "left"):
-        values = gl.where(ahead < numbers.left, value, values)
+    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; the tile's positions make up a column.
+
+    In a tile of queries also where there is no key.
+    """
+    # Bounds are worked out for the column, of which a thread has two numbers.
+    if field(tiling, "turned"):
+        if field(tiling, "right"):
+            values = gl.where(i < j - numbers.right, value, values)
+        if field(tiling, "left"):
+            values = gl.where(i > j - numbers.left, value, values)
+    else:
+        last = numbers.kv_len - 1
+        if field(tiling, "right"):
+            last = gl.minimum(i + numbers.right, last)
+        values = gl.where(j > last, value, values)
+        if field(tiling, "left"):
+            values = gl.where(j < i + numbers.left, value, values)
     return values
 
 
 @gluon.jit
 def coordinates(element, row, column, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Where a tile of an operand begins."""
-    c = element % numbers.third
-    b = element // numbers.third % numbers.second
-    a = element // numbers.third // numbers.second
-    a = a if has(tiling, operand, 0) else 0
-    b = b if has(tiling, operand, 1) else 0
-    c = c if has(tiling, operand, 2) else 0
+    a = 0
+    b = 0
+    c = 0
+    if has(tiling, OUT, 0) or has(tiling, OUT, 1):
+        a = element // numbers.third // numbers.second if has(tiling, operand, 0) else 0
+        b = element // numbers.third % numbers.second if has(tiling, operand, 1) else 0
+        c = element % numbers.third if has(tiling, operand, 2) else 0
+    elif has(tiling, operand, 2):
+        # There is no other axis; divisions take long.
+        c = element
     return a, b, c, row, column
 
 
