@@ -1,7 +1,7 @@
 """Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
 The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
-kernels, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
+kernels and the contraction kernel with boxes, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
 hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
 the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
@@ -22,12 +22,16 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import ring_tilings
+from einops_fast.backends.triton import candidates, ring_tilings
 from einops_fast.backends.triton.attention import hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.tma_launch import BoxKernel
 
-__all__ = ["hopper_on_cpu", "rings_on_cpu"]
+__all__ = ["boxes_on_cpu", "hopper_on_cpu", "rings_on_cpu"]
+
+_KERNELS = (".attention.hopper", ".triton.row_ring", ".triton.ring_", ".triton.tma_", ".triton.epilogue", ".activation")
+"""Of which modules the sources are executed."""
 
 _SECONDS = 60
 """After which waiting is a deadlock."""
@@ -42,6 +46,12 @@ class _Tensor(np.ndarray):
     @property
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
+
+    def permute(self, axes: Sequence[int]) -> _Tensor:
+        return _tensor(np.asarray(self).transpose(axes))
+
+    def permute(self, axes: Sequence[int]) -> _Tensor:
+        return _tensor(np.asarray(self).transpose(axes))
 
     def __array_wrap__(self, array: Any, *_: Any) -> _Tensor:  # type: ignore[override]
         return _tensor(array)
@@ -112,6 +122,12 @@ class _Buffers:
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         self._array = np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
         self.type = SimpleNamespace(shape=list(shape))
+        self.dtype = dtype
+
+    def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> _Buffers:
+        other = _Buffers([0], dtype)
+        other._array = self._array.view(dtype).reshape(shape)
+        return other
 
     def index(self, at: Any) -> _Shared:
         assert 0 <= int(at) < len(self._array)
@@ -254,12 +270,30 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
         sqrt=tensors(np.sqrt), to_tensor=_tensor,
-        fma=tensors(lambda a, b, c: a * b + c),
-        DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]), num_warps=lambda: 2,
+        BlockedLayout=_nothing, SwizzledSharedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
     )  # fmt: skip
+    tl = SimpleNamespace(
+        constexpr=gl.constexpr, PropagateNan=SimpleNamespace(ALL=None), abs=tensors(np.abs), exp=tensors(np.exp),
+        where=gl.where, minimum=gl.minimum, exp2=gl.exp2,
+        maximum=lambda x, y, propagate_nan: gl.maximum(x, y),
+    )  # fmt: skip
+    tl = SimpleNamespace(
+        constexpr=gl.constexpr, PropagateNan=SimpleNamespace(ALL=None), abs=tensors(np.abs), exp=tensors(np.exp),
+        where=gl.where, minimum=gl.minimum, exp2=gl.exp2, maximum=lambda x, y, propagate_nan: gl.maximum(x, y),
+    )  # fmt: skip
+    interpreted = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
     copies = _Copies()
     return {
         "gl": gl,
+        "tl": tl,
+        "triton": SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is, knobs=interpreted),
+        "tl": tl,
+        "triton": SimpleNamespace(
+            jit=_as_it_is,
+            constexpr_function=_as_it_is,
+            knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=True)),
+        ),
         "async_copy": SimpleNamespace(
             async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
         ),
@@ -270,7 +304,7 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         "mbarrier": SimpleNamespace(
             init=_Barrier.init,
             expect=lambda barrier, size: barrier.add(1, int(size)),
-            arrive=lambda barrier: barrier.add(1),
+            arrive=lambda barrier, pred=True: barrier.add(1) if pred else None,
             wait=_Barrier.wait,
             MBarrierLayout=lambda: "barriers",
         ),
@@ -296,7 +330,9 @@ def _executed(name: str, stand_ins: dict[str, Any], done: dict[str, dict[str, An
     kept: list[ast.stmt] = []
     for each in tree.body:
         source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-        if any(each in source for each in (".attention.hopper", ".triton.row_ring", ".triton.ring_")):
+        if isinstance(each, ast.Import):
+            source = each.names[0].name
+        if any(part in source for part in _KERNELS):
             assert isinstance(each, ast.ImportFrom)
             names = _executed(source, stand_ins, done)
             module.__dict__.update({alias.name: names[alias.name] for alias in each.names})
@@ -356,6 +392,38 @@ def hopper_on_cpu() -> Iterator[list[str]]:
         mock.patch.object(hopper_plan, "interpreted", return_value=False),
     ):
         yield ran
+
+
+@contextmanager
+def boxes_on_cpu(programs: int) -> Iterator[None]:
+    """Have contraction kernels with boxes chosen, and executed here by so many programs."""
+
+    def execute(
+        self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
+    ) -> None:
+        tiling = self.tiling
+        views = [tiling.left, tiling.right, tiling.out, tiling.out]
+        views += [tiling.right_rest, tiling.out_rest, tiling.out_rest]
+        arrays = [_flat(each) for each in (*operands, out, before, operands[1], out, before)]
+        given = [
+            _Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)
+            for array, view in zip(arrays, views, strict=True)
+        ]
+        for program in range(min(programs, tiling.total)):
+            stand_ins, done = _stand_ins(program, min(programs, tiling.total)), {}
+            _executed("einops_fast.backends.triton.epilogue", stand_ins, done)["_features"] = _features
+            names = _executed("einops_fast.backends.triton.tma_contraction", stand_ins, done)
+            names["box_kernel"](*given, None if bias is None else _Pointer(_flat(bias)), tiling)
+
+    with (
+        mock.patch.object(BoxKernel, "launch", execute),
+        mock.patch.object(candidates, "copies_boxes", return_value=True),
+    ):
+        yield
+
+
+def _features(epilogue: Any, dtype: Any) -> Any:
+    return SimpleNamespace(kind=epilogue.activation, half=dtype.itemsize == 2)
 
 
 @contextmanager

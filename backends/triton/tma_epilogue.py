@@ -1,7 +1,8 @@
 """What Hopper's contraction kernel does to its sums: bias and activation, and how they leave.
 
-Activations of many instructions have two warps of their own, which work on the rounded sums in shared memory while the
-other warps multiply the next tile.
+Activations of many instructions wait in shared memory, as rounded sums. Piece by piece, the warps that have multiplied
+them work on them while the tensor cores are busy with the next tile. The instructions for a piece are few, and are
+gone through often: where those for a whole tile were written out, fetching them took longer than what they do.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -12,7 +13,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
 )
 
@@ -21,7 +21,7 @@ from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, tile_of
 
-__all__ = ["activate", "beginning", "hand_over", "put"]
+__all__ = ["activate_meanwhile", "beginning", "hand_over", "last_meanwhile", "put"]
 
 
 @gluon.constexpr_function
@@ -89,44 +89,57 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(group))
 
 
+_PIECE = gl.constexpr(64 * 32)
+"""Sums that a warp group activates at once: 16 of a thread."""
+
+_LEAD = gl.constexpr(2)
+"""Steps of the next tile that come before the first piece."""
+
+
+@gluon.constexpr_function
+def _pieces(columns):
+    return columns // 32
+
+
+@gluon.constexpr_function
+def last_meanwhile(tiling):
+    """The step of the next tile at which a tile is written."""
+    return _LEAD + _pieces(tiling.width + tiling.rest)
+
+
 @gluon.jit
-def _activate_box(boxes, group, columns: gl.constexpr, tiling: gl.constexpr):
-    """Put the activation of a warp group's box in its place: 32 elements of a thread at a time, as they come."""
-    at_once: gl.constexpr = 64 * 32
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [2], [0])
+def _activate_piece(boxes, number, count: gl.constexpr, tiling: gl.constexpr):
+    """Put the activation of piece ``number`` of so many in its place."""
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    count: gl.constexpr = columns * 64 // at_once
-    flat = boxes._reinterpret(boxes.dtype, [field(tiling, "groups") * count, at_once], plain)
-    for at in range(count):
-        piece = flat.index(group * count + at)
-        found = activated(piece.load(layout).to(gl.float32), field(tiling, "epilogue"), boxes.dtype)
-        piece.store(found.to(boxes.dtype))
+    piece = boxes._reinterpret(boxes.dtype, [count, _PIECE], plain).index(number)
+    found = activated(piece.load(layout).to(gl.float32), field(tiling, "epilogue"), boxes.dtype)
+    piece.store(found.to(boxes.dtype))
 
 
 @gluon.jit
-def activate(arrays, results, handing, tiling: gl.constexpr):
-    """What the warps do that apply the activation, while others multiply the next tile.
+def activate_meanwhile(step, number, arrays, results, group: gl.constexpr, tiling: gl.constexpr):
+    """What is done at one of the steps of the next tile for tile ``number``, whose sums are in shared memory, rounded.
 
-    That the others help with the last tile, when they have nothing left to multiply, was measured not to be faster.
+    Where these are kept, they're on their way to memory from there at first.
     """
-    out, before, out_rest, before_rest = arrays
+    out, _, out_rest, _ = arrays
     c, c_rest = results
-    given, taken = handing
-    rest: gl.constexpr = field(tiling, "rest")
-    for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
+    groups: gl.constexpr = field(tiling, "groups")
+    pieces: gl.constexpr = _pieces(field(tiling, "width"))
+    further: gl.constexpr = _pieces(field(tiling, "rest"))
+    at = step - _LEAD
+    if (at >= 0) & (at < pieces):
+        _activate_piece(c, group * pieces + at, groups * pieces, tiling)
+    elif step == last_meanwhile(tiling):
+        fence_async_shared()
+        barrier()
         batch, row, column = tile_of(number, tiling)
-        for group in range(field(tiling, "groups")):
-            mbarrier.wait(given.index(group), number // gl.num_programs(0) & 1)
-            if field(field(tiling, "epilogue"), "keeps"):
-                hand_over((before, before_rest), results, batch, row, column, group, tiling)
-                tma.store_wait(0)
-                barrier()
-            _activate_box(c, group, field(tiling, "width"), tiling)
-            if rest > 0:
-                _activate_box(c_rest, group, rest, tiling)
-            fence_async_shared()
-            barrier()
-            hand_over((out, out_rest), results, batch, row, column, group, tiling)
+        hand_over((out, out_rest), results, batch, row, column, group, tiling)
+    elif (at >= pieces) & (at < pieces + further):
+        if further > 0:
+            _activate_piece(c_rest, group * further + at - pieces, groups * further, tiling)
+    elif step == _LEAD - 1:
+        if field(field(tiling, "epilogue"), "keeps"):
             tma.store_wait(0)
-            barrier()
-            mbarrier.arrive(taken.index(group))
+        barrier()

@@ -21,7 +21,7 @@ __all__ = [
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
 _SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
-"""Activations of a few instructions, for which no warps are set apart."""
+"""Activations of a few instructions, which are applied at once."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class BoxTiling:
         return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages"
 
     @property
-    def apart(self) -> bool:
-        """Whether the activation has warps of its own, which work on the rounded sums while others multiply on.
+    def meanwhile(self) -> bool:
+        """Whether the activation is applied to the rounded sums, while the next tile is multiplied.
 
         So it is where it takes time, or where there are two results.
         """
@@ -123,22 +123,18 @@ class BoxTiling:
 
     @property
     def worker_warps(self) -> tuple[int, ...]:
-        """Of the parts of a program beside the first warp group: another one, the activation, the copies."""
-        return (4,) * (self.groups - 1) + (2,) * self.apart + (1,)
+        """Of the parts of a program beside the first warp group: another one, the copies."""
+        return (4,) * (self.groups - 1) + (1,)
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
-        """Of each of their threads; the last warps are one group to the hardware, which has as many in each."""
-        if self.apart:
-            return (208,) * (self.groups - 1) + (88, 88)
+        """Of each of their threads."""
         return (240,) * (self.groups - 1) + (24,)
 
     @property
     def registers(self) -> int | None:
         """Of each thread before they are shared out; the first warp group is left as many as the second one has."""
-        if self.groups > 1:
-            return 168
-        return 160 if self.apart else None
+        return 168 if self.groups > 1 else None
 
     @property
     def total(self) -> int:
