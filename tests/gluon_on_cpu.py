@@ -1,9 +1,9 @@
 """Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
-The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
-kernels and the contraction kernel with boxes, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
-hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
-the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels (attention
+and contractions of boxes), each warp group and the copying warp is a thread; barriers, phases and announced bytes are
+those of the hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds
+NaN until the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -46,12 +46,6 @@ class _Tensor(np.ndarray):
     @property
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
-
-    def permute(self, axes: Sequence[int]) -> _Tensor:
-        return _tensor(np.asarray(self).transpose(axes))
-
-    def permute(self, axes: Sequence[int]) -> _Tensor:
-        return _tensor(np.asarray(self).transpose(axes))
 
     def __array_wrap__(self, array: Any, *_: Any) -> _Tensor:  # type: ignore[override]
         return _tensor(array)
@@ -126,7 +120,7 @@ class _Buffers:
 
     def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> _Buffers:
         other = _Buffers([0], dtype)
-        other._array = self._array.view(dtype).reshape(shape)
+        other._array = self._array.reshape(shape)
         return other
 
     def index(self, at: Any) -> _Shared:
@@ -270,13 +264,9 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
         sqrt=tensors(np.sqrt), to_tensor=_tensor,
-        fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]), num_warps=lambda: 2,
-        BlockedLayout=_nothing, SwizzledSharedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
-    )  # fmt: skip
-    tl = SimpleNamespace(
-        constexpr=gl.constexpr, PropagateNan=SimpleNamespace(ALL=None), abs=tensors(np.abs), exp=tensors(np.exp),
-        where=gl.where, minimum=gl.minimum, exp2=gl.exp2,
-        maximum=lambda x, y, propagate_nan: gl.maximum(x, y),
+        fma=tensors(lambda a, b, c: a * b + c),
+        BlockedLayout=_nothing, SwizzledSharedLayout=_nothing,
+        DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
     )  # fmt: skip
     tl = SimpleNamespace(
         constexpr=gl.constexpr, PropagateNan=SimpleNamespace(ALL=None), abs=tensors(np.abs), exp=tensors(np.exp),
@@ -288,12 +278,6 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         "gl": gl,
         "tl": tl,
         "triton": SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is, knobs=interpreted),
-        "tl": tl,
-        "triton": SimpleNamespace(
-            jit=_as_it_is,
-            constexpr_function=_as_it_is,
-            knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=True)),
-        ),
         "async_copy": SimpleNamespace(
             async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
         ),

@@ -1,4 +1,4 @@
-"""The contraction kernel that has boxes copied by the hardware, which is Hopper's; its source is executed on a CPU, too."""
+"""The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
 
 from __future__ import annotations
 

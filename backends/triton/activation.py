@@ -102,8 +102,8 @@ def _ramp(x):
 def _low_share(power):
     """``2 ** -power / (1 + 2 ** -power)`` of what isn't negative, 6e-5 off at most, relative to itself.
 
-    The reciprocal is a polynomial, fitted to its relative error: the units that make exponentials would make reciprocals,
-    too, and are few.
+    The reciprocal is a polynomial, fitted to its relative error: there are few units that make exponentials, and
+    reciprocals would take as long in these.
     """
     e = _exp2(-power)
     found = 0.43077661 - 0.10911247 * e
