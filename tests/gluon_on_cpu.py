@@ -1,9 +1,10 @@
 """Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
-The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels (attention
-and contractions of boxes), each warp group and the copying warp is a thread; barriers, phases and announced bytes are
-those of the hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds
-NaN until the copy is waited for. What is not here: layouts, registers, alignment, and that reading and writing take time.
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels, those
+of attention and those that contract boxes, each warp group and the copying warp is a thread; barriers, phases and
+announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what
+is copied to holds NaN until the copy is waited for. What is not here: layouts, registers, alignment, and that reading
+and writing take time.
 """
 
 from __future__ import annotations
