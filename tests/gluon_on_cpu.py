@@ -1,9 +1,9 @@
 """Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
 The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels, those
-of attention and those that contract boxes, each warp group and the copying warp is a thread; barriers, phases and
-announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what
-is copied to holds NaN until the copy is waited for. What is not here: layouts, registers, alignment, and that reading
+of attention and the one that contracts boxes, each warp group and the copying warp is a thread; barriers, phases and
+announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of kernels with rings, what is
+copied to holds NaN until the copy is waited for. What is not here: layouts, registers, alignment, and that reading
 and writing take time.
 """
 
@@ -387,7 +387,7 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
         self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
     ) -> None:
         tiling = self.tiling
-        views = [tiling.left, tiling.right, tiling.out, tiling.out]
+        views = [tiling.left, tiling.right, tiling.out_piece, tiling.out_piece]
         views += [tiling.right_rest, tiling.out_rest, tiling.out_rest]
         arrays = [_flat(each) for each in (*operands, out, before, operands[1], out, before)]
         given = [
@@ -408,7 +408,7 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
 
 
 def _features(epilogue: Any, dtype: Any) -> Any:
-    return SimpleNamespace(kind=epilogue.activation, half=dtype.itemsize == 2)
+    return SimpleNamespace(kind=epilogue.activation, digits=11 if dtype.itemsize == 2 else 24)
 
 
 @contextmanager

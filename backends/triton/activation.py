@@ -32,7 +32,7 @@ class ActivationFeatures:
         kind: of the activation.
         dropout: elements of the result are dropped.
         fours: four columns each are drawn together.
-        half: results have few digits, so that the normal distribution needn't have many.
+        digits: binary ones of a result: where they're few, some activations needn't have many either.
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
@@ -42,7 +42,7 @@ class ActivationFeatures:
     kind: str
     dropout: bool = False
     fours: bool = False
-    half: bool = False
+    digits: int = 24
     wide: bool = False
     double: bool = False
     drop: float = 0.0
@@ -77,13 +77,22 @@ if triton.knobs.runtime.interpret:
     def _exp2(x):
         return tl.exp2(x)
 
-else:
+    @triton.jit
+    def _reciprocal(x):
+        return 1.0 / x
+
+else:  # one instruction each: Triton's own take several more, for numbers below 1e-38 and their reciprocals
 
     @triton.jit
     def _exp2(x):
-        """``tl.exp2`` without the three instructions more that keep results below 1e-38."""
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+    @triton.jit
+    def _reciprocal(x):
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
         )
 
 
@@ -93,56 +102,43 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _ramp(x):
-    """``x``, but 0 where it's negative. NaN stays."""
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def _tail(x, f: tl.constexpr):
+    """The normal distribution at ``-|x|``, and ``|x|``, at most 16.
 
-
-@triton.jit
-def _low_share(power):
-    """``2 ** -power / (1 + 2 ** -power)`` of what isn't negative, 6e-5 off at most, relative to itself.
-
-    The reciprocal is a polynomial, fitted to its relative error: there are few units that make exponentials, and
-    reciprocals would take as long in these.
+    The distribution's logarithm is nearly a parabola: here it is a polynomial, fitted to the error from 0 to 5.5, where
+    the distribution is 2e-8. Up to there it is at most 2.9e-5 off, relative to itself, or 2.8e-4 where results are
+    bfloat16; beyond, it goes on falling, to 0 for either type. That has a third as many steps as ``erf``, and no division.
     """
-    e = _exp2(-power)
-    found = 0.43077661 - 0.10911247 * e
-    found = found * e - 0.78354021
-    found = found * e + 0.95915472
-    found = found * e - 0.99730818
-    return (found * e + 1.0) * e
-
-
-@triton.jit
-def _tail(z):
-    """The normal distribution at ``-z``, for ``z`` from 0 to 16.
-
-    Up to 5.5, where it is 2e-8, it is 7e-6 off at most, relative to itself; at 9, where it is 1e-19, two percent. Its
-    logarithm is nearly a parabola: here it is a polynomial of degree 7, fitted to the error up to 5.5, which goes on
-    falling. That has a third as many steps as ``erf``, and no division.
-    """
-    power = 5.97440703e-05 - 1.73511660e-06 * z
-    power = power * z - 9.16868041e-04
-    power = power * z + 8.45726952e-03
-    power = power * z - 5.38610406e-02
-    power = power * z - 4.58561927e-01
-    power = power * z - 1.15120995
-    return _exp2(power * z - 1.0)
-
-
-@triton.jit
-def _activated_few_digits(x, kind: tl.constexpr):
-    """Activations whose result is rounded to few digits: what is left of a ramp, in as few instructions as will do."""
-    if kind == "gelu":
-        z = tl.minimum(tl.abs(x), 16.0)
-        less = z * _tail(z)
+    z = tl.minimum(tl.abs(x), 16.0)
+    if field(f, "digits") > 8:
+        power = 2.65318740e-05 * z - 6.67779474e-04
+        power = power * z + 7.53540732e-03
+        power = power * z - 5.21274470e-02
+        power = power * z - 4.60073888e-01
+        power = power * z - 1.15076327
     else:
-        z = tl.minimum(tl.abs(x), 128.0)
-        if kind == "silu":
-            less = z * _low_share(z * _LOG2_E)
-        else:
-            less = z * _low_share(z * (_TANH_LOG2_E + _TANH_LOG2_E * 0.044715 * (z * z)))
-    return _ramp(x) - less
+        power = 4.98826383e-03 - 2.41196205e-04 * z
+        power = power * z - 4.52387407e-02
+        power = power * z - 4.68181193e-01
+        power = power * z - 1.14767551
+    return _exp2(power * z - 1.0), z
+
+
+@triton.jit
+def _activated_few_digits(x, f: tl.constexpr):
+    """Activations whose result is rounded to few digits, in as few instructions as will do.
+
+    Beside a matrix product, each takes a cycle from the tensor cores, wherever it is put.
+    """
+    kind: tl.constexpr = field(f, "kind")
+    if kind == "gelu":
+        tail, z = _tail(x, f)
+        found = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tail
+    elif kind == "silu":
+        found = x * _reciprocal(1.0 + _exp2(x * -_LOG2_E))
+    else:
+        found = x * _reciprocal(1.0 + _exp2(x * (-_TANH_LOG2_E - _TANH_LOG2_E * 0.044715 * (x * x))))
+    return found
 
 
 @triton.jit
@@ -155,8 +151,8 @@ def activated_tile(x, f: tl.constexpr):
         found = tl.where(x <= 0, 0.0, x)
     elif kind == "leaky_relu":
         found = tl.where(x < 0, x / 100, x)
-    elif field(f, "half") and (kind == "gelu" or kind == "gelu_tanh" or kind == "silu"):
-        found = _activated_few_digits(x, kind)
+    elif field(f, "digits") < 24 and (kind == "gelu" or kind == "gelu_tanh" or kind == "silu"):
+        found = _activated_few_digits(x, f)
     elif kind == "gelu":
         found = x * (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5
     elif kind == "gelu_tanh":
@@ -182,8 +178,8 @@ def _slope(x, f: tl.constexpr):
     elif kind == "leaky_relu":
         found = tl.where(x <= 0, found / 100, found)
     elif kind == "gelu":
-        if field(f, "half"):
-            tail = _tail(tl.minimum(tl.abs(x), 16.0))
+        if field(f, "digits") < 24:
+            tail, _ = _tail(x, f)
             found = tl.where(x < 0, tail, 1.0 - tail) + x * tl.exp(-0.5 * x * x) * _DENSITY
         else:
             found = (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5 + x * tl.exp(-0.5 * x * x) * _DENSITY

@@ -25,7 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_epilogue import activate_meanwhile, beginning, hand_over, last_meanwhile, put
+from einops_fast.backends.triton.tma_epilogue import (
+    activate_meanwhile,
+    beginning,
+    finish_in_pieces,
+    hand_over,
+    last_meanwhile,
+    put,
+)
 from einops_fast.backends.triton.tma_tiles import flat_box, place_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
@@ -112,23 +119,26 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
-        if meanwhile:
-            if waiting >= 0:
-                for step in range(steps, last_meanwhile(tiling) + 1):
-                    activate_meanwhile(step, waiting, arrays, results, group, tiling)
-            waiting = number
-        elif epilogue is not None:
-            product = activated(product, epilogue, out.dtype)
-            if rest > 0:
-                further = activated(further, epilogue, out.dtype)
-        # What was handed over for the tile before has to be read before it's overwritten.
-        tma.store_wait(0)
-        barrier()
-        put(product, further, results, group, tiling)
-        if not meanwhile:
-            hand_over((out, out_rest), results, batch, row, column, group, tiling)
-        elif field(epilogue, "keeps"):
-            hand_over((before, before_rest), results, batch, row, column, group, tiling)
+        if field(tiling, "pieces") > 1:
+            finish_in_pieces(product, out, results[0], batch, row, column, group, tiling)
+        else:
+            if meanwhile:
+                if waiting >= 0:
+                    for step in range(steps, last_meanwhile(tiling) + 1):
+                        activate_meanwhile(step, waiting, arrays, results, group, tiling)
+                waiting = number
+            elif epilogue is not None:
+                product = activated(product, epilogue, out.dtype)
+                if rest > 0:
+                    further = activated(further, epilogue, out.dtype)
+            # What was handed over for the tile before has to be read before it's overwritten.
+            tma.store_wait(0)
+            barrier()
+            put(product, further, results, group, tiling)
+            if not meanwhile:
+                hand_over((out, out_rest), results, batch, row, column, group, tiling)
+            elif field(epilogue, "keeps"):
+                hand_over((before, before_rest), results, batch, row, column, group, tiling)
     if meanwhile:
         for step in range(last_meanwhile(tiling) + 1):
             activate_meanwhile(step, waiting, arrays, results, group, tiling)
@@ -150,7 +160,8 @@ def box_kernel(
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
     b = gl.allocate_shared_memory(dtype, [stages] + right.block_type.shape, right.layout)
-    c = gl.allocate_shared_memory(dtype, [groups] + out.block_type.shape, out.layout)
+    boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
+    c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
     if rest > 0:
         b_rest = gl.allocate_shared_memory(dtype, [stages] + right_rest.block_type.shape, right_rest.layout)
         c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)

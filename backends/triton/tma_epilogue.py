@@ -21,7 +21,7 @@ from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, tile_of
 
-__all__ = ["activate_meanwhile", "beginning", "hand_over", "last_meanwhile", "put"]
+__all__ = ["activate_meanwhile", "beginning", "finish_in_pieces", "hand_over", "last_meanwhile", "put"]
 
 
 @gluon.constexpr_function
@@ -87,6 +87,50 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
     if field(tiling, "rest") > 0:
         place = place_of(field(tiling, "out_rest"), batch, row, column, 0, group, field(tiling, "width"))
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(group))
+
+
+@gluon.constexpr_function
+def _doublings(count):
+    return count.bit_length() - 1
+
+
+@gluon.jit
+def _halves(x):
+    """The left and the right columns of a product, which are in different registers."""
+    columns: gl.constexpr = x.shape[1] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+    left, right = gl.split(x.reshape([64, 2, columns]).permute((0, 2, 1)))
+    return gl.convert_layout(left, layout), gl.convert_layout(right, layout)
+
+
+@gluon.jit
+def _in_pieces(x, count: gl.constexpr):
+    """A product by columns."""
+    found = (x,)
+    for _ in gl.static_range(_doublings(count)):
+        wide = found
+        found = ()
+        for at in gl.static_range(len(wide)):
+            found = found + _halves(wide[at])
+    return found
+
+
+@gluon.jit
+def finish_in_pieces(product, out, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
+    """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
+    pieces: gl.constexpr = field(tiling, "pieces")
+    columns: gl.constexpr = field(tiling, "width") // pieces
+    view: gl.constexpr = field(tiling, "out_piece")
+    found = _in_pieces(product, pieces)
+    for at in gl.static_range(pieces):
+        box = c.index(2 * group + at % 2)
+        piece = activated(found[at], field(tiling, "epilogue"), out.dtype).to(out.dtype)
+        # What the box had before has been read when at most the other one is still on its way.
+        tma.store_wait(1)
+        barrier()
+        flat_box(box, 64, columns, field(view, "turned")).store(piece)
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out, place_of(view, batch, row, column, 0, group, at * columns), box)
 
 
 _PIECE = gl.constexpr(64 * 32)

@@ -14,13 +14,13 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.steps import Epilogue
 
 __all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of", "tile_of",
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "SHORT", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of", "tile_of",
     "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
-_SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
+SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
 """Activations of a few instructions, which are applied at once."""
 
 
@@ -78,6 +78,8 @@ class BoxTiling:
         depth: contracted extent of a step.
         stages: steps that shared memory holds.
         swath: tiles of rows that are worked on together, for the L2 cache.
+        pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through memory for
+            two of them. Else they leave at once.
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
@@ -92,6 +94,7 @@ class BoxTiling:
     depth: int
     stages: int
     swath: int = 8
+    pieces: int = 1
     rest: int = 0
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
@@ -111,15 +114,23 @@ class BoxTiling:
         """The tiles in short, unique among those of one problem."""
         apart = any(dim.shift == 1 for dim in self.left.dims)
         rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
-        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages"
+        pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
+        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages{pieces}"
 
     @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied.
 
-        So it is where it takes time, or where there are two results.
+        So it is, unless they leave in pieces, where it takes time, or where there are two results.
         """
-        return self.epilogue is not None and (self.epilogue.keeps or self.epilogue.activation not in _SHORT)
+        if self.epilogue is None or self.pieces > 1:
+            return False
+        return self.epilogue.keeps or self.epilogue.activation not in SHORT
+
+    @property
+    def out_piece(self) -> View:
+        """How the result is seen where it's written."""
+        return _narrowed(self.out, self.width // self.pieces)
 
     @property
     def worker_warps(self) -> tuple[int, ...]:

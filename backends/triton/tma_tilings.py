@@ -9,7 +9,7 @@ from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
-from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
+from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, SHORT, BoxTiling, Dim, View
 from einops_fast.cost import Ceilings
 
 __all__ = ["box_tilings"]
@@ -27,6 +27,9 @@ _SHARED = 225 << 10
 """Bytes of shared memory for boxes."""
 
 _MOST_STAGES = 6
+
+_PIECE = 64
+"""Columns that leave together, where not all do."""
 
 _CACHE = 2.6
 """How many times faster than memory the L2 cache is for such copies, as measured on an H200."""
@@ -109,9 +112,18 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTi
         if groups > 1 and others:
             aparts.append(max(others, key=lambda axis: axis.size))
         for apart in aparts:
-            tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth)
-            if tiling is not None:
-                yield tiling
+            for pieces in _pieces(problem, width, rest):
+                tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth, pieces)
+                if tiling is not None:
+                    yield tiling
+
+
+def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
+    """In how many pieces a tile may leave: where an activation takes time, each way is faster for some."""
+    yield 1
+    then = problem.epilogue
+    if then is not None and then.activation not in SHORT and not then.keeps and not rest and width > _PIECE:
+        yield width // _PIECE
 
 
 def _tiling(
@@ -121,6 +133,7 @@ def _tiling(
     groups: int,
     widths: tuple[int, int],
     depth: int,
+    pieces: int,
 ) -> BoxTiling | None:
     """The tiling with as many stages as shared memory holds; ``None`` if that isn't two."""
     width, rest = widths
@@ -151,7 +164,8 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
-    stages = min((_SHARED - _GROUP_ROWS * groups * (width + rest) * _ITEM) // each, _MOST_STAGES)
+    leaving = _GROUP_ROWS * groups * (width + rest) if pieces == 1 else _GROUP_ROWS * groups * 2 * width // pieces
+    stages = min((_SHARED - leaving * _ITEM) // each, _MOST_STAGES)
     if stages < 2:
         return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
@@ -164,6 +178,8 @@ def _tiling(
         width,
         depth,
         stages,
+        swath=16 if width >= 2 * _GROUP_ROWS * groups else 8,
+        pieces=pieces,
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
