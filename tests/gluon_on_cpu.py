@@ -265,7 +265,7 @@ def _stand_ins(program: int, programs: int) -> dict[str, Any]:
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
         sqrt=tensors(np.sqrt), to_tensor=_tensor,
-        fma=tensors(lambda a, b, c: a * b + c),
+        fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]),
         BlockedLayout=_nothing, SwizzledSharedLayout=_nothing,
         DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
     )  # fmt: skip

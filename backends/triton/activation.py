@@ -107,7 +107,7 @@ def _tail(x, f: tl.constexpr):
 
     The distribution's logarithm is nearly a parabola: here it is a polynomial, fitted to the error from 0 to 5.5, where
     the distribution is 2e-8. Up to there it is at most 2.9e-5 off, relative to itself, or 2.8e-4 where results are
-    bfloat16; beyond, it goes on falling, to 0 for either type. That has a third as many steps as ``erf``, and no division.
+    bfloat16; beyond, it goes on falling. That has a third as many steps as ``erf``, and no division.
     """
     z = tl.minimum(tl.abs(x), 16.0)
     if field(f, "digits") > 8:

@@ -14,8 +14,8 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.steps import Epilogue
 
 __all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "SHORT", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of", "tile_of",
-    "tiles_of",
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "SHORT", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of",
+    "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -78,8 +78,8 @@ class BoxTiling:
         depth: contracted extent of a step.
         stages: steps that shared memory holds.
         swath: tiles of rows that are worked on together, for the L2 cache.
-        pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through memory for
-            two of them. Else they leave at once.
+        pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
+            memory for two of them; 1 if all leave at once.
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
