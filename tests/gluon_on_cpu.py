@@ -48,6 +48,9 @@ class _Tensor(np.ndarray):
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
 
+    def permute(self, axes: Sequence[int]) -> _Tensor:
+        return _tensor(np.asarray(self).transpose(axes))
+
     def __array_wrap__(self, array: Any, *_: Any) -> _Tensor:  # type: ignore[override]
         return _tensor(array)
 
