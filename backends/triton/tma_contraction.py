@@ -120,7 +120,7 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
         if field(tiling, "pieces") > 1:
-            finish_in_pieces(product, out, results[0], batch, row, column, group, tiling)
+            finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
         else:
             if meanwhile:
                 if waiting >= 0:

@@ -55,12 +55,15 @@ def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.conste
 @gluon.jit
 def beginning(bias, place, tiling: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
     """What the products of a warp group's rows are added to: the bias, if there is one."""
-    found = gl.zeros([64, width], gl.float32, layout=layout)
     if has_bias(tiling):
+        # The compiler knows that a product with 1 is a copy; of a sum with 0, it has to think of -0.
+        found = gl.full([64, width], 1.0, gl.float32, layout=layout)
         if _bias_has_rows(tiling):
-            found += _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))[:, None]
+            found *= _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))[:, None]
         else:
-            found += _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))[None, :]
+            found *= _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))[None, :]
+    else:
+        found = gl.zeros([64, width], gl.float32, layout=layout)
     return found
 
 
@@ -116,21 +119,31 @@ def _in_pieces(x, count: gl.constexpr):
 
 
 @gluon.jit
-def finish_in_pieces(product, out, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
+def _leave(piece, array, place, box, columns: gl.constexpr, view: gl.constexpr):
+    """Have a piece written through one of two boxes in shared memory."""
+    # What the box had before has been read when at most the other one is still on its way.
+    tma.store_wait(1)
+    barrier()
+    flat_box(box, 64, columns, field(view, "turned")).store(piece)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, place, box)
+
+
+@gluon.jit
+def finish_in_pieces(product, arrays, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
     """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
+    out, before, _, _ = arrays
     pieces: gl.constexpr = field(tiling, "pieces")
     columns: gl.constexpr = field(tiling, "width") // pieces
     view: gl.constexpr = field(tiling, "out_piece")
+    keeps: gl.constexpr = field(field(tiling, "epilogue"), "keeps")
     found = _in_pieces(product, pieces)
     for at in gl.static_range(pieces):
-        box = c.index(2 * group + at % 2)
+        place = place_of(view, batch, row, column, 0, group, at * columns)
+        if keeps:
+            _leave(found[at].to(out.dtype), before, place, c.index(2 * group), columns, view)
         piece = activated(found[at], field(tiling, "epilogue"), out.dtype).to(out.dtype)
-        # What the box had before has been read when at most the other one is still on its way.
-        tma.store_wait(1)
-        barrier()
-        flat_box(box, 64, columns, field(view, "turned")).store(piece)
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out, place_of(view, batch, row, column, 0, group, at * columns), box)
+        _leave(piece, out, place, c.index(2 * group + (1 if keeps else at % 2)), columns, view)
 
 
 _PIECE = gl.constexpr(64 * 32)

@@ -119,10 +119,11 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTi
 
 
 def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
-    """In how many pieces a tile may leave: where an activation takes time, each way is faster for some."""
+    """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
     yield 1
     then = problem.epilogue
-    if then is not None and then.activation not in SHORT and not then.keeps and not rest and width > _PIECE:
+    takes_time = then is not None and (then.keeps or then.activation not in SHORT)
+    if takes_time and not rest and width > _PIECE:
         yield width // _PIECE
 
 
