@@ -28,6 +28,7 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_epilogue import (
     activate_meanwhile,
     beginning,
+    bias_of,
     finish_in_pieces,
     hand_over,
     last_meanwhile,
@@ -83,21 +84,17 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     rest: gl.constexpr = field(tiling, "rest")
     left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest if rest > 0 else 16, 16])
+    further_width: gl.constexpr = rest if rest > 0 else 16
     meanwhile: gl.constexpr = field(tiling, "meanwhile")
     steps: gl.constexpr = tiles_of(tiling, 3)
     count = 0
     waiting = -1
+    added = bias_of(bias, gl.program_id(0), group, 0, width, tiling)
+    added_further = bias_of(bias, gl.program_id(0), group, width, further_width, tiling)
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
-        place = place_of(field(tiling, "out"), batch, row, column, 0, group, 0)
-        product = beginning(bias, place, tiling, width, layout)
-        if rest > 0:
-            place = place_of(field(tiling, "out_rest"), batch, row, column, 0, group, width)
-            further = beginning(bias, place, tiling, rest, rest_layout)
-        else:
-            further = gl.zeros([64, 16], gl.float32, layout=rest_layout)
+        product = beginning(added, width, tiling)
+        further = beginning(added_further, further_width, tiling)
         for step in range(steps):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
@@ -119,6 +116,10 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
+        # It is on its way while this tile ends.
+        following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
+        added = bias_of(bias, following, group, 0, width, tiling)
+        added_further = bias_of(bias, following, group, width, further_width, tiling)
         if field(tiling, "pieces") > 1:
             finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
         else:

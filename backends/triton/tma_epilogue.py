@@ -21,7 +21,15 @@ from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, tile_of
 
-__all__ = ["activate_meanwhile", "beginning", "finish_in_pieces", "hand_over", "last_meanwhile", "put"]
+__all__ = [
+    "activate_meanwhile",
+    "beginning",
+    "bias_of",
+    "finish_in_pieces",
+    "hand_over",
+    "last_meanwhile",
+    "put",
+]
 
 
 @gluon.constexpr_function
@@ -41,6 +49,12 @@ def _bias_has_rows(tiling):
     return tiling.bias[_run(tiling, ROWS)] != 0
 
 
+@gluon.constexpr_function
+def product_layout(width):
+    """Which threads of a warp group have which elements of a product of 64 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
 @gluon.jit
 def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.constexpr, layout: gl.constexpr):
     """So many elements of the bias along axis ``run`` of the result, from a place in it on."""
@@ -49,22 +63,39 @@ def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.conste
             bias += place[at] * _bias_stride(tiling, at)
     along = gl.arange(0, count, layout=layout)
     exists = place[run] + along < field(dim_of(field(tiling, "out"), run), "size")
-    return gl.load(bias + along * _bias_stride(tiling, run), mask=exists, other=0).to(gl.float32)
+    return gl.load(bias + along * _bias_stride(tiling, run), mask=exists, other=0)
 
 
 @gluon.jit
-def beginning(bias, place, tiling: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
-    """What the products of a warp group's rows are added to: the bias, if there is one."""
+def bias_of(bias, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr):
+    """The bias of a warp group's rows of a tile, of so many columns from one of its columns on, if there is any."""
+    layout: gl.constexpr = product_layout(width)
+    if has_bias(tiling):
+        batch, row, column = tile_of(number, tiling)
+        place = place_of(field(tiling, "out"), batch, row, column, 0, group, columns_on)
+        if _bias_has_rows(tiling):
+            found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))
+        else:
+            found = _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))
+    else:
+        found = 0
+    return found
+
+
+@gluon.jit
+def beginning(found, width: gl.constexpr, tiling: gl.constexpr):
+    """What the products of a warp group's rows are added to: its bias, if there is one."""
+    layout: gl.constexpr = product_layout(width)
     if has_bias(tiling):
         # The compiler knows that a product with 1 is a copy; of a sum with 0, it has to think of -0.
-        found = gl.full([64, width], 1.0, gl.float32, layout=layout)
+        start = gl.full([64, width], 1.0, gl.float32, layout=layout)
         if _bias_has_rows(tiling):
-            found *= _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))[:, None]
+            start *= found.to(gl.float32)[:, None]
         else:
-            found *= _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))[None, :]
+            start *= found.to(gl.float32)[None, :]
     else:
-        found = gl.zeros([64, width], gl.float32, layout=layout)
-    return found
+        start = gl.zeros([64, width], gl.float32, layout=layout)
+    return start
 
 
 @gluon.jit
@@ -101,7 +132,7 @@ def _doublings(count):
 def _halves(x):
     """The left and the right columns of a product, which are in different registers."""
     columns: gl.constexpr = x.shape[1] // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+    layout: gl.constexpr = product_layout(columns)
     left, right = gl.split(x.reshape([64, 2, columns]).permute((0, 2, 1)))
     return gl.convert_layout(left, layout), gl.convert_layout(right, layout)
 

@@ -14,13 +14,13 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.steps import Epilogue
 
 __all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "SHORT", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of",
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "place_of",
     "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
-SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
+_SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
 """Activations of a few instructions, which are applied at once."""
 
 
@@ -119,13 +119,8 @@ class BoxTiling:
 
     @property
     def meanwhile(self) -> bool:
-        """Whether the activation is applied to the rounded sums, while the next tile is multiplied.
-
-        So it is, unless they leave in pieces, where it takes time, or where there are two results.
-        """
-        if self.epilogue is None or self.pieces > 1:
-            return False
-        return self.epilogue.keeps or self.epilogue.activation not in SHORT
+        """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
+        return self.pieces == 1 and ends_late(self.epilogue)
 
     @property
     def out_piece(self) -> View:
@@ -150,6 +145,11 @@ class BoxTiling:
     @property
     def total(self) -> int:
         return prod(self.tiles[:3])
+
+
+def ends_late(epilogue: Epilogue | None) -> bool:
+    """Whether what is done to sums takes so long that there is more than one way to do it."""
+    return epilogue is not None and (epilogue.keeps or epilogue.activation not in _SHORT)
 
 
 def _narrowed(view: View, columns: int) -> View:

@@ -9,7 +9,7 @@ from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
-from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, SHORT, BoxTiling, Dim, View
+from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View, ends_late
 from einops_fast.cost import Ceilings
 
 __all__ = ["box_tilings"]
@@ -121,9 +121,7 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTi
 def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
     """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
     yield 1
-    then = problem.epilogue
-    takes_time = then is not None and (then.keeps or then.activation not in SHORT)
-    if takes_time and not rest and width > _PIECE:
+    if ends_late(problem.epilogue) and not rest and width > _PIECE:
         yield width // _PIECE
 
 
