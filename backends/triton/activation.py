@@ -128,7 +128,7 @@ def _tail(x, f: tl.constexpr):
 def _activated_few_digits(x, f: tl.constexpr):
     """Activations whose result is rounded to few digits, in as few instructions as will do.
 
-    Beside a matrix product, each takes a cycle from the tensor cores, wherever it is put.
+    At the end of a matrix product, each costs about a cycle of the tensor cores' time, wherever it is put.
     """
     kind: tl.constexpr = field(f, "kind")
     if kind == "gelu":

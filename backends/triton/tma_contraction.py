@@ -84,17 +84,16 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     rest: gl.constexpr = field(tiling, "rest")
     left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
-    further_width: gl.constexpr = rest if rest > 0 else 16
     meanwhile: gl.constexpr = field(tiling, "meanwhile")
     steps: gl.constexpr = tiles_of(tiling, 3)
     count = 0
     waiting = -1
     added = bias_of(bias, gl.program_id(0), group, 0, width, tiling)
-    added_further = bias_of(bias, gl.program_id(0), group, width, further_width, tiling)
+    added_further = bias_of(bias, gl.program_id(0), group, width, rest, tiling)
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
         product = beginning(added, width, tiling)
-        further = beginning(added_further, further_width, tiling)
+        further = beginning(added_further, rest, tiling)
         for step in range(steps):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
@@ -116,10 +115,10 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
-        # It is on its way while this tile ends.
+        # The next tile's bias is on its way while this one ends.
         following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
         added = bias_of(bias, following, group, 0, width, tiling)
-        added_further = bias_of(bias, following, group, width, further_width, tiling)
+        added_further = bias_of(bias, following, group, width, rest, tiling)
         if field(tiling, "pieces") > 1:
             finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
         else:
@@ -161,8 +160,7 @@ def box_kernel(
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
     b = gl.allocate_shared_memory(dtype, [stages] + right.block_type.shape, right.layout)
-    boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
-    c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
+    c = gl.allocate_shared_memory(dtype, [groups * field(tiling, "boxes")] + out.block_type.shape, out.layout)
     if rest > 0:
         b_rest = gl.allocate_shared_memory(dtype, [stages] + right_rest.block_type.shape, right_rest.layout)
         c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)

@@ -1,8 +1,9 @@
 """What Hopper's contraction kernel does to its sums: bias and activation, and how they leave.
 
-Activations of many instructions wait in shared memory, as rounded sums. Piece by piece, the warps that have multiplied
-them work on them while the tensor cores are busy with the next tile. The instructions for a piece are few, and are
-gone through often: where those for a whole tile were written out, fetching them took longer than what they do.
+What takes time is done in one of two ways. In pieces: sums are activated in registers, and leave by columns. Or
+meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on them while the tensor cores
+are busy with the next tile. An instruction for each element costs about a cycle of the tensor cores' time, either way,
+as measured on an H200; warps of their own for activations did no better.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -11,10 +12,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated, has_bias
@@ -69,14 +67,13 @@ def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.conste
 @gluon.jit
 def bias_of(bias, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr):
     """The bias of a warp group's rows of a tile, of so many columns from one of its columns on, if there is any."""
-    layout: gl.constexpr = product_layout(width)
-    if has_bias(tiling):
+    if has_bias(tiling) and width > 0:
         batch, row, column = tile_of(number, tiling)
         place = place_of(field(tiling, "out"), batch, row, column, 0, group, columns_on)
         if _bias_has_rows(tiling):
-            found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))
+            found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, product_layout(width)))
         else:
-            found = _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))
+            found = _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, product_layout(width)))
     else:
         found = 0
     return found
@@ -84,17 +81,17 @@ def bias_of(bias, number, group: gl.constexpr, columns_on: gl.constexpr, width: 
 
 @gluon.jit
 def beginning(found, width: gl.constexpr, tiling: gl.constexpr):
-    """What the products of a warp group's rows are added to: its bias, if there is one."""
-    layout: gl.constexpr = product_layout(width)
-    if has_bias(tiling):
+    """What the products of a warp group's rows are added to: their bias, if there is one; something, of no columns."""
+    columns: gl.constexpr = width if width > 0 else 16
+    if has_bias(tiling) and width > 0:
         # The compiler knows that a product with 1 is a copy; of a sum with 0, it has to think of -0.
-        start = gl.full([64, width], 1.0, gl.float32, layout=layout)
+        start = gl.full([64, columns], 1.0, gl.float32, layout=product_layout(columns))
         if _bias_has_rows(tiling):
             start *= found.to(gl.float32)[:, None]
         else:
             start *= found.to(gl.float32)[None, :]
     else:
-        start = gl.zeros([64, width], gl.float32, layout=layout)
+        start = gl.zeros([64, columns], gl.float32, layout=product_layout(columns))
     return start
 
 
@@ -123,11 +120,6 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(group))
 
 
-@gluon.constexpr_function
-def _doublings(count):
-    return count.bit_length() - 1
-
-
 @gluon.jit
 def _halves(x):
     """The left and the right columns of a product, which are in different registers."""
@@ -141,7 +133,7 @@ def _halves(x):
 def _in_pieces(x, count: gl.constexpr):
     """A product by columns."""
     found = (x,)
-    for _ in gl.static_range(_doublings(count)):
+    for _ in gl.static_range(count.bit_length() - 1):
         wide = found
         found = ()
         for at in gl.static_range(len(wide)):
@@ -150,12 +142,15 @@ def _in_pieces(x, count: gl.constexpr):
 
 
 @gluon.jit
-def _leave(piece, array, place, box, columns: gl.constexpr, view: gl.constexpr):
-    """Have a piece written through one of two boxes in shared memory."""
-    # What the box had before has been read when at most the other one is still on its way.
-    tma.store_wait(1)
+def _leave(piece, array, place, c, turn: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr):
+    """Have a piece written through one of a warp group's boxes in shared memory, which take turns."""
+    boxes: gl.constexpr = field(tiling, "boxes")
+    view: gl.constexpr = field(tiling, "out_piece")
+    box = c.index(group * boxes + turn % boxes)
+    # What the box had before has been read when at most the others are still on their way.
+    tma.store_wait(boxes - 1)
     barrier()
-    flat_box(box, 64, columns, field(view, "turned")).store(piece)
+    flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
     fence_async_shared()
     tma.async_copy_shared_to_global(array, place, box)
 
@@ -165,16 +160,15 @@ def finish_in_pieces(product, arrays, c, batch, row, column, group: gl.constexpr
     """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
     out, before, _, _ = arrays
     pieces: gl.constexpr = field(tiling, "pieces")
-    columns: gl.constexpr = field(tiling, "width") // pieces
     view: gl.constexpr = field(tiling, "out_piece")
     keeps: gl.constexpr = field(field(tiling, "epilogue"), "keeps")
     found = _in_pieces(product, pieces)
     for at in gl.static_range(pieces):
-        place = place_of(view, batch, row, column, 0, group, at * columns)
+        place = place_of(view, batch, row, column, 0, group, at * found[at].shape[1])
         if keeps:
-            _leave(found[at].to(out.dtype), before, place, c.index(2 * group), columns, view)
+            _leave(found[at].to(out.dtype), before, place, c, 2 * at, group, tiling)
         piece = activated(found[at], field(tiling, "epilogue"), out.dtype).to(out.dtype)
-        _leave(piece, out, place, c.index(2 * group + (1 if keeps else at % 2)), columns, view)
+        _leave(piece, out, place, c, 2 * at + 1 if keeps else at, group, tiling)
 
 
 _PIECE = gl.constexpr(64 * 32)

@@ -163,8 +163,9 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
-    leaving = _GROUP_ROWS * groups * (width + rest) if pieces == 1 else _GROUP_ROWS * groups * 2 * width // pieces
-    stages = min((_SHARED - leaving * _ITEM) // each, _MOST_STAGES)
+    boxes = 1 if pieces == 1 else 2
+    leaving = _GROUP_ROWS * groups * (width // pieces * boxes + rest) * _ITEM
+    stages = min((_SHARED - leaving) // each, _MOST_STAGES)
     if stages < 2:
         return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
@@ -179,6 +180,7 @@ def _tiling(
         stages,
         swath=16 if width >= 2 * _GROUP_ROWS * groups else 8,
         pieces=pieces,
+        boxes=boxes,
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
