@@ -143,12 +143,11 @@ def _in_pieces(x, count: gl.constexpr):
 
 @gluon.jit
 def _leave(piece, array, place, c, turn: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr):
-    """Have a piece written through one of a warp group's boxes in shared memory, which take turns."""
-    boxes: gl.constexpr = field(tiling, "boxes")
+    """Have a piece written through one of a warp group's two boxes in shared memory, which take turns."""
     view: gl.constexpr = field(tiling, "out_piece")
-    box = c.index(group * boxes + turn % boxes)
-    # What the box had before has been read when at most the others are still on their way.
-    tma.store_wait(boxes - 1)
+    box = c.index(2 * group + turn % 2)
+    # What the box had before has been read when at most the other one is still on its way.
+    tma.store_wait(1)
     barrier()
     flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
     fence_async_shared()

@@ -95,7 +95,6 @@ class BoxTiling:
     stages: int
     swath: int = 8
     pieces: int = 1
-    boxes: int = 1
     rest: int = 0
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()

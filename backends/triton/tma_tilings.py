@@ -163,8 +163,8 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
-    boxes = 1 if pieces == 1 else 2
-    leaving = _GROUP_ROWS * groups * (width // pieces * boxes + rest) * _ITEM
+    held = width + rest if pieces == 1 else 2 * width // pieces
+    leaving = _GROUP_ROWS * groups * held * _ITEM
     stages = min((_SHARED - leaving) // each, _MOST_STAGES)
     if stages < 2:
         return None
@@ -180,7 +180,6 @@ def _tiling(
         stages,
         swath=16 if width >= 2 * _GROUP_ROWS * groups else 8,
         pieces=pieces,
-        boxes=boxes,
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
