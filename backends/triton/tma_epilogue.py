@@ -1,9 +1,9 @@
 """What Hopper's contraction kernel does to its sums: bias and activation, and how they leave.
 
 What takes time is done in one of two ways. In pieces: sums are activated in registers, and leave by columns. Or
-meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on them while the tensor cores
-are busy with the next tile. An instruction for each element costs about a cycle of the tensor cores' time, either way,
-as measured on an H200; warps of their own for activations did no better.
+meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on them while the tensor
+cores are busy with the next tile. Either way, an instruction for each element costs about a cycle of the tensor cores'
+time, as measured on an H200; activations by warps of their own took longer.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
