@@ -79,7 +79,7 @@ CASES = [
 
 FINISHED = [
     "abk,nk->abn 8x512x1024 4096x1024 then relu",  # applied by those who multiply
-    "ak,nk->an 512x1024 4096x1024 then gelu keeps",  # by warps of its own; the bias is along rows
+    "ak,nk->an 512x1024 4096x1024 then gelu keeps",  # beside the next tile, and in pieces; the bias is along rows
     "ak,nk->an 4096x1024 4096x1024 then gelu keeps",  # the bias along columns
     "ak,nk->an 4096x64 288x64 then silu",  # columns in two parts
 ]
