@@ -85,8 +85,6 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
     meanwhile: gl.constexpr = field(tiling, "meanwhile")
-    # Two results leave in pieces: there are no registers for a bias as well.
-    crowded: gl.constexpr = field(tiling, "pieces") > 1 and field(epilogue, "keeps")
     steps: gl.constexpr = tiles_of(tiling, 3)
     count = 0
     waiting = -1
@@ -117,11 +115,10 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
+        # The next tile's bias is on its way while this one ends.
         following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
-        if not crowded:
-            # The next tile's bias is on its way while this one ends.
-            added = bias_of(bias, following, group, 0, width, tiling)
-            added_further = bias_of(bias, following, group, width, rest, tiling)
+        added = bias_of(bias, following, group, 0, width, tiling)
+        added_further = bias_of(bias, following, group, width, rest, tiling)
         if field(tiling, "pieces") > 1:
             finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
         else:
@@ -142,8 +139,6 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
                 hand_over((out, out_rest), results, batch, row, column, group, tiling)
             elif field(epilogue, "keeps"):
                 hand_over((before, before_rest), results, batch, row, column, group, tiling)
-        if crowded:
-            added = bias_of(bias, following, group, 0, width, tiling)
     if meanwhile:
         for step in range(last_meanwhile(tiling) + 1):
             activate_meanwhile(step, waiting, arrays, results, group, tiling)
