@@ -60,7 +60,7 @@ for case in cases:
             way.compile()
             print(equation, way.name)
             if way in boxes:
-                # Two results in pieces, with the next bias on its way, take some registers too many, once for each tile.
+                # Two results in pieces, with the next bias on its way, take some registers too many, once a tile.
                 some = 40 if way.tiling.pieces > 1 and way.tiling.epilogue.keeps else 0
                 spilled = get_sass(way._kernel.compile().asm["cubin"]).count("STL")
                 assert spilled <= some, (way.name, spilled)

@@ -28,6 +28,9 @@ _SHARED = 225 << 10
 
 _MOST_STAGES = 6
 
+_WIDE = 2 * 256
+"""Columns of all warp groups from which on swaths of 16 tiles of rows were faster than of 8."""
+
 _PIECE = 64
 """Columns that leave together, where not all do."""
 
@@ -178,7 +181,7 @@ def _tiling(
         width,
         depth,
         stages,
-        swath=16 if width >= 2 * _GROUP_ROWS * groups else 8,
+        swath=16 if groups * width >= _WIDE else 8,
         pieces=pieces,
         rest=rest,
         epilogue=problem.epilogue,
