@@ -1,10 +1,10 @@
 """Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
 
-The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's attention
-kernels, each warp group and the copying warp is a thread; barriers, phases and announced bytes are those of the
-hardware, so that a wrong count is a deadlock here, too. Of the kernels with rings, what is copied to holds NaN until
-the copy is waited for. Of those for clusters, a program is a whole cluster. What is not here: layouts, registers,
-alignment, and that reading and writing take time.
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels, those
+of attention and the one that contracts boxes, each warp group and the copying warp is a thread; barriers, phases and
+announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of kernels with rings, what is
+copied to holds NaN until the copy is waited for. Of those for clusters, a program is a whole cluster. What is not here:
+layouts, registers, alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from unittest import mock
 import numpy as np
 import torch
 
-from einops_fast.backends.triton import cluster_tilings, fma_contraction, ring_tilings
+from einops_fast.backends.triton import candidates, cluster_tilings, fma_contraction, ring_tilings
 from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.tma_launch import BoxKernel
 
-__all__ = ["by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
+__all__ = ["boxes_on_cpu", "by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
 
 _DEVICE_CODE = (
+    ".activation",
     ".attention.hopper",
     ".attention.loading",
     ".triton.cluster_",
+    ".triton.epilogue",
     ".triton.indexing",
     ".triton.norm",
     ".triton.ring_",
     ".triton.row_",
     ".triton.softmax",
+    ".triton.tma_",
 )
 """Modules whose functions are executed: others are replaced by stand-ins."""
 
@@ -55,6 +59,9 @@ class _Tensor(np.ndarray):
     @property
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
+
+    def permute(self, axes: Sequence[int]) -> _Tensor:
+        return _tensor(np.asarray(self).transpose(axes))
 
     def __array_wrap__(self, array: Any, *_: Any) -> _Tensor:  # type: ignore[override]
         return _tensor(array)
@@ -130,6 +137,12 @@ class _Buffers(_Shared):
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         super().__init__(np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 1, dtype))
         self.type = SimpleNamespace(shape=list(shape))
+        self.dtype = dtype
+
+    def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> _Buffers:
+        other = _Buffers([0], dtype)
+        other.array = self.array.reshape(shape)
+        return other
 
     def index(self, at: Any) -> _Shared:
         assert 0 <= int(at) < len(self.array)
@@ -319,16 +332,21 @@ def _stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         umulhi=_high_product, mul=_low_product, add=_low_sum,
         atomic_add=_added, permute=lambda value, axes: _tensor(np.asarray(value).transpose(axes)),
         associative_scan=lambda value, axis, add: _tensor(np.cumsum(value, axis)),
-        fma=tensors(lambda a, b, c: a * b + c),
+        fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]),
         BlockedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
-        NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing),
+        SwizzledSharedLayout=_nothing, NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing),
     )  # fmt: skip
+    tl = SimpleNamespace(**vars(gl))
+    tl.full = lambda shape, value, dtype: _tensor(np.full(shape, value, dtype))
+    tl.maximum = lambda x, y, propagate_nan=None: gl.maximum(x, y)
+    tl.abs, tl.PropagateNan = tensors(np.abs), SimpleNamespace(ALL=None)
+    interpreted = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
     copies = _Copies()
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
     return {
         "gl": gl,
-        "tl": SimpleNamespace(**vars(gl) | {"full": lambda shape, value, dtype: _tensor(np.full(shape, value, dtype))}),
-        "triton": functions,
+        "tl": tl,
+        "triton": SimpleNamespace(**vars(functions), knobs=interpreted),
         "async_copy": SimpleNamespace(
             async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
         ),
@@ -339,7 +357,7 @@ def _stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         "mbarrier": SimpleNamespace(
             init=_Barrier.init,
             expect=lambda barrier, size: barrier.add(1, int(size)),
-            arrive=lambda barrier: barrier.add(1),
+            arrive=lambda barrier, pred=True: barrier.add(1) if pred else None,
             wait=_Barrier.wait,
             MBarrierLayout=lambda: "barriers",
         ),
@@ -447,6 +465,38 @@ def by_threads_on_cpu(tiling: Any, left: torch.Tensor, right: torch.Tensor, out:
             stand_ins = {**vars(fma_contraction), **_stand_ins(program, programs, part)}
             names = _executed(fma_contraction.__name__, stand_ins, {})
             names["fma_kernel"](*given, tiling, np.float32, False)
+
+
+@contextmanager
+def boxes_on_cpu(programs: int) -> Iterator[None]:
+    """Have contraction kernels with boxes chosen, and executed here by so many programs."""
+
+    def execute(
+        self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
+    ) -> None:
+        tiling = self.tiling
+        views = [tiling.left, tiling.right, tiling.out_piece, tiling.out_piece]
+        views += [tiling.right_rest, tiling.out_rest, tiling.out_rest]
+        arrays = [_flat(each) for each in (*operands, out, before, operands[1], out, before)]
+        given = [
+            _Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)
+            for array, view in zip(arrays, views, strict=True)
+        ]
+        for program in range(min(programs, tiling.total)):
+            stand_ins, done = _stand_ins(program, min(programs, tiling.total)), {}
+            _executed("einops_fast.backends.triton.epilogue", stand_ins, done)["_features"] = _features
+            names = _executed("einops_fast.backends.triton.tma_contraction", stand_ins, done)
+            names["box_kernel"](*given, None if bias is None else _Pointer(_flat(bias)), tiling)
+
+    with (
+        mock.patch.object(BoxKernel, "launch", execute),
+        mock.patch.object(candidates, "copies_boxes", return_value=True),
+    ):
+        yield
+
+
+def _features(epilogue: Any, dtype: Any) -> Any:
+    return SimpleNamespace(kind=epilogue.activation, digits=11 if dtype.itemsize == 2 else 24)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The contraction kernel that has boxes copied by the hardware. It isn't interpreted: it runs on Hopper only."""
+"""The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from test_kernels import DEVICE, MEMORY, ON, check, fused_step  # noqa: E402
 
+from einops_fast.backends.triton import candidates  # noqa: E402
 from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import contraction  # noqa: E402
 from einops_fast.backends.triton.problems import problem  # noqa: E402
@@ -48,6 +50,19 @@ def test_boxes(equation: str, left: tuple[int, ...], right: tuple[int, ...], dty
     found = boxes(equation, operands)
     assert found
     check(equation, operands, found)
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_boxes_on_a_cpu(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tiling, with several tiles for each program."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    operands = [torch.randn(shape).half() for shape in (left, right)]
+    with boxes_on_cpu(2):
+        found = boxes(equation, operands)
+        assert found
+        check(equation, operands, found)
 
 
 @on_hopper

@@ -58,6 +58,27 @@ def test_nan_and_infinity_as_torch(activation: str) -> None:
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_every_number_of_few_digits(activation: str, dtype: str) -> None:
+    """Each result is one of the two nearest that there are; far out, where they are next to nothing, nearly."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(getattr(torch, dtype)).to(DEVICE)
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, activation)
+    assert bool(found[x.isnan()].isnan().all())
+    assert float(found[x == torch.inf]) == torch.inf
+    # torch says NaN; gelu is the limit.
+    assert float(found[x == -torch.inf].nan_to_num()) == 0.0
+    x, found = x[x.isfinite()].double(), found[x.isfinite()].double()
+    expected = x * torch.special.log_ndtr(x).exp() if activation == "gelu" else activation_by_torch(x, None, activation)
+    kind = torch.finfo(getattr(torch, dtype))
+    step = (2.0 ** expected.abs().log2().floor() * kind.eps).clamp_min(kind.tiny * kind.eps)
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    most, next_to_nothing = (1.15 if DEVICE == "cpu" else 0.65, 1e-9) if dtype == "bfloat16" else (0.65, 0.0)
+    within = (found - expected).abs() <= most * step + next_to_nothing
+    assert bool((within | (found == expected)).all())
+
+
 def test_dropout() -> None:
     x = leaf(laid_out(randn(40, 21) + 9, "reversed"))
     with kernels():

@@ -11,6 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
 from test_kernels import MEMORY, ON, fused_step  # noqa: E402
 
@@ -18,6 +19,7 @@ from einops_fast import ops  # noqa: E402
 from einops_fast.backends import torch as engine  # noqa: E402
 from einops_fast.backends import torch_linear  # noqa: E402
 from einops_fast.backends.torch_activation import activation_by_torch  # noqa: E402
+from einops_fast.backends.triton import candidates  # noqa: E402
 from einops_fast.backends.triton import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.candidates import BoxCandidate, Candidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
@@ -107,7 +109,7 @@ def test_no_part_of_a_sum_is_activated() -> None:
 
 def test_boxes_have_epilogues() -> None:
     tensors = [torch.empty(size, dtype=torch.float16) for size in ((512, 64), (1024, 64), (1024,))]
-    for activation, keeps, apart in (("relu", False, False), ("gelu", False, True), ("none", True, True)):
+    for activation, keeps, meanwhile in (("relu", False, False), ("gelu", False, True), ("none", True, True)):
         step = finished_step(tensors, activation, keeps)
         of = problem(step, contiguous_strides(step.shape))
         found = box_tilings(of, 2, ON)
@@ -115,8 +117,34 @@ def test_boxes_have_epilogues() -> None:
         for _, tiling in found:
             assert tiling.epilogue == step.epilogue
             assert tiling.bias == (0, 1)
-            assert tiling.apart == apart
+            assert tiling.meanwhile == (meanwhile and tiling.pieces == 1)
             assert [dim.box for dim in tiling.out_rest.dims] == [64, tiling.rest or tiling.width]
+
+
+@pytest.mark.parametrize(
+    ("activation", "keeps", "sizes", "biased"),
+    [
+        ("gelu", False, (264, 600, 840), True),  # all of a tile's activation beside the next one's products
+        ("gelu", True, (300, 296, 72), True),  # hardly any of it; columns in two parts
+        ("silu", True, (400, 584, 520), True),
+        ("gelu_tanh", False, (264, 520, 264), False),
+        ("star_relu", False, (520, 264, 264), True),
+        ("none", True, (600, 304, 328), False),
+    ],
+)
+def test_boxes_on_a_cpu(
+    activation: str, keeps: bool, sizes: tuple[int, int, int], biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tiling, with several tiles for each program, which follow each other there as on a GPU."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    rows, columns, depth = sizes
+    tensors = [torch.randn(rows, depth), torch.randn(columns, depth) / 8, torch.randn(columns)]
+    tensors = [each.half() for each in tensors[: 2 + biased]]
+    with boxes_on_cpu(2):
+        found = kernel_candidates(finished_step(tensors, activation, keeps), "float16", ON)
+        found = [way for way in found if isinstance(way, BoxCandidate)]
+        assert len({(way.tiling.groups, way.tiling.width, way.tiling.rest) for way in found}) > 5
+        check(found, tensors, activation, keeps)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class ActivationFeatures:
         kind: of the activation.
         dropout: elements of the result are dropped.
         fours: four columns each are drawn together.
-        half: results have few digits, so that the normal distribution needn't have many.
+        digits: binary ones of a result: where they're few, some activations needn't have many either.
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
@@ -49,7 +49,7 @@ class ActivationFeatures:
     kind: str
     dropout: bool = False
     fours: bool = False
-    half: bool = False
+    digits: int = 24
     wide: bool = False
     double: bool = False
     drop: float = 0.0
@@ -74,6 +74,33 @@ _DENSITY = tl.constexpr(0.3989422804014327)
 """One over the root of 2 pi."""
 _TANH = tl.constexpr(1.5957691216057308)
 """Twice the root of 2 / pi."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_TANH_LOG2_E = tl.constexpr(1.5957691216057308 * 1.4426950408889634)
+
+
+if triton.knobs.runtime.interpret:
+
+    @triton.jit
+    def _exp2(x):
+        return tl.exp2(x)
+
+    @triton.jit
+    def _reciprocal(x):
+        return 1.0 / x
+
+else:  # one instruction each: Triton's own take several more, for numbers below 1e-38 and their reciprocals
+
+    @triton.jit
+    def _exp2(x):
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+    @triton.jit
+    def _reciprocal(x):
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -82,26 +109,43 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _normal(x):
-    """The normal distribution, and ``exp(-x² / 2)``.
+def _tail(x, f: tl.constexpr):
+    """The normal distribution at ``-|x|``, and ``|x|``, at most 16.
 
-    Down to -5.5, where it is 2e-8, it is 6e-5 off at most, relative to itself. The ratio of the tail to the
-    exponential, Mills' ratio (1926, https://doi.org/10.1093/biomet/18.3-4.395), is smooth: here it is a polynomial of
-    degree 9, fitted to the relative error. That has half as many steps as ``erf``, and no division.
+    The distribution's logarithm is nearly a parabola: here it is a polynomial, fitted to the error from 0 to 5.5, where
+    the distribution is 2e-8. Up to there it is at most 2.9e-5 off, relative to itself, or 2.8e-4 where results are
+    bfloat16; beyond, it goes on falling. That has a third as many steps as ``erf``, and no division.
     """
-    z = tl.minimum(tl.abs(x), 5.5)
-    e = tl.exp(-0.5 * x * x)
-    ratio = 2.55195103e-05 - 8.43056425e-07 * z
-    ratio = ratio * z - 0.000338974766
-    ratio = ratio * z + 0.00261671621
-    ratio = ratio * z - 0.0131705691
-    ratio = ratio * z + 0.0463403717
-    ratio = ratio * z - 0.120681625
-    ratio = ratio * z + 0.244878858
-    ratio = ratio * z - 0.398056194
-    ratio = ratio * z + 0.499972551
-    tail = ratio * e
-    return tl.where(x < 0, tail, 1.0 - tail), e
+    z = tl.minimum(tl.abs(x), 16.0)
+    if field(f, "digits") > 8:
+        power = 2.65318740e-05 * z - 6.67779474e-04
+        power = power * z + 7.53540732e-03
+        power = power * z - 5.21274470e-02
+        power = power * z - 4.60073888e-01
+        power = power * z - 1.15076327
+    else:
+        power = 4.98826383e-03 - 2.41196205e-04 * z
+        power = power * z - 4.52387407e-02
+        power = power * z - 4.68181193e-01
+        power = power * z - 1.14767551
+    return _exp2(power * z - 1.0), z
+
+
+@triton.jit
+def _activated_few_digits(x, f: tl.constexpr):
+    """Activations whose result is rounded to few digits, in as few instructions as will do.
+
+    At the end of a matrix product, each costs about a cycle of the tensor cores' time, wherever it is put.
+    """
+    kind: tl.constexpr = field(f, "kind")
+    if kind == "gelu":
+        tail, z = _tail(x, f)
+        found = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tail
+    elif kind == "silu":
+        found = x * _reciprocal(1.0 + _exp2(x * -_LOG2_E))
+    else:
+        found = x * _reciprocal(1.0 + _exp2(x * (-_TANH_LOG2_E - _TANH_LOG2_E * 0.044715 * (x * x))))
+    return found
 
 
 @triton.jit
@@ -114,12 +158,10 @@ def activated_tile(x, f: tl.constexpr):
         found = tl.where(x <= 0, 0.0, x)
     elif kind == "leaky_relu":
         found = tl.where(x < 0, x / 100, x)
+    elif field(f, "digits") < 24 and (kind == "gelu" or kind == "gelu_tanh" or kind == "silu"):
+        found = _activated_few_digits(x, f)
     elif kind == "gelu":
-        if field(f, "half"):
-            share, _ = _normal(x)
-            found = x * share
-        else:
-            found = x * (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5
+        found = x * (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5
     elif kind == "gelu_tanh":
         found = x * _sigmoid(x * _TANH * (1.0 + 0.044715 * x * x))
     elif kind == "squared_relu":
@@ -143,9 +185,9 @@ def _slope(x, f: tl.constexpr):
     elif kind == "leaky_relu":
         found = tl.where(x <= 0, found / 100, found)
     elif kind == "gelu":
-        if field(f, "half"):
-            share, e = _normal(x)
-            found = share + x * e * _DENSITY
+        if field(f, "digits") < 24:
+            tail, _ = _tail(x, f)
+            found = tl.where(x < 0, tail, 1.0 - tail) + x * tl.exp(-0.5 * x * x) * _DENSITY
         else:
             found = (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5 + x * tl.exp(-0.5 * x * x) * _DENSITY
     elif kind == "gelu_tanh":

@@ -23,6 +23,9 @@ from einops_fast.layout import contiguous_strides
 
 __all__ = ["activation_contest"]
 
+_DIGITS = {"float16": 11, "bfloat16": 8}
+"""Binary digits of types that have few."""
+
 Strides = tuple[int, ...]
 
 
@@ -90,7 +93,7 @@ def activation_contest(
     x, out, d_out, place = rows.strides
     double, size = dtype == "float64", ITEM_SIZES[dtype]
     features = ActivationFeatures(
-        len(rows.sizes), kind, drop > 0, in_fours(rows, place), dtype in ("float16", "bfloat16"), rows.wide, double,
+        len(rows.sizes), kind, drop > 0, in_fours(rows, place), _DIGITS.get(dtype, 24), rows.wide, double,
         drop if double else 0.0,
     )  # fmt: skip
     places, dropped = ActivationStrides(x, out, d_out, place, (along or 0,)), dropping(drop)

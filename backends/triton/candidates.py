@@ -28,7 +28,7 @@ __all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
 Run = Callable[..., Any]
 
 _BOXES_WORTH_TRYING = 3
-"""Tilings that are tried of the kernel that has boxes copied by the hardware."""
+"""Tilings that are tried of the kernel that has boxes copied by the hardware; of one with an epilogue, one more."""
 
 _COPIES_WORTH_TRYING = 3
 """Kernels that are tried on a copied operand."""
@@ -258,7 +258,7 @@ def _direct(
                 for seconds, tiling in fma_tilings(loops.turned if turned else loops, on, turned)
             ]
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
-            boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
+            boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[: _BOXES_WORTH_TRYING + (step.epilogue is not None)]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
         if order == 0 and not any(tiling.scattered for _, tiling in tilings):
             break  # the kernel stores C order as fast as any other

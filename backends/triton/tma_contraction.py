@@ -25,7 +25,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_epilogue import activate, beginning, hand_over, put
+from einops_fast.backends.triton.tma_epilogue import (
+    activate_meanwhile,
+    beginning,
+    bias_of,
+    finish_in_pieces,
+    hand_over,
+    last_meanwhile,
+    put,
+)
 from einops_fast.backends.triton.tma_tiles import flat_box, place_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
@@ -64,11 +72,10 @@ def _load(copying, tiling: gl.constexpr):
 @gluon.jit
 def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does: its rows of every tile."""
-    arrays, bias, operands, results, barriers, handing = shared
-    out, _, out_rest, _ = arrays
+    arrays, bias, operands, results, barriers = shared
+    out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
     full, empty = barriers
-    given, taken = handing
     epilogue: gl.constexpr = field(tiling, "epilogue")
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
@@ -77,19 +84,17 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     rest: gl.constexpr = field(tiling, "rest")
     left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest if rest > 0 else 16, 16])
+    meanwhile: gl.constexpr = field(tiling, "meanwhile")
+    steps: gl.constexpr = tiles_of(tiling, 3)
     count = 0
+    waiting = -1
+    added = bias_of(bias, gl.program_id(0), group, 0, width, tiling)
+    added_further = bias_of(bias, gl.program_id(0), group, width, rest, tiling)
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
-        place = place_of(field(tiling, "out"), batch, row, column, 0, group, 0)
-        product = beginning(bias, place, tiling, width, layout)
-        if rest > 0:
-            place = place_of(field(tiling, "out_rest"), batch, row, column, 0, group, width)
-            further = beginning(bias, place, tiling, rest, rest_layout)
-        else:
-            further = gl.zeros([64, 16], gl.float32, layout=rest_layout)
-        for step in range(tiles_of(tiling, 3)):
+        product = beginning(added, width, tiling)
+        further = beginning(added_further, rest, tiling)
+        for step in range(steps):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
             left = flat_box(a.index(stage * groups + group), 64, depth, left_turned)
@@ -102,27 +107,41 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
             else:
                 product = warpgroup_mma_wait(1, deps=[product])
             mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > 0)
+            if meanwhile:
+                activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, group, tiling)
             count += 1
         if rest > 0:
             product, further = warpgroup_mma_wait(0, deps=[product, further])
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
-        # What was handed over for the tile before has to be read before it's overwritten.
-        if field(tiling, "apart"):
-            mbarrier.wait(taken.index(group), number // gl.num_programs(0) & 1 ^ 1)
-            put(product, further, results, group, tiling)
-            barrier()
-            mbarrier.arrive(given.index(group))
+        # The next tile's bias is on its way while this one ends.
+        following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
+        added = bias_of(bias, following, group, 0, width, tiling)
+        added_further = bias_of(bias, following, group, width, rest, tiling)
+        if field(tiling, "pieces") > 1:
+            finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
         else:
-            if epilogue is not None:
+            if meanwhile:
+                if waiting >= 0:
+                    for step in range(steps, last_meanwhile(tiling) + 1):
+                        activate_meanwhile(step, waiting, arrays, results, group, tiling)
+                waiting = number
+            elif epilogue is not None:
                 product = activated(product, epilogue, out.dtype)
                 if rest > 0:
                     further = activated(further, epilogue, out.dtype)
+            # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
             put(product, further, results, group, tiling)
-            hand_over((out, out_rest), results, batch, row, column, group, tiling)
+            if not meanwhile:
+                hand_over((out, out_rest), results, batch, row, column, group, tiling)
+            elif field(epilogue, "keeps"):
+                hand_over((before, before_rest), results, batch, row, column, group, tiling)
+    if meanwhile:
+        for step in range(last_meanwhile(tiling) + 1):
+            activate_meanwhile(step, waiting, arrays, results, group, tiling)
     tma.store_wait(0)
 
 
@@ -141,7 +160,8 @@ def box_kernel(
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
     b = gl.allocate_shared_memory(dtype, [stages] + right.block_type.shape, right.layout)
-    c = gl.allocate_shared_memory(dtype, [groups] + out.block_type.shape, out.layout)
+    boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
+    c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
     if rest > 0:
         b_rest = gl.allocate_shared_memory(dtype, [stages] + right_rest.block_type.shape, right_rest.layout)
         c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)
@@ -157,44 +177,15 @@ def box_kernel(
     arrays = (out, before, out_rest, before_rest)
     results = (c, c_rest)
     barriers = (full, empty)
-    handing = barriers
-    if field(tiling, "apart"):
-        given = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
-        taken = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
-        for group in gl.static_range(groups):
-            mbarrier.init(given.index(group), count=1)
-            mbarrier.init(taken.index(group), count=1)
-        handing = (given, taken)
     fence_async_shared()
     barrier()
-    shared = (arrays, bias, operands, results, barriers, handing)
+    shared = (arrays, bias, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")
-    if groups > 1 and field(tiling, "apart"):
-        gl.warp_specialize(
-            [
-                (_multiply, (shared, tiling, 0)),
-                (_multiply, (shared, tiling, 1)),
-                (activate, (arrays, results, handing, tiling)),
-                (_load, (copying, tiling)),
-            ],
-            warps,
-            registers,
-        )
-    elif groups > 1:
+    if groups > 1:
         gl.warp_specialize(
             [(_multiply, (shared, tiling, 0)), (_multiply, (shared, tiling, 1)), (_load, (copying, tiling))],
-            warps,
-            registers,
-        )
-    elif field(tiling, "apart"):
-        gl.warp_specialize(
-            [
-                (_multiply, (shared, tiling, 0)),
-                (activate, (arrays, results, handing, tiling)),
-                (_load, (copying, tiling)),
-            ],
             warps,
             registers,
         )

@@ -1,7 +1,9 @@
 """What Hopper's contraction kernel does to its sums: bias and activation, and how they leave.
 
-Activations of many instructions have two warps of their own, which work on the rounded sums in shared memory while the
-other warps multiply the next tile.
+What takes time is done in one of two ways. In pieces: sums are activated in registers, and leave by columns. Or
+meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on them while the tensor
+cores are busy with the next tile. Either way, an instruction for each element costs about a cycle of the tensor cores'
+time, as measured on an H200; activations by warps of their own took longer.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -10,18 +12,22 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, tile_of
 
-__all__ = ["activate", "beginning", "hand_over", "put"]
+__all__ = [
+    "activate_meanwhile",
+    "beginning",
+    "bias_of",
+    "finish_in_pieces",
+    "hand_over",
+    "last_meanwhile",
+    "put",
+]
 
 
 @gluon.constexpr_function
@@ -41,6 +47,12 @@ def _bias_has_rows(tiling):
     return tiling.bias[_run(tiling, ROWS)] != 0
 
 
+@gluon.constexpr_function
+def product_layout(width):
+    """Which threads of a warp group have which elements of a product of 64 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
 @gluon.jit
 def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.constexpr, layout: gl.constexpr):
     """So many elements of the bias along axis ``run`` of the result, from a place in it on."""
@@ -49,19 +61,38 @@ def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.conste
             bias += place[at] * _bias_stride(tiling, at)
     along = gl.arange(0, count, layout=layout)
     exists = place[run] + along < field(dim_of(field(tiling, "out"), run), "size")
-    return gl.load(bias + along * _bias_stride(tiling, run), mask=exists, other=0).to(gl.float32)
+    return gl.load(bias + along * _bias_stride(tiling, run), mask=exists, other=0)
 
 
 @gluon.jit
-def beginning(bias, place, tiling: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
-    """What the products of a warp group's rows are added to: the bias, if there is one."""
-    found = gl.zeros([64, width], gl.float32, layout=layout)
-    if has_bias(tiling):
+def bias_of(bias, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr):
+    """The bias of a warp group's rows of a tile, of so many columns from one of its columns on, if there is any."""
+    if has_bias(tiling) and width > 0:
+        batch, row, column = tile_of(number, tiling)
+        place = place_of(field(tiling, "out"), batch, row, column, 0, group, columns_on)
         if _bias_has_rows(tiling):
-            found += _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, layout))[:, None]
+            found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, product_layout(width)))
         else:
-            found += _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, layout))[None, :]
+            found = _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, product_layout(width)))
+    else:
+        found = 0
     return found
+
+
+@gluon.jit
+def beginning(found, width: gl.constexpr, tiling: gl.constexpr):
+    """What the products of a warp group's rows are added to: their bias, if there is one; something, of no columns."""
+    columns: gl.constexpr = width if width > 0 else 16
+    if has_bias(tiling) and width > 0:
+        # The compiler knows that a product with 1 is a copy; of a sum with 0, it has to think of -0.
+        start = gl.full([64, columns], 1.0, gl.float32, layout=product_layout(columns))
+        if _bias_has_rows(tiling):
+            start *= found.to(gl.float32)[:, None]
+        else:
+            start *= found.to(gl.float32)[None, :]
+    else:
+        start = gl.zeros([64, columns], gl.float32, layout=product_layout(columns))
+    return start
 
 
 @gluon.jit
@@ -90,43 +121,106 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _activate_box(boxes, group, columns: gl.constexpr, tiling: gl.constexpr):
-    """Put the activation of a warp group's box in its place: 32 elements of a thread at a time, as they come."""
-    at_once: gl.constexpr = 64 * 32
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [2], [0])
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    count: gl.constexpr = columns * 64 // at_once
-    flat = boxes._reinterpret(boxes.dtype, [field(tiling, "groups") * count, at_once], plain)
-    for at in range(count):
-        piece = flat.index(group * count + at)
-        found = activated(piece.load(layout).to(gl.float32), field(tiling, "epilogue"), boxes.dtype)
-        piece.store(found.to(boxes.dtype))
+def _halves(x):
+    """The left and the right columns of a product, which are in different registers."""
+    columns: gl.constexpr = x.shape[1] // 2
+    layout: gl.constexpr = product_layout(columns)
+    left, right = gl.split(x.reshape([64, 2, columns]).permute((0, 2, 1)))
+    return gl.convert_layout(left, layout), gl.convert_layout(right, layout)
 
 
 @gluon.jit
-def activate(arrays, results, handing, tiling: gl.constexpr):
-    """What the warps do that apply the activation, while others multiply the next tile.
+def _in_pieces(x, count: gl.constexpr):
+    """A product by columns."""
+    found = (x,)
+    for _ in gl.static_range(count.bit_length() - 1):
+        wide = found
+        found = ()
+        for at in gl.static_range(len(wide)):
+            found = found + _halves(wide[at])
+    return found
 
-    That the others help with the last tile, when they have nothing left to multiply, was measured not to be faster.
+
+@gluon.jit
+def _leave(piece, array, place, c, turn: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr):
+    """Have a piece written through one of a warp group's two boxes in shared memory, which take turns."""
+    view: gl.constexpr = field(tiling, "out_piece")
+    box = c.index(2 * group + turn % 2)
+    # What the box had before has been read when at most the other one is still on its way.
+    tma.store_wait(1)
+    barrier()
+    flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, place, box)
+
+
+@gluon.jit
+def finish_in_pieces(product, arrays, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
+    """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
+    out, before, _, _ = arrays
+    pieces: gl.constexpr = field(tiling, "pieces")
+    view: gl.constexpr = field(tiling, "out_piece")
+    keeps: gl.constexpr = field(field(tiling, "epilogue"), "keeps")
+    found = _in_pieces(product, pieces)
+    for at in gl.static_range(pieces):
+        place = place_of(view, batch, row, column, 0, group, at * found[at].shape[1])
+        if keeps:
+            _leave(found[at].to(out.dtype), before, place, c, 2 * at, group, tiling)
+        piece = activated(found[at], field(tiling, "epilogue"), out.dtype).to(out.dtype)
+        _leave(piece, out, place, c, 2 * at + 1 if keeps else at, group, tiling)
+
+
+_PIECE = gl.constexpr(64 * 32)
+"""Sums that a warp group activates at once: 16 of a thread."""
+
+_LEAD = gl.constexpr(2)
+"""Steps of the next tile that come before the first piece."""
+
+
+@gluon.constexpr_function
+def _pieces(columns):
+    return columns // 32
+
+
+@gluon.constexpr_function
+def last_meanwhile(tiling):
+    """The step of the next tile at which a tile is written."""
+    return _LEAD + _pieces(tiling.width + tiling.rest)
+
+
+@gluon.jit
+def _activate_piece(boxes, number, count: gl.constexpr, tiling: gl.constexpr):
+    """Put the activation of piece ``number`` of so many in its place."""
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    piece = boxes._reinterpret(boxes.dtype, [count, _PIECE], plain).index(number)
+    found = activated(piece.load(layout).to(gl.float32), field(tiling, "epilogue"), boxes.dtype)
+    piece.store(found.to(boxes.dtype))
+
+
+@gluon.jit
+def activate_meanwhile(step, number, arrays, results, group: gl.constexpr, tiling: gl.constexpr):
+    """What is done at one of the steps of the next tile for tile ``number``, whose sums are in shared memory, rounded.
+
+    Where these are kept, they're on their way to memory from there at first.
     """
-    out, before, out_rest, before_rest = arrays
+    out, _, out_rest, _ = arrays
     c, c_rest = results
-    given, taken = handing
-    rest: gl.constexpr = field(tiling, "rest")
-    for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
+    groups: gl.constexpr = field(tiling, "groups")
+    pieces: gl.constexpr = _pieces(field(tiling, "width"))
+    further: gl.constexpr = _pieces(field(tiling, "rest"))
+    at = step - _LEAD
+    if (at >= 0) & (at < pieces):
+        _activate_piece(c, group * pieces + at, groups * pieces, tiling)
+    elif step == last_meanwhile(tiling):
+        fence_async_shared()
+        barrier()
         batch, row, column = tile_of(number, tiling)
-        for group in range(field(tiling, "groups")):
-            mbarrier.wait(given.index(group), number // gl.num_programs(0) & 1)
-            if field(field(tiling, "epilogue"), "keeps"):
-                hand_over((before, before_rest), results, batch, row, column, group, tiling)
-                tma.store_wait(0)
-                barrier()
-            _activate_box(c, group, field(tiling, "width"), tiling)
-            if rest > 0:
-                _activate_box(c_rest, group, rest, tiling)
-            fence_async_shared()
-            barrier()
-            hand_over((out, out_rest), results, batch, row, column, group, tiling)
+        hand_over((out, out_rest), results, batch, row, column, group, tiling)
+    elif (at >= pieces) & (at < pieces + further):
+        if further > 0:
+            _activate_piece(c_rest, group * further + at - pieces, groups * further, tiling)
+    elif step == _LEAD - 1:
+        if field(field(tiling, "epilogue"), "keeps"):
             tma.store_wait(0)
-            barrier()
-            mbarrier.arrive(taken.index(group))
+        barrier()

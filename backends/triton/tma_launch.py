@@ -75,11 +75,11 @@ class BoxKernel:
     def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
         self.tiling = tiling
         self._programs = min(tiling.total, units)
-        views = {"left": tiling.left, "right": tiling.right, "out": tiling.out}
+        views = {"left": tiling.left, "right": tiling.right, "out": tiling.out_piece}
         self._descriptors = [
             Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()
         ]
-        views |= {"before": tiling.out, "right_rest": tiling.right_rest}
+        views |= {"before": tiling.out_piece, "right_rest": tiling.right_rest}
         views |= {"out_rest": tiling.out_rest, "before_rest": tiling.out_rest}
         self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
         self._types["bias"] = f"*{DTYPES[dtype].name}"

@@ -14,14 +14,14 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.steps import Epilogue
 
 __all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "flat_box", "place_of", "tile_of",
-    "tiles_of",
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "place_of",
+    "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
 _SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
-"""Activations of a few instructions, for which no warps are set apart."""
+"""Activations of a few instructions, which are applied at once."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class BoxTiling:
         depth: contracted extent of a step.
         stages: steps that shared memory holds.
         swath: tiles of rows that are worked on together, for the L2 cache.
+        pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
+            memory for two of them; 1 if all leave at once.
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
@@ -92,6 +94,7 @@ class BoxTiling:
     depth: int
     stages: int
     swath: int = 8
+    pieces: int = 1
     rest: int = 0
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
@@ -111,38 +114,42 @@ class BoxTiling:
         """The tiles in short, unique among those of one problem."""
         apart = any(dim.shift == 1 for dim in self.left.dims)
         rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
-        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages"
+        pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
+        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages{pieces}"
 
     @property
-    def apart(self) -> bool:
-        """Whether the activation has warps of its own, which work on the rounded sums while others multiply on.
+    def meanwhile(self) -> bool:
+        """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
+        return self.pieces == 1 and ends_late(self.epilogue)
 
-        So it is where it takes time, or where there are two results.
-        """
-        return self.epilogue is not None and (self.epilogue.keeps or self.epilogue.activation not in _SHORT)
+    @property
+    def out_piece(self) -> View:
+        """How the result is seen where it's written."""
+        return _narrowed(self.out, self.width // self.pieces)
 
     @property
     def worker_warps(self) -> tuple[int, ...]:
-        """Of the parts of a program beside the first warp group: another one, the activation, the copies."""
-        return (4,) * (self.groups - 1) + (2,) * self.apart + (1,)
+        """Of the parts of a program beside the first warp group: another one, the copies."""
+        return (4,) * (self.groups - 1) + (1,)
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
-        """Of each of their threads; the last warps are one group to the hardware, which has as many in each."""
-        if self.apart:
-            return (208,) * (self.groups - 1) + (88, 88)
+        """Of each of their threads."""
         return (240,) * (self.groups - 1) + (24,)
 
     @property
     def registers(self) -> int | None:
         """Of each thread before they are shared out; the first warp group is left as many as the second one has."""
-        if self.groups > 1:
-            return 168
-        return 160 if self.apart else None
+        return 168 if self.groups > 1 else None
 
     @property
     def total(self) -> int:
         return prod(self.tiles[:3])
+
+
+def ends_late(epilogue: Epilogue | None) -> bool:
+    """Whether what is done to sums takes so long that there is more than one way to do it."""
+    return epilogue is not None and (epilogue.keeps or epilogue.activation not in _SHORT)
 
 
 def _narrowed(view: View, columns: int) -> View:

@@ -9,7 +9,7 @@ from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
-from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View
+from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View, ends_late
 from einops_fast.cost import Ceilings
 
 __all__ = ["box_tilings"]
@@ -27,6 +27,12 @@ _SHARED = 225 << 10
 """Bytes of shared memory for boxes."""
 
 _MOST_STAGES = 6
+
+_WIDE = 2 * 256
+"""Columns of all warp groups from which on swaths of 16 tiles of rows were faster than of 8."""
+
+_PIECE = 64
+"""Columns that leave together, where not all do."""
 
 _CACHE = 2.6
 """How many times faster than memory the L2 cache is for such copies, as measured on an H200."""
@@ -109,9 +115,17 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTi
         if groups > 1 and others:
             aparts.append(max(others, key=lambda axis: axis.size))
         for apart in aparts:
-            tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth)
-            if tiling is not None:
-                yield tiling
+            for pieces in _pieces(problem, width, rest):
+                tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth, pieces)
+                if tiling is not None:
+                    yield tiling
+
+
+def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
+    """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
+    yield 1
+    if ends_late(problem.epilogue) and not rest and width > _PIECE:
+        yield width // _PIECE
 
 
 def _tiling(
@@ -121,6 +135,7 @@ def _tiling(
     groups: int,
     widths: tuple[int, int],
     depth: int,
+    pieces: int,
 ) -> BoxTiling | None:
     """The tiling with as many stages as shared memory holds; ``None`` if that isn't two."""
     width, rest = widths
@@ -151,7 +166,9 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
-    stages = min((_SHARED - _GROUP_ROWS * groups * (width + rest) * _ITEM) // each, _MOST_STAGES)
+    held = width + rest if pieces == 1 else 2 * width // pieces
+    leaving = _GROUP_ROWS * groups * held * _ITEM
+    stages = min((_SHARED - leaving) // each, _MOST_STAGES)
     if stages < 2:
         return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
@@ -164,6 +181,8 @@ def _tiling(
         width,
         depth,
         stages,
+        swath=16 if groups * width >= _WIDE else 8,
+        pieces=pieces,
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
