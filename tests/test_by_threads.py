@@ -13,6 +13,7 @@ from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
 from einops_fast.notation import parse  # noqa: E402
 from einops_fast.plan import make_plan  # noqa: E402
@@ -35,6 +36,7 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.skipif(not interpreted(), reason="on a GPU, Triton's functions aren't Python's")
 @pytest.mark.parametrize(
     ("equation", "left", "right", "shape"),
     [
