@@ -327,8 +327,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
     )  # fmt: skip
     tl = SimpleNamespace(**vars(gl))
     tl.full = lambda shape, value, dtype: tensor(np.full(shape, value, dtype))
-    tl.maximum = lambda x, y, propagate_nan=None: gl.maximum(x, y)
-    tl.abs, tl.PropagateNan = tensors(np.abs), SimpleNamespace(ALL=None)
+    tl.abs = tensors(np.abs)
     interpreted = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
     copies = _Copies()
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)

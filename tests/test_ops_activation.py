@@ -67,8 +67,7 @@ def test_every_number_of_few_digits(activation: str, dtype: str) -> None:
         found = ops.dropout_bias_activation(x, None, activation)
     assert bool(found[x.isnan()].isnan().all())
     assert float(found[x == torch.inf]) == torch.inf
-    # torch says NaN; gelu is the limit.
-    assert float(found[x == -torch.inf].nan_to_num()) == 0.0
+    assert bool(found[x == -torch.inf].isnan())  # as by torch
     x, found = x[x.isfinite()].double(), found[x.isfinite()].double()
     expected = x * torch.special.log_ndtr(x).exp() if activation == "gelu" else activation_by_torch(x, None, activation)
     kind = torch.finfo(getattr(torch, dtype))

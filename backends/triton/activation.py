@@ -140,7 +140,8 @@ def _activated_few_digits(x, f: tl.constexpr):
     kind: tl.constexpr = field(f, "kind")
     if kind == "gelu":
         tail, z = _tail(x, f)
-        found = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tail
+        # The first is what relu makes of a number, and NaN of -infinity, as it is by torch.
+        found = 0.5 * x + 0.5 * tl.abs(x) - z * tail
     elif kind == "silu":
         found = x * _reciprocal(1.0 + _exp2(x * -_LOG2_E))
     else:
