@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.attention.loading import counted
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm import NormFeatures
 from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
@@ -26,7 +27,6 @@ from einops_fast.backends.triton.row_ring import (
     filled,
     next_chunks,
     ring_of,
-    row_offset,
     row_place,
     store_chunk,
     there,
@@ -169,7 +169,7 @@ def norm_ring_kernel(
         mean_of_row, squares_of_row = _of_row(count, mean, squares, columns, f)
         rstd = 1.0 / gl.sqrt(squares_of_row / columns + field(f, "eps"))
         if row < rows:
-            of_row = row_offset(row, sizes, row_strides, t)
+            of_row = counted(row, sizes, row_strides, 0, field(t, "axes"))
             gl.store(rstds + of_row, rstd)
             if field(f, "centred"):
                 gl.store(means + of_row, mean_of_row)

@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from einops_fast.backends.triton.attention.loading import counted
 from einops_fast.backends.triton.indexing import field
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "filled",
     "next_chunks",
     "ring_of",
-    "row_offset",
     "row_place",
     "store_chunk",
     "there",
@@ -39,22 +39,9 @@ __all__ = [
 
 
 @gluon.jit
-def row_offset(row, sizes, strides, t: gl.constexpr):
-    """The offset of a row, in 64 bits."""
-    offset = gl.to_tensor(0).to(gl.int64)
-    for at in gl.static_range(field(t, "axes") - 1, -1, -1):
-        digit = row
-        if at > 0:
-            digit = row % sizes[at]
-            row = row // sizes[at]
-        offset += digit.to(gl.int64) * strides[at]
-    return offset
-
-
-@gluon.jit
 def row_place(array, row, sizes, strides, t: gl.constexpr):
     """Where a row begins; ``strides`` are in vectors, so that the compiler sees that the place is aligned."""
-    return array + row_offset(row, sizes, strides, t) * field(t, "vector")
+    return array + counted(row, sizes, strides, 0, field(t, "axes")) * field(t, "vector")
 
 
 @gluon.jit
