@@ -221,6 +221,9 @@ def test_which_rows_are_shared(columns: int) -> None:
 
 
 def test_what_does_not_fit() -> None:
+    nothing = rows_of((0, 16384), 1, [(16384, 1)] * 2)
+    with mock.patch.object(cluster_tilings, "interpreted", return_value=False):
+        assert not cluster_tilings.cluster_tilings(nothing, (0, 1), (2,), [Share(8192, 8)], LIMIT), "no rows"
     assert not tilings(8192, Share(4096, 4)), "one program does"
     assert not tilings(131_088, Share(8192, 8)), "too long for a cluster"
     assert not tilings(65_536, Share(8192, 8, None, 4, 1), items=(4, 4)), "too much on its way"

@@ -166,7 +166,9 @@ def cluster_tilings(
         shares: what thread blocks may have.
         shared: bytes of shared memory that a program may have.
     """
-    if interpreted() or not items or max(items) > 4 or shared < _SHARED or rows.columns < _LEAST_COLUMNS or rows.wide:
+    if interpreted() or not items or max(items) > 4 or shared < _SHARED:
+        return []
+    if rows.columns < _LEAST_COLUMNS or rows.wide or not rows.count:
         return []
     places = [rows.strides[at] for at in whole]
     if any(along != 1 or any(each % _STEP for each in outer) for *outer, along in places):

@@ -31,8 +31,8 @@ def cluster_call(
     """
     tail = rows.sizes[:-1], places, *counts, rows.columns, *numbers
     constants = {"f": features, "t": tiling}
-    _, warps, registers, *_ = tiling.share
-    return KernelCall(kernel, (clusters, 1), tail, constants, warps, 1, tiling.ctas, registers)
+    share = tiling.share
+    return KernelCall(kernel, (clusters, 1), tail, constants, share.warps, 1, tiling.ctas, share.registers)
 
 
 class ClusterWay(Way):

@@ -26,6 +26,7 @@ class KernelCall:
         constants: those that are known while compiling, in the kernel's order.
         warps, stages: of a program.
         ctas: thread blocks of a program, which are then a cluster.
+        registers: of a thread, at most.
     """
 
     def __init__(
