@@ -121,7 +121,8 @@ def test_chains_go_from_kernel_to_kernel(kernels: list[str]) -> None:
 def test_a_chain_of_small_matrices_is_one_kernel(kernels: list[str]) -> None:
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
     result = fast_einsum("jk,ai,kb,ji->ba", *chain)
-    torch.testing.assert_close(result, torch.einsum("jk,ai,kb,ji->ba", *chain))
+    expected = torch.einsum("jk,ai,kb,ji->ba", *(each.double() for each in chain)).float()
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)  # sums of terms of up to a hundred
     assert len(kernels) == 1
     assert kernels[0].startswith("chain")
 
