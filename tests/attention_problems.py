@@ -19,6 +19,7 @@ from attention_oracle import oracle  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 
@@ -41,6 +42,34 @@ class Poisoned(TorchMemory):
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         found = super().workspace(like, elements, dtype)
         return found.fill_(float("nan")) if found.is_floating_point() else found
+
+
+needs_hopper = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+"""What is marked with it runs kernels that aren't interpreted."""
+
+
+@contextmanager
+def hopper_calls() -> Iterator[list[bool]]:
+    """Whether each of Hopper's kernels could be queued; memory is poisoned, and no plan is known."""
+    found: list[bool] = []
+    call = HopperCall.__call__
+
+    def recorded(self: HopperCall, *arguments: Any) -> bool:
+        found.append(call(self, *arguments))
+        return found[-1]
+
+    with (
+        mock.patch.object(HopperCall, "__call__", recorded),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+    ):
+        yield found
 
 
 @contextmanager

@@ -5,41 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 from attention_oracle import oracle
-from attention_problems import Poisoned, attention, randn, rms, run
+from attention_problems import attention, hopper_calls, needs_hopper, randn, rms, run
 
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
+from einops_fast.backends import torch_attention  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = needs_hopper
 
 
 @pytest.fixture(autouse=True)
 def queued() -> Iterator[list[bool]]:
     """Whether each of Hopper's kernels could be queued; memory is poisoned."""
-    found: list[bool] = []
-    call = HopperCall.__call__
-
-    def recorded(self: HopperCall, *arguments: Any) -> bool:
-        found.append(call(self, *arguments))
-        return found[-1]
-
-    with (
-        mock.patch.object(HopperCall, "__call__", recorded),
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
-    ):
+    with hopper_calls() as found:
         yield found
 
 

@@ -8,41 +8,21 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import Poisoned, attention, check_half, randn, run
+from attention_problems import attention, check_half, hopper_calls, needs_hopper, randn, run
 
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends import torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import backward_plan  # noqa: E402
-from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = needs_hopper
 
 
 @pytest.fixture(autouse=True)
 def queued() -> Iterator[list[bool]]:
     """Whether each of Hopper's kernels could be queued; memory is poisoned."""
-    found: list[bool] = []
-    call = HopperCall.__call__
-
-    def recorded(self: HopperCall, *arguments: Any) -> bool:
-        found.append(call(self, *arguments))
-        return found[-1]
-
-    with (
-        mock.patch.object(HopperCall, "__call__", recorded),
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
-        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
-        # Even a small bias is summed up in whole tiles.
-        mock.patch.object(backward_plan, "_PROGRAMS", 1),
-    ):
+    # Even a small bias is summed up in whole tiles.
+    with hopper_calls() as found, mock.patch.object(backward_plan, "_PROGRAMS", 1):
         yield found
 
 

@@ -14,9 +14,16 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import rows_on_cpu  # noqa: E402
 from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from row_problems import (  # noqa: E402
+    apart,
+    check_hidden_gradient,
+    check_softmax,
+    check_special_values,
+    forget_plans,
+    native_norm,
+)
 
 from einops_fast import ops  # noqa: E402
-from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import cluster_tilings, norm_plan, softmax_plan  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
@@ -66,64 +73,28 @@ def clusters() -> Iterator[list[str]]:
         stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
         stack.enter_context(mock.patch.object(KernelCall, "__call__", recorded))
         stack.enter_context(mock.patch.object(Contest, "choose", by_clusters))
-        _forget()
+        forget_plans()
         yield ran
-    _forget()
-
-
-def _forget() -> None:
-    for plan in (
-        torch_softmax._forward_plan, torch_softmax._gradient_plan, torch_norm._forward_plan, torch_norm._gradient_plan,
-    ):  # fmt: skip
-        plan.cache_clear()
-
-
-def apart(x: Any) -> Any:
-    """The same with rows apart, and two axes that count them."""
-    return x.new_full((x.shape[0], x.shape[1] + 1, x.shape[2] + 16), torch.nan)[:, :-1, :-16].copy_(x)
+    forget_plans()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, columns: int, dtype: str, clusters: list[str]) -> None:
-    native = partial(getattr(torch, name), dim=-1)
-    x = leaf(apart(randn(2, 3, columns, dtype=dtype) * 3))
-    back = randn(2, 3, columns, dtype=dtype, seed=7)
-    with kernels():
-        found = getattr(ops, name)(x)
-        (gradient,) = torch.autograd.grad(found, x, back)
+    check_softmax(name, columns, dtype)
     assert clusters == ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
-    exact = leaf(x.double())
-    expected = native(exact)
-    by_torch = native(x)
-    assert_near(found, expected, by_torch)
-    (native_gradient,) = torch.autograd.grad(by_torch, x, back)
-    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0], native_gradient, 3.0)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_of_special_values(name: str, clusters: list[str]) -> None:
-    x = randn(7, 656, dtype="float32")
-    inf = torch.inf
-    x[0, 3], x[1, 600], x[2], x[3, :256], x[4, 0], x[5] = torch.nan, inf, -inf, -inf, -inf, -3.4e38
-    x[4, 1:] = 3e38
-    with kernels():
-        found = getattr(ops, name)(x)
-    torch.testing.assert_close(found, getattr(torch, name)(x, -1), equal_nan=True)
+    check_special_values(name, 656)
+    assert clusters == ["softmax_cluster_kernel"]
 
 
 def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
-    """The mask is read by another kernel, and shows in the result."""
-    x, hidden = leaf(randn(5, 656, dtype="float32")), randn(5, 656, seed=3) > 1
-    back = randn(5, 656, dtype="float32", seed=7)
-    with kernels():
-        (found,) = torch.autograd.grad(ops.log_softmax(x, mask=~hidden, temperature=0.7), x, back)
+    check_hidden_gradient(656)
     assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
-    exact = leaf(x.double())
-    expected = torch.log_softmax((exact / 0.7).masked_fill(hidden, -torch.inf), -1)
-    (expected,) = torch.autograd.grad(expected, exact, back.double().masked_fill(hidden, 0.0))
-    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,7 +110,7 @@ def test_norm(rms: bool, parameters: str, columns: int, dtype: str, clusters: li
     assert clusters[:2] == ["norm_cluster_kernel" if rms else "norm_kernel", "norm_gradient_cluster_kernel"]
     exact = [leaf(each.double()) for each in tensors]
     back = randn(2, 4, columns, dtype=dtype, seed=7)
-    expected, native = _native(rms, *exact), _native(rms, *tensors)
+    expected, native = native_norm(rms, *exact), native_norm(rms, *tensors)
     exact_gradients = torch.autograd.grad(expected, exact, back.double())
     native_gradients = torch.autograd.grad(native, tensors, back)
     assert_near(found[0], expected, native)
@@ -151,13 +122,6 @@ def _ours(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
     return (ops.rms_norm if rms else ops.layer_norm)(x, weight=weight, bias=bias, eps=1e-5)
 
 
-def _native(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
-    if not rms:
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
-    found = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
-    return found if bias is None else found + bias
-
-
 @pytest.mark.parametrize("columns", [1024, 656])
 def test_statistics_far_from_0(columns: int, clusters: list[str]) -> None:
     x, residual = (randn(5, columns, dtype="float32", seed=at) + 500 for at in range(2))
@@ -165,14 +129,14 @@ def test_statistics_far_from_0(columns: int, clusters: list[str]) -> None:
         found, summed = ops.dropout_add_layer_norm(x, residual, eps=1e-5, p=0.0)
     assert clusters == ["norm_cluster_kernel"]
     assert torch.equal(summed, x + residual)
-    assert_near(found, _native(False, summed.double()), _native(False, summed))
+    assert_near(found, native_norm(False, summed.double()), native_norm(False, summed))
 
 
 def test_norm_of_special_values(clusters: list[str]) -> None:
     x = randn(4, 656, dtype="float32")
     x[0, 3], x[1, 600], x[2] = torch.nan, torch.inf, 0.0
     with kernels():
-        torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), _native(True, x), equal_nan=True)
+        torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), native_norm(True, x), equal_nan=True)
 
 
 @pytest.mark.parametrize("columns", [1024, 656, 654])
@@ -191,7 +155,7 @@ def test_dropout_and_sum_as_by_the_other_kernels(columns: int, clusters: list[st
     by_clusters = run()
     assert ("norm_cluster_kernel" in clusters) == ("norm_gradient_cluster_kernel" in clusters) == (columns != 654)
     with mock.patch.object(norm_plan, "cluster_tilings", return_value=[]):
-        _forget()
+        forget_plans()
         clusters.clear()
         others = run()
     assert not any("cluster" in each for each in clusters)

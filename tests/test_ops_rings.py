@@ -14,9 +14,16 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import rows_on_cpu  # noqa: E402
 from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from row_problems import (  # noqa: E402
+    apart,
+    check_hidden_gradient,
+    check_softmax,
+    check_special_values,
+    forget_plans,
+    native_norm,
+)
 
 from einops_fast import ops  # noqa: E402
-from einops_fast.backends import torch_norm, torch_softmax  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import ring_tilings  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
@@ -60,16 +67,9 @@ def _rings(small: Any) -> Iterator[list[str]]:
             mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
             mock.patch.object(KernelCall, "__call__", recorded),
         ):
-            _forget()
+            forget_plans()
             yield ran
-    _forget()
-
-
-def _forget() -> None:
-    for plan in (
-        torch_softmax._forward_plan, torch_softmax._gradient_plan, torch_norm._forward_plan, torch_norm._gradient_plan,
-    ):  # fmt: skip
-        plan.cache_clear()
+    forget_plans()
 
 
 COLUMNS = [512, 1000, 1288]
@@ -80,45 +80,19 @@ COLUMNS = [512, 1000, 1288]
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, columns: int, dtype: str, rings: list[str]) -> None:
-    native = partial(getattr(torch, name), dim=-1)
-    x = randn(2, 4, columns, dtype=dtype) * 3
-    # Rows apart, and two axes that count them.
-    x = leaf(x.new_zeros(2, 5, columns + 16)[:, :4, :columns].copy_(x))
-    back = randn(2, 4, columns, dtype=dtype, seed=7)
-    with kernels():
-        found = getattr(ops, name)(x)
-        (gradient,) = torch.autograd.grad(found, x, back)
+    check_softmax(name, columns, dtype)
     assert rings == ["softmax_ring_kernel", "softmax_gradient_ring_kernel"]
-    exact = leaf(x.double())
-    expected = native(exact)
-    by_torch = native(x)
-    assert_near(found, expected, by_torch)
-    (native_gradient,) = torch.autograd.grad(by_torch, x, back)
-    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0], native_gradient, 3.0)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_of_special_values(name: str, rings: list[str]) -> None:
-    x = randn(7, 1000, dtype="float32")
-    inf = torch.inf
-    x[0, 3], x[1, 700], x[2], x[3, 5], x[4, 0], x[5] = torch.nan, inf, -inf, -inf, -inf, -3.4e38
-    x[4, 1:] = 3e38
-    with kernels():
-        found = getattr(ops, name)(x)
-    torch.testing.assert_close(found, getattr(torch, name)(x, -1), equal_nan=True)
+    check_special_values(name, 1000)
+    assert rings == ["softmax_ring_kernel"]
 
 
 def test_gradient_where_something_was_hidden(rings: list[str]) -> None:
-    """The mask is read by another kernel, and shows in the result."""
-    x, hidden = leaf(randn(5, 1000, dtype="float32")), randn(5, 1000, seed=3) > 1
-    back = randn(5, 1000, dtype="float32", seed=7)
-    with kernels():
-        (found,) = torch.autograd.grad(ops.log_softmax(x, mask=~hidden, temperature=0.7), x, back)
+    check_hidden_gradient(1000)
     assert rings == ["softmax_kernel", "softmax_gradient_ring_kernel"]
-    exact = leaf(x.double())
-    expected = torch.log_softmax((exact / 0.7).masked_fill(hidden, -torch.inf), -1)
-    (expected,) = torch.autograd.grad(expected, exact, back.double().masked_fill(hidden, 0.0))
-    assert_near(found, expected)
 
 
 def test_scale(rings: list[str]) -> None:
@@ -139,23 +113,14 @@ def test_scale(rings: list[str]) -> None:
 @pytest.mark.parametrize("rms", [False, True])
 def test_norm(rms: bool, parameters: str, columns: int, dtype: str, rings: list[str]) -> None:
     x = randn(2, 4, columns, dtype=dtype) + 30  # far from 0
-    x = x.new_zeros(2, 5, columns + 16)[:, :4, :columns].copy_(x)
+    x = apart(x)
     weight = randn(columns, 2, dtype=dtype, seed=1)[:, 1] if "weight" in parameters else None
     bias = randn(columns, dtype=dtype, seed=2) if "bias" in parameters else None
     options = {"weight": weight, "bias": bias}
     with kernels():
         found = (ops.rms_norm if rms else ops.layer_norm)(x, eps=1e-5, **options)
     assert rings == ["norm_ring_kernel"]
-    assert_near(found, _norm(x.double(), weight, bias, rms), _norm(x, weight, bias, rms))
-
-
-def _norm(x: Any, weight: Any, bias: Any, rms: bool) -> Any:
-    """By torch's functions."""
-    weight, bias = (None if each is None else each.to(x.dtype) for each in (weight, bias))
-    if not rms:
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
-    found = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
-    return found if bias is None else found + bias
+    assert_near(found, native_norm(rms, x.double(), weight, bias), native_norm(rms, x, weight, bias))
 
 
 @pytest.mark.parametrize("rms", [False, True])
@@ -166,7 +131,7 @@ def test_norm_gradients(rms: bool, rings: list[str]) -> None:
         found = gradients(lambda x, w: (ops.rms_norm if rms else ops.layer_norm)(x, weight=w, eps=1e-5), tensors)
     assert rings[0] == "norm_ring_kernel"
     exact = [leaf(each.double()) for each in tensors]
-    expected = _norm(exact[0], exact[1], None, rms)
+    expected = native_norm(rms, *exact)
     back = randn(2, 4, 1000, dtype="float32", seed=7).double()
     for got, wanted in zip(found, [expected, *torch.autograd.grad(expected, exact, back)], strict=True):
         assert_near(got, wanted)
@@ -176,7 +141,7 @@ def test_norm_of_special_values(rings: list[str]) -> None:
     x = randn(4, 1000, dtype="float32")
     x[0, 3], x[1, 700], x[2] = torch.nan, torch.inf, 0.0
     with kernels():
-        torch.testing.assert_close(ops.layer_norm(x), _norm(x, None, None, False), equal_nan=True)
+        torch.testing.assert_close(ops.layer_norm(x), native_norm(False, x), equal_nan=True)
 
 
 def test_other_result_type(rings: list[str]) -> None:

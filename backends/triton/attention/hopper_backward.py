@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
+from einops_fast.backends.triton.attention.hopper_tiles import flat, there
 
-__all__ = ["Operands", "delta_of", "logs_of", "weights_of"]
+__all__ = ["Operands", "both_products", "delta_of", "logs_of", "weights_of"]
 
 
 class Operands(NamedTuple):
@@ -55,3 +57,16 @@ def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
     scores, scale, slope = scored(products, bias, numbers, tiling)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - logs))
     return hidden(weights, mask, 0.0, tiling), slope
+
+
+@gluon.jit
+def both_products(left, right, others, more, count, zeros, stages: gl.constexpr):
+    """Start the products of two tiles, of one's own rows, with those of block ``count`` of the other two operands.
+
+    Keys and values meet queries and gradients of the result, or the other way round; ``more`` comes with ``others``.
+    """
+    there(others, count, stages)
+    first = flat(others.buffers, count % stages)
+    second = flat(more.buffers, count % stages)
+    started = warpgroup_mma(left, first.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return started, warpgroup_mma(right, second.permute((1, 0)), zeros, use_acc=False, is_async=True)

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_backward import Operands, weights_of
+from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, weights_of
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper_tiles import (
     OUT,
@@ -118,16 +118,6 @@ def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _begun(keys, values, shared, count, zeros, stages: gl.constexpr):
-    """Start the products of a tile of keys and values with a block of queries and gradients of the result."""
-    there(shared.q, count, stages)
-    queries = flat(shared.q.buffers, count % stages)
-    d_out = flat(shared.d_out.buffers, count % stages)
-    started = warpgroup_mma(keys, queries.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return started, warpgroup_mma(values, d_out.permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def _weighed(products, shared, count, reader, at, j, partly, numbers, tiling: gl.constexpr, group: gl.constexpr):
     """The weights of a block of queries, and their slope."""
     block: gl.constexpr = field(tiling, "block")
@@ -173,7 +163,7 @@ def _keys_step(
     if last:
         state = _State(dk, dv, state.weights, state.slope, state.d_weights, count + 1)
     else:
-        started, more = _begun(keys, values, shared, count + 1, zeros, stages)
+        started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, stages)
         if _early(tiling):
             products, dv, dk = warpgroup_mma_wait(1, deps=[started, adding, added])
             released(shared.q, count, stages)
@@ -214,7 +204,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             if _held(tiling):
                 left = keys.load(of_left)
                 right = values.load(of_left)
-            started, more = _begun(left, right, shared, count, zeros, stages)
+            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, stages)
             products = warpgroup_mma_wait(1, deps=[started])
             at = first
             partly = (at < whole) | (at >= whole_end)

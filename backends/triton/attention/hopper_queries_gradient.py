@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_backward import Operands, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, delta_of, logs_of, weights_of
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper_tiles import (
     D_BIAS,
@@ -97,16 +97,6 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _begun(queries, d_out, shared, count, zeros, stages: gl.constexpr):
-    """Start the products of a tile of queries and gradients of the result with a block of keys and values."""
-    there(shared.k, count, stages)
-    keys = flat(shared.k.buffers, count % stages)
-    values = flat(shared.v.buffers, count % stages)
-    started = warpgroup_mma(queries, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return started, warpgroup_mma(d_out, values.permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def _weighed(products, shared, count, element, at, partly, i, logs, numbers, tiling: gl.constexpr, group: gl.constexpr):
     """The weights of a block of keys, and their slope."""
     block: gl.constexpr = field(tiling, "block")
@@ -144,7 +134,7 @@ def _queries_step(
     d_scores = gl.convert_layout((d_scores * state.slope).to(dtype), gl.DotOperandLayout(0, state.sums.type.layout, 2))
     added = warpgroup_mma(d_scores, keys, state.sums, is_async=True)
     if not last:
-        started, more = _begun(queries, d_out, shared, count + 1, zeros, stages)
+        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, stages)
         products, sums = warpgroup_mma_wait(1, deps=[started, added])
     else:
         sums = warpgroup_mma_wait(0, deps=[added])
@@ -191,7 +181,7 @@ def _own_queries(
                 queries = queries.load(of_left)
                 d_out = d_out.load(of_left)
                 released(shared.q, done, own)
-            started, more = _begun(queries, d_out, shared, count, zeros, stages)
+            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, stages)
             products = warpgroup_mma_wait(1, deps=[started])
             partly = (end - 1 < whole) | (end > whole_end)
             weights, slope = _weighed(
