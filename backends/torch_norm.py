@@ -97,8 +97,8 @@ def _layouts(
     dtype: str,
 ) -> tuple[Layout, Layout | None, Layout | None, Layout]:  # fmt: skip
     """Of the result, of what is normalised if that isn't the input, of means and of reciprocals of deviations."""
-    dense = dense_strides(shape, strides)
-    rows = [1 if at == dim else size for at, size in enumerate(shape)]
+    shape, dense = tuple(shape), dense_strides(shape, strides)
+    rows = tuple([1 if at == dim else size for at, size in enumerate(shape)])
     statistics = rows, contiguous_strides(rows), torch.float64 if kind == torch.float64 else torch.float32
     wider = kind if residual is None else torch.promote_types(kind, residual)
     return (
@@ -138,7 +138,7 @@ def _gradient_layouts(
     shape: Any, strides: Any, dim: int, dtypes: Sequence[str]
 ) -> tuple[Layout | None, Layout | None, Layout | None, Layout | None]:
     """Of the gradients of input, residual, weight and bias; ``None`` for those without a dtype."""
-    dense = dense_strides(shape, strides)
+    shape, dense = tuple(shape), dense_strides(shape, strides)
     of_x, of_residual, of_weight, of_bias = [getattr(torch, dtype) if dtype else None for dtype in dtypes]
     columns = shape[dim : dim + 1], (1,)
     return (

@@ -106,7 +106,9 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
         tiling = self.tiling
         views = [tiling.left, tiling.right, tiling.out_piece, tiling.out_piece]
         views += [tiling.right_rest, tiling.out_rest, tiling.out_rest]
-        arrays = [_flat(each) for each in (*operands, out, before, operands[1], out, before)]
+        # Nothing is copied to the result where the sums of parts are kept beside it.
+        result, kept = (operands[0], operands[0]) if tiling.split > 1 else (out, before)
+        arrays = [_flat(each) for each in (*operands, result, kept, operands[1], result, kept)]
         given = [
             Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)
             for array, view in zip(arrays, views, strict=True)
@@ -115,7 +117,7 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
             names, done = stand_ins(program, min(programs, tiling.total)), {}
             executed("einops_fast.backends.triton.epilogue", names, done)["_features"] = _features
             names = executed("einops_fast.backends.triton.tma_contraction", names, done)
-            names["box_kernel"](*given, None if bias is None else Pointer(_flat(bias)), tiling)
+            names["box_kernel"](*given, None if bias is None else Pointer(_flat(bias)), Pointer(_flat(out)), tiling)
 
     with (
         mock.patch.object(BoxKernel, "launch", execute),

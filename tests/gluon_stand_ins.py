@@ -207,10 +207,6 @@ def _store(pointer: Pointer, value: Any, mask: Any = True) -> None:
     pointer.memory[offsets[mask]] = np.asarray(value)[mask]
 
 
-def _exchange(pointer: Pointer, value: Any, sem: str, scope: str) -> None:
-    _store(pointer, value)
-
-
 def _reduce(values: tuple[Any, ...], axis: int, function: Any) -> tuple[Any, ...]:
     columns = np.asarray(values[0]).shape[axis]
     found = tuple(np.take(np.asarray(each), 0, axis) for each in values)
@@ -223,16 +219,36 @@ def _words(value: Any) -> Any:
     return np.asarray(value).astype(np.uint64)
 
 
-def _high_product(left: Any, right: int) -> Tensor:
-    return tensor((_words(left) * np.uint64(right) >> np.uint64(32)).astype(np.uint32))
-
-
-def _low_product(left: Any, right: int, sanitize_overflow: bool) -> Tensor:
-    return tensor((_words(left) * np.uint64(right)).astype(np.uint32))
-
-
 def _low_sum(left: Any, right: int, sanitize_overflow: bool) -> Tensor:
     return tensor((_words(left) + np.uint64(right)).astype(np.uint32))
+
+
+class _Notes:
+    """What parts of a row have told each other: pairs of numbers for a step; not a number until they are told.
+
+    A program is a whole cluster here, so that all is told and heard in one place, and only the order is checked: what
+    is told in a step is heard before something is told in the next one.
+    """
+
+    def __init__(self) -> None:
+        self._met = False
+        self._heard = self._told = -1
+        self._values: tuple[Tensor, Tensor] | None = None
+
+    def meet(self, notes: Any) -> None:
+        self._met = True
+
+    def tell(self, notes: Any, step: Any, number: Any, first: Any, second: Any, tiling: Any) -> None:
+        assert self._met
+        assert len(number) == tiling.parts
+        assert self._heard == self._told == int(step) - 1
+        self._told, self._values = int(step), (tensor(first), tensor(second))
+
+    def heard(self, notes: Any, step: Any, tiling: Any) -> Any:
+        assert self._told == int(step), "deadlock"
+        self._heard = int(step)
+        nothing = tensor(np.full(tiling.parts, np.nan, np.float32))
+        return self._values or (nothing, nothing)
 
 
 class _Copies:
@@ -303,10 +319,12 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
 
     gl = SimpleNamespace(
         constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
-        int1=np.bool_, uint32=np.uint32, static_range=range,
+        int1=np.bool_, uint32=np.uint32, uint64=np.uint64, static_range=range,
         warp_specialize=_side_by_side,
         program_id=lambda axis: tensor(part if axis else program), num_programs=lambda axis: tensor(programs),
-        allocate_shared_memory=_memory, load=_load, store=_store, convert_layout=lambda value, layout: value,
+        allocate_shared_memory=_memory, load=_load, store=_store,
+        convert_layout=lambda value, layout, assert_trivial=False: value,
+        reshape=lambda value, shape: tensor(np.asarray(value).reshape(shape)), thread_barrier=_nothing,
         arange=lambda start, end, layout: tensor(np.arange(start, end)),
         zeros=lambda shape, dtype, layout: tensor(np.zeros(shape, dtype)),
         full=lambda shape, value, dtype, layout: tensor(np.full(shape, value, dtype)),
@@ -316,9 +334,8 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
         sqrt=tensors(np.sqrt), exp=tensors(np.exp), to_tensor=tensor,
-        cast=lambda value, dtype: tensor(value).to(dtype), reduce=_reduce, atomic_xchg=_exchange,
-        inline_asm_elementwise=_nothing,
-        umulhi=_high_product, mul=_low_product, add=_low_sum,
+        cast=lambda value, dtype: tensor(value).to(dtype), reduce=_reduce,
+        add=_low_sum,
         atomic_add=_added, permute=lambda value, axes: tensor(np.asarray(value).transpose(axes)),
         associative_scan=lambda value, axis, add: tensor(np.cumsum(value, axis)),
         fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]),
@@ -329,7 +346,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
     tl.full = lambda shape, value, dtype: tensor(np.full(shape, value, dtype))
     tl.abs = tensors(np.abs)
     interpreted = SimpleNamespace(runtime=SimpleNamespace(interpret=True))
-    copies = _Copies()
+    copies, notes = _Copies(), _Notes()
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
     return {
         "gl": gl,
@@ -352,7 +369,13 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         "warpgroup_mma": _product,
         "warpgroup_mma_wait": lambda pendings, deps: deps[0] if len(deps) == 1 else tuple(deps),
         "fence_async_shared": _nothing,
+        "take_turn": _nothing,
         "barrier": _nothing,
+        "again": lambda value: value,
+        "notes_here": lambda tiling: tensor(0),
+        "meet": notes.meet,
+        "tell": notes.tell,
+        "heard": notes.heard,
         "field": getattr,
         "min": lambda *each: tensor(min(map(int, each))),
         "range": lambda *ends: (tensor(at) for at in range(*map(int, ends))),

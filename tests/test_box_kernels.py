@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fused_steps import ON, fused_step
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import boxes_on_cpu  # noqa: E402
-from test_kernels import DEVICE, MEMORY, ON, check, fused_step  # noqa: E402
+from test_kernels import DEVICE, MEMORY, check  # noqa: E402
 
 from einops_fast.backends.triton import candidates  # noqa: E402
 from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates  # noqa: E402
@@ -30,7 +32,8 @@ PROBLEMS = [
     ("acd,db->abc", (9, 80, 72), (72, 96)),  # the result along rows
     ("adc,bd->abc", (7, 96, 160), (40, 96)),
     ("bnih,nhd->bid", (2, 4, 130, 64), (4, 64, 200)),  # two contracted axes
-    ("ik,kj->ij", (1000, 520), (520, 328)),
+    ("ik,kj->ij", (200, 328), (328, 72)),
+    ("ik,kj->ij", (40, 520), (520, 24)),  # the sum in parts
     ("ik,kj->ij", (64, 16), (16, 40)),  # all smaller than a box
 ]
 
@@ -39,6 +42,11 @@ def boxes(equation: str, operands: Any) -> list[BoxCandidate]:
     dtype = str(operands[0].dtype).removeprefix("torch.")
     found = kernel_candidates(fused_step(equation, operands), dtype, ON)
     return [each for each in found if isinstance(each, BoxCandidate)]
+
+
+def boxes_executed(equation: str, operands: Any) -> list[BoxCandidate]:
+    """Those that can be executed on a CPU: Triton adds up the parts of sums, on a GPU where there is one."""
+    return [each for each in boxes(equation, operands) if DEVICE == "cpu" or each.tiling.split == 1]
 
 
 @on_hopper
@@ -60,9 +68,53 @@ def test_boxes_on_a_cpu(
     monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
     operands = [torch.randn(shape).half() for shape in (left, right)]
     with boxes_on_cpu(2):
-        found = boxes(equation, operands)
+        found = boxes_executed(equation, operands)
         assert found
         check(equation, operands, found)
+
+
+LARGE = [
+    ("bda,dc->abc", (200, 160, 200), (160, 96)),  # the right one stays, columns in two parts
+    ("bda,dc->abc", (160, 288, 288), (288, 288)),
+    ("acd,db->abc", (300, 144, 264), (264, 64)),  # the result along rows
+    ("bij,bik->bjk", (3, 4096, 200), (3, 4096, 264)),  # the sum in parts
+]
+"""Each program has several tiles, or each tile several programs."""
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", LARGE)
+def test_large_boxes(case: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 12)
+    equation, *shapes = case
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
+    found = boxes(equation, operands)
+    assert found
+    for _ in range(3):
+        check(equation, operands, found)
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [
+        ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
+        ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
+        ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
+    ],
+)
+def test_a_right_operand_that_stays(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device so small that each program has several tiles."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40)
+    operands = [torch.randn(shape).half() for shape in (left, right)]
+    with boxes_on_cpu(2):
+        found = kernel_candidates(fused_step(equation, operands), "float16", replace(ON, units=2))
+        stays = [each for each in found if isinstance(each, BoxCandidate) and "stays" in each.name]
+        assert stays
+        check(equation, operands, stays)
 
 
 @on_hopper

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fused_steps import ON
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from test_kernels import DEVICE, LAYOUTS, LOOPS, MATRICES, ON  # noqa: E402
+from test_kernels import DEVICE, LAYOUTS, LOOPS, MATRICES  # noqa: E402
 
 from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends import torch as torch_backend  # noqa: E402

@@ -10,11 +10,9 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from fused_steps import KERNEL_DTYPES, ON, fused_step
 
-from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.notation import parse
-from einops_fast.plan import make_plan
-from einops_fast.steps import Fused
+from einops_fast.steps import Arrange
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -25,14 +23,10 @@ from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
-from einops_fast.target import Numerics, Operand, Target  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not interpreted():
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-
-ON = gpu_ceilings("H200")
-KERNEL_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Poisoned(TorchMemory):
@@ -46,18 +40,6 @@ class Poisoned(TorchMemory):
 
 
 MEMORY = Poisoned()
-
-
-def fused_step(equation: str, operands: Sequence[Any], precision: str = "ieee") -> Fused:
-    """The only step of a plan for these operands."""
-    dtype = str(operands[0].dtype).removeprefix("torch.")
-    target = Target("torch", "cuda:0", ON, kernels=frozenset(KERNEL_DTYPES), drops_expanded=False)
-    described = [Operand(tuple(each.shape), tuple(each.stride()), dtype) for each in operands]
-    subscripts = parse(equation, tuple(each.dim() for each in operands))
-    steps = make_plan(subscripts, described, target, Numerics(dtype, dtype)).steps
-    fused = [step for step in steps if isinstance(step, Fused)]
-    assert len(fused) == 1, steps
-    return fused[0]
 
 
 # The interpreter takes milliseconds for each program.
@@ -333,3 +315,14 @@ def test_copies_for_the_library_are_right() -> None:
             copy = copying.contiguous(each)
             assert copy.is_contiguous()
             assert torch.equal(copy, each)
+
+
+def test_a_copied_matrix_needs_no_transposing() -> None:
+    """Where an operand of float32 is copied anyway, the library gets it as it multiplies fastest."""
+    from einops_fast.backends.torch_copies import CopyingByKernel
+
+    array = randn(3, 9, 20, dtype="float32")
+    for how in (Arrange((1, 0, 2), (9, 60), "a reason"), Arrange((0, 1, 2), None, "a reason")):
+        plain, turned = (CopyingByKernel()._matrices(how, transpose)(array) for transpose in (False, True))
+        assert turned.is_contiguous()
+        assert torch.equal(turned, plain.mT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,7 +29,9 @@ from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import cluster_tilings, norm_plan, softmax_plan  # noqa: E402
 from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
 from einops_fast.backends.triton.cluster_tilings import Share  # noqa: E402
+from einops_fast.backends.triton.cluster_way import fit  # noqa: E402
 from einops_fast.backends.triton.contest import Contest  # noqa: E402
+from einops_fast.backends.triton.occupancy import clusters_at_a_time  # noqa: E402
 from einops_fast.backends.triton.rows import rows_of  # noqa: E402
 
 pytestmark = [
@@ -41,12 +44,24 @@ pytestmark = [
 DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
 
 COLUMNS = [512, 1024, 656]
-"""Two or four blocks of 256, or three of which the last isn't full, of four."""
+"""Two or four thread blocks' 256, or those of three of four, the last of which aren't full."""
 
 
 @pytest.fixture
-def clusters() -> Iterator[list[str]]:
-    """Parts of 256 columns, two clusters for all rows where several are theirs; gives the names of what ran."""
+def each() -> int:
+    """Thread blocks for each of eight processors; 0: for each row."""
+    return 0
+
+
+@pytest.fixture
+def late() -> bool:
+    """In gradients of norms, what is told about a row is heard later."""
+    return False
+
+
+@pytest.fixture
+def clusters(each: int, late: bool) -> Iterator[list[str]]:
+    """Thread blocks with 256 columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
     ran: list[str] = []
     choose = Contest.choose
 
@@ -54,7 +69,7 @@ def clusters() -> Iterator[list[str]]:
         found = [way for way in self.ways if way.name.startswith("clusters")]
         return (found[0], True) if found else choose(self, arrays)
 
-    one, several = (Share(256, 2),), (Share(256, 2, None, 2, 1),)
+    one, several = (Share(256, 2, 128, each),), (Share(256, 2, 128, 1, late),)
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
@@ -64,11 +79,11 @@ def clusters() -> Iterator[list[str]]:
             ran.append(self.function.fn.__name__)
             call(self, *arguments)
 
-        for module in (softmax_plan, norm_plan):
-            stack.enter_context(mock.patch.object(module, "TWO_ARRAYS", one))
-        stack.enter_context(mock.patch.object(softmax_plan, "EXPONENTIALS", one))
-        stack.enter_context(mock.patch.object(norm_plan, "RMS_NORM", one))
-        stack.enter_context(mock.patch.object(norm_plan, "GRADIENTS", several))
+        for name in ("EXPONENTIALS", "GRADIENTS_OF_EXPONENTIALS"):
+            stack.enter_context(mock.patch.object(softmax_plan, name, one))
+        for name in ("NORM", "CENTRED_NORM", "NORM_OF_SUM"):
+            stack.enter_context(mock.patch.object(norm_plan, name, one))
+        stack.enter_context(mock.patch.object(norm_plan, "GRADIENTS_OF_NORM", several))
         stack.enter_context(mock.patch.object(cluster_tilings, "_LEAST_COLUMNS", 300))
         stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
         stack.enter_context(mock.patch.object(KernelCall, "__call__", recorded))
@@ -78,10 +93,10 @@ def clusters() -> Iterator[list[str]]:
     forget_plans()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "each"), [*zip(DTYPES, [0, 1, 1], strict=False)])
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_softmax(name: str, columns: int, dtype: str, clusters: list[str]) -> None:
+def test_softmax(name: str, columns: int, dtype: str, each: int, clusters: list[str]) -> None:
     check_softmax(name, columns, dtype)
     assert clusters == ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 
@@ -97,17 +112,17 @@ def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
     assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "late"), [*zip(DTYPES, [False, True, True], strict=False)])
 @pytest.mark.parametrize("columns", COLUMNS[1:])
 @pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
 @pytest.mark.parametrize("rms", [False, True])
-def test_norm(rms: bool, parameters: str, columns: int, dtype: str, clusters: list[str]) -> None:
+def test_norm(rms: bool, parameters: str, columns: int, dtype: str, late: bool, clusters: list[str]) -> None:
     tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
     for at, _ in enumerate(parameters.split()):
         tensors.append(leaf(randn(columns, 2, dtype=dtype, seed=at)[:, 1]))
     with kernels():
         found = gradients(partial(_ours, rms), tensors)
-    assert clusters[:2] == ["norm_cluster_kernel" if rms else "norm_kernel", "norm_gradient_cluster_kernel"]
+    assert clusters[:2] == ["norm_cluster_kernel", "norm_gradient_cluster_kernel"]
     exact = [leaf(each.double()) for each in tensors]
     back = randn(2, 4, columns, dtype=dtype, seed=7)
     expected, native = native_norm(rms, *exact), native_norm(rms, *tensors)
@@ -122,8 +137,9 @@ def _ours(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
     return (ops.rms_norm if rms else ops.layer_norm)(x, weight=weight, bias=bias, eps=1e-5)
 
 
+@pytest.mark.parametrize("each", [0, 1])
 @pytest.mark.parametrize("columns", [1024, 656])
-def test_statistics_far_from_0(columns: int, clusters: list[str]) -> None:
+def test_statistics_far_from_0(columns: int, each: int, clusters: list[str]) -> None:
     x, residual = (randn(5, columns, dtype="float32", seed=at) + 500 for at in range(2))
     with kernels():
         found, summed = ops.dropout_add_layer_norm(x, residual, eps=1e-5, p=0.0)
@@ -139,8 +155,9 @@ def test_norm_of_special_values(clusters: list[str]) -> None:
         torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), native_norm(True, x), equal_nan=True)
 
 
+@pytest.mark.parametrize("each", [0, 1])
 @pytest.mark.parametrize("columns", [1024, 656, 654])
-def test_dropout_and_sum_as_by_the_other_kernels(columns: int, clusters: list[str]) -> None:
+def test_dropout_and_sum_as_by_the_other_kernels(columns: int, each: int, clusters: list[str]) -> None:
     """The same elements are dropped; 654 columns aren't for clusters."""
     tensors = [leaf(randn(9, columns, dtype="float32", seed=at)) for at in range(2)]
     tensors += [leaf(randn(columns, dtype="float32", seed=at)) for at in (2, 3)]
@@ -175,19 +192,54 @@ def tilings(columns: int, *shares: Share, stride: int = 0, items: tuple[int, ...
 
 @pytest.mark.parametrize("columns", [16384, 50_000, 65_536, 131_072])
 def test_which_rows_are_shared(columns: int) -> None:
-    (found,) = tilings(columns, Share(8192, 8))
+    (found,) = tilings(columns, Share(8192, 8, 80))
     assert found.ctas * 8192 >= columns > found.ctas * 4096
     assert found.ragged == (columns == 50_000)
-    assert not tilings(columns, Share(8192, 8), stride=columns + 8), "not every row is seen to be aligned"
-    assert not tilings(columns, Share(8192, 8), items=()), "an address is odd"
-    assert not tilings(columns, Share(8192, 8), items=(8,)), "float64"
-    assert not tilings(columns, Share(8192, 8), shared=166912), "a GPU without clusters"
+    assert not tilings(columns, Share(8192, 8, 80), stride=columns + 8), "not every row is seen to be aligned"
+    assert not tilings(columns, Share(8192, 8, 80), items=()), "an address is odd"
+    assert not tilings(columns, Share(8192, 8, 80), items=(8,)), "float64"
+    assert not tilings(columns, Share(8192, 8, 80), shared=166912), "a GPU without clusters"
 
 
 def test_what_does_not_fit() -> None:
     nothing = rows_of((0, 16384), 1, [(16384, 1)] * 2)
     with mock.patch.object(cluster_tilings, "interpreted", return_value=False):
-        assert not cluster_tilings.cluster_tilings(nothing, (0, 1), (2,), [Share(8192, 8)], LIMIT), "no rows"
-    assert not tilings(8192, Share(4096, 4)), "one program does"
-    assert not tilings(131_088, Share(8192, 8)), "too long for a cluster"
-    assert not tilings(65_536, Share(8192, 8, None, 4, 1), items=(4, 4)), "too much on its way"
+        assert not cluster_tilings.cluster_tilings(nothing, (0, 1), (2,), [Share(8192, 8, 80)], LIMIT), "no rows"
+    assert not tilings(8192, Share(4096, 4, 80)), "one program does"
+    assert not tilings(131_088, Share(8192, 8, 80)), "too long for a cluster"
+
+
+@pytest.mark.parametrize(("known", "left"), [(21, 21), (90, 50), (None, 50)])
+def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> None:
+    call: Any = SimpleNamespace(grid=(50, 1, 1), at_a_time=lambda *arrays: known)
+    assert fit(call) == left
+    assert call.grid == (left, 1, 1)
+
+
+def test_what_runs_at_a_time_is_unknown_without_a_kernel() -> None:
+    assert clusters_at_a_time(0, 2, 128, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "first"), [(200, 65_536, "clusters"), (200, 10_000, "1×"), (5, 65_536, "1×")]
+)
+def test_where_clusters_are_the_rule(rows: int, columns: int, first: str) -> None:
+    x = torch.empty(rows, columns, dtype=torch.float16)
+    seen: list[list[str]] = []
+
+    def look(self: Contest, *arrays: Any) -> None:
+        seen.append([way.name for way in self.ways])
+
+    with (
+        mock.patch.object(cluster_tilings, "interpreted", return_value=False),
+        mock.patch.object(TorchMemory, "limits", return_value=(LIMIT, 132)),
+        mock.patch.object(Contest, "__call__", look),
+        kernels(queued=False),
+    ):
+        forget_plans()
+        ops.softmax(x)
+    forget_plans()
+    (names,) = seen
+    assert names[0].startswith(first)
+    assert any(name.startswith("clusters") for name in names)
+    assert "ring" not in names

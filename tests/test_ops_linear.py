@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from fused_steps import ON, fused_step
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
-from test_kernels import MEMORY, ON, fused_step  # noqa: E402
+from test_kernels import MEMORY  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends import torch as engine  # noqa: E402

@@ -27,8 +27,8 @@ __all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
 
 Run = Callable[..., Any]
 
-_BOXES_WORTH_TRYING = 3
-"""Tilings that are tried of the kernel that has boxes copied by the hardware; of one with an epilogue, one more."""
+_BOXES_WORTH_TRYING = 4
+"""Tilings that are tried of the kernel that has boxes copied by the hardware."""
 
 _COPIES_WORTH_TRYING = 3
 """Kernels that are tried on a copied operand."""
@@ -76,8 +76,7 @@ class LibraryCandidate(Candidate):
 class KernelCandidate(Candidate):
     """A kernel of our own with one tiling; ``swapped`` if it takes its two operands the other way round.
 
-    ``turned`` says the same of this tiling alone, where there are others of the step. A bias follows the operands; an
-    epilogue that keeps what it is done to has two results.
+    A bias follows the operands; an epilogue that keeps what it is done to has two results.
     """
 
     def __init__(
@@ -89,15 +88,14 @@ class KernelCandidate(Candidate):
         strides: tuple[int, ...],
         swapped: bool,
         dtype: str,
-        turned: bool = False,
     ) -> None:
-        self.name = tiling.name + ", turned" * turned + (f", order {order}" if order else "")
+        self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
         if tiling.split > 1 and follow_early():
             tiling = replace(tiling, leads=True)
         self.tiling: Any = tiling
         self.kind = type(tiling)
-        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped is not turned, dtype
+        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
         self.keeps = step.epilogue is not None and step.epilogue.keeps
 
     @cached_property
@@ -126,19 +124,33 @@ class KernelCandidate(Candidate):
                 return out
 
             return run
-        parts, elements, wide = self.tiling.split, prod(shape), accumulator(self.dtype)
-        then = replace(reduction_tilings.sum_of_parts(parts, elements), follows=follow_early())
-        addition = Kernel(then, wide, self.dtype)
 
-        def run_in_parts(*operands: Any) -> Any:
-            # Partial results first, then their sum, always in the same order.
-            workspace = memory.workspace(operands[0], parts * elements, wide)
+        def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
             launch(memory, device, operands[::-1] if swapped else operands, workspace)
-            out = empty(operands[0], shape, strides)
-            addition.launch(memory, device, (workspace,), out)
-            return out
 
-        return run_in_parts
+        return _in_parts(launch_parts, self.tiling.split, self, memory, device)
+
+
+def _in_parts(
+    launch_parts: Callable[[Sequence[Any], Any], None],
+    parts: int,
+    of: KernelCandidate,
+    memory: Memory,
+    device: int,
+) -> Run:
+    """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
+    shape, strides, elements, wide = of.shape, of.strides, prod(of.shape), accumulator(of.dtype)
+    then = replace(reduction_tilings.sum_of_parts(parts, elements), follows=follow_early())
+    addition = Kernel(then, wide, of.dtype)
+
+    def run_in_parts(*operands: Any) -> Any:
+        workspace = memory.workspace(operands[0], parts * elements, wide)
+        launch_parts(operands, workspace)
+        out = memory.empty(operands[0], shape, strides)
+        addition.launch(memory, device, (workspace,), out)
+        return out
+
+    return run_in_parts
 
 
 class BoxCandidate(Candidate):
@@ -155,6 +167,8 @@ class BoxCandidate(Candidate):
     def __init__(self, order: int, seconds: float, tiling: BoxTiling, other: KernelCandidate, units: int) -> None:
         self.name = f"{tiling.name}, order {order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
+        if tiling.split > 1 and follow_early():
+            tiling = replace(tiling, leads=True)
         self.tiling, self.kind, self._other, self._units = tiling, BoxTiling, other, units
 
     @cached_property
@@ -169,16 +183,26 @@ class BoxCandidate(Candidate):
         other, shape, strides, swapped = self._other, self._other.shape, self._other.strides, self._other.swapped
         keeps = other.keeps
         elsewhere: list[Run] = []
+        if self.tiling.split > 1:
+
+            def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
+                launch(memory, device, operands[::-1] if swapped else operands, None, workspace, workspace)
+
+            whole = _in_parts(launch_parts, self.tiling.split, other, memory, device)
+        else:
+
+            def whole(a: Any, b: Any, bias: Any = None) -> Any:
+                out = empty(a, shape, strides)
+                before = empty(a, shape, strides) if keeps else out
+                launch(memory, device, (b, a) if swapped else (a, b), bias, out, before)
+                return (out, before) if keeps else out
 
         def run(a: Any, b: Any, bias: Any = None) -> Any:
             if (pointer(a) | pointer(b) | (pointer(bias) if bias is not None else 0)) % ALIGNMENT:
                 if not elsewhere:
                     elsewhere.append(other.run(memory, device))
                 return elsewhere[0](a, b) if bias is None else elsewhere[0](a, b, bias)
-            out = empty(a, shape, strides)
-            before = empty(a, shape, strides) if keeps else out
-            launch(memory, device, (b, a) if swapped else (a, b), bias, out, before)
-            return (out, before) if keeps else out
+            return whole(a, b) if bias is None else whole(a, b, bias)
 
         return run
 
@@ -192,7 +216,7 @@ class CopyCandidate(Candidate):
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
         self._copies, self._then, self.kind = copies, then, then.kind
         last = copies[max(copies)]
-        if isinstance(last, KernelCandidate) and isinstance(then, KernelCandidate) and follow_early():
+        if isinstance(last, KernelCandidate) and isinstance(then, KernelCandidate | BoxCandidate) and follow_early():
             last.tiling, then.tiling = replace(last.tiling, leads=True), replace(then.tiling, follows=True)
 
     def compile(self) -> None:
@@ -253,12 +277,11 @@ def _direct(
         found += kernels
         if isinstance(loops, Contraction) and dtype == "float32" and precision == "ieee" and not interpreted():
             found += [
-                KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype, turned)
-                for turned in (False, True)
-                for seconds, tiling in fma_tilings(loops.turned if turned else loops, on, turned)
+                KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype)
+                for seconds, tiling in fma_tilings(loops, on)
             ]
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
-            boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[: _BOXES_WORTH_TRYING + (step.epilogue is not None)]
+            boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
         if order == 0 and not any(tiling.scattered for _, tiling in tilings):
             break  # the kernel stores C order as fast as any other

@@ -1,6 +1,7 @@
 """Layer norm and RMS norm, also after dropout and a sum, of rows that a cluster shares.
 
-See :mod:`~einops_fast.backends.triton.row_cluster`. A cluster has one row, and keeps it in registers.
+See :mod:`~einops_fast.backends.triton.row_cluster`. A cluster has a row in registers, and maybe others after it, for
+which it keeps weight and bias.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -10,15 +11,81 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from einops_fast.backends.triton.again import again
+from einops_fast.backends.triton.exchange import heard, meet, notes_here, tell
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.norm import norm_inputs, norm_statistics, store_norm
-from einops_fast.backends.triton.row_cluster import heard, heard_both, meet, parameter, parts_of, tell, with_parts
+from einops_fast.backends.triton.norm import norm_statistics, norm_sum, store_norm
+from einops_fast.backends.triton.row_cluster import from_shared, parameter, part_of_row, parts_of, stored, with_parts
 from einops_fast.backends.triton.row_tiles import kept_elements, row_place, store_tile
 
 __all__ = ["norm_cluster_kernel"]
 
 
 @gluon.jit
+def _found(x, residual, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+    """A row's parts of what is read, as they are; of the residual anything if there is none."""
+    found = part_of_row(x, row, rows, number, run, exists, sizes, strides.x, f, t)
+    more = found
+    if residual is not None:
+        more = part_of_row(residual, row, rows, number, run, exists, sizes, strides.residual, f, t)
+    return found, more
+
+
+@gluon.jit
+def _of_row(mean, squares, columns, part, f: gl.constexpr, t: gl.constexpr):
+    """Mean and sum of squares of a row from those of its parts."""
+    of_row = 0.0
+    if field(f, "centred"):
+        begins = gl.arange(0, field(t, "parts"), layout=field(t, "everywhere")) * part
+        counts = gl.minimum(gl.maximum(columns - begins, 0), part).to(gl.float32)
+        of_row = gl.sum(mean * counts, 0) / columns
+        apart = mean - of_row
+        squares += apart * apart * counts
+        of_row += gl.sum(apart * counts, 0) / columns  # far from 0, the first sum was rounded much more than this one
+    return of_row, gl.sum(squares, 0)
+
+
+@gluon.jit
+def _norm_of_row(
+    found, parameters, arrays, row, rows, notes, step, number, run, exists, count, sizes, strides, columns, part, drop,
+    f: gl.constexpr, t: gl.constexpr,
+):  # fmt: skip
+    """Write the norm of a row from :func:`_found`. Gives that of the program's next row, if it has several."""
+    x, residual, weight, bias, seed, out, summed, means, rstds = arrays
+    at = row * field(t, "parts") + number
+    zeros = gl.zeros_like(number).to(gl.float32)
+    taken = exists
+    if field(f, "dropout"):
+        taken = kept_elements(row_place(at, sizes, strides.place, f), run, strides.place, seed, drop, f)
+    of_x = found[0]
+    h = norm_sum(of_x, found[1], residual, summed, taken, drop, f)
+    mean, squares = norm_statistics(h, exists, gl.maximum(count, 1).to(gl.float32), zeros, f)
+    tell(notes, step, number, mean, squares, t)
+    if summed is not None:
+        store_tile(summed, h, row_place(at, sizes, strides.summed, f), run, strides.summed, exists, f)
+    if field(t, "several"):
+        ahead = row + gl.num_programs(0)
+        found = _found(x, residual, ahead, rows, number, run, exists, sizes, strides, f, t)
+    else:
+        w = parameter(weight, strides.weight[0], number, part, run, exists)
+        b = parameter(bias, strides.bias[0], number, part, run, exists)
+    all_means, all_squares = heard(notes, step, t)
+    of_row, total = _of_row(all_means, all_squares, columns, part, f, t)
+    rstd = 1.0 / gl.sqrt(total / columns + field(f, "eps"))
+    if field(t, "several"):
+        w = from_shared(weight, parameters[0], number, t)
+        b = from_shared(bias, parameters[1], number, t)
+    if summed is None:
+        h = again(of_x).to(gl.float32)  # there is nothing else in it
+    store_norm(out, h, zeros + of_row, zeros + rstd, weight, bias, w, b, at, run, exists, sizes, strides, f)
+    place = row_place(at, sizes, strides.row, f)
+    gl.store(rstds + place, zeros + rstd, mask=number == 0)
+    if field(f, "centred"):
+        gl.store(means + place, zeros + of_row, mask=number == 0)
+    return found
+
+
+@gluon.jit(do_not_specialize=["rows"])
 def norm_cluster_kernel(
     x,
     residual,
@@ -29,52 +96,39 @@ def norm_cluster_kernel(
     summed,
     means,
     rstds,
-    notes,
     sizes,
     strides,
+    rows,
     columns,
     part,
     drop,
     f: gl.constexpr,
     t: gl.constexpr,
 ):
-    """Write the norm of a row, what was normalised, and the statistics.
+    """Write the norm of some rows, what was normalised, and the statistics.
 
-    In ``notes``, the parts tell each other their squares and means. The others are those of
+    The parts tell each other their means and squares. The arguments are those of
     :func:`~einops_fast.backends.triton.norm.norm_kernel`, of rows' parts.
     """
     row = gl.program_id(0)
     number, run, exists, count = parts_of(part, columns, t)
     sizes = with_parts(sizes, t)
-    at = row * field(t, "ctas") + number
-    zeros = gl.zeros_like(number).to(gl.float32)
-    kept = exists
-    if field(f, "dropout"):
-        kept = kept_elements(row_place(at, sizes, strides.place, f), run, strides.place, seed, drop, f)
-    h = norm_inputs(x, residual, summed, kept, at, run, exists, sizes, strides, drop, f)
-    if summed is not None:
-        store_tile(summed, h, row_place(at, sizes, strides.summed, f), run, strides.summed, exists, f)
-    meet(notes, number, t)
-    mean, squares = norm_statistics(h, exists, gl.maximum(count, 1).to(gl.float32), zeros, f)
-    tell(notes, 0, 0, number, squares, t)
-    if field(f, "centred"):
-        tell(notes, 1, 0, number, mean, t)
-    w = parameter(weight, strides.weight[0], number, part, run, exists)
-    b = parameter(bias, strides.bias[0], number, part, run, exists)
-    of_row = 0.0
-    if field(f, "centred"):
-        total, all_means = heard_both(notes, 0, t)
-        begins = gl.arange(0, field(t, "ctas"), layout=field(t, "everywhere")) * part
-        counts = gl.minimum(gl.maximum(columns - begins, 0), part).to(gl.float32)
-        of_row = gl.sum(all_means * counts, 0) / columns
-        apart = all_means - of_row
-        total += apart * apart * counts
-        of_row += gl.sum(apart * counts, 0) / columns  # far from 0, the first sum was rounded much more than this one
+    arrays = x, residual, weight, bias, seed, out, summed, means, rstds
+    notes = notes_here(t)
+    found = _found(x, residual, row, rows, number, run, exists, sizes, strides, f, t)
+    meet(notes)
+    if field(t, "several"):
+        w = stored(weight, strides.weight[0], number, part, run, exists, t)
+        b = stored(bias, strides.bias[0], number, part, run, exists, t)
+        step = 0
+        for at in range(row, rows, gl.num_programs(0)):
+            found = _norm_of_row(
+                found, (w, b), arrays, at, rows, notes, step, number, run, exists, count, sizes, strides, columns,
+                part, drop, f, t,
+            )  # fmt: skip
+            step += 1  # noqa: SIM113 - Gluon has no enumerate
     else:
-        total = heard(notes, 0, t)
-    rstd = 1.0 / gl.sqrt(gl.sum(total, 0) / columns + field(f, "eps"))
-    store_norm(out, h, zeros + of_row, zeros + rstd, weight, bias, w, b, at, run, exists, sizes, strides, f)
-    place = row_place(at, sizes, strides.row, f)
-    gl.store(rstds + place, zeros + rstd, mask=number == 0)
-    if field(f, "centred"):
-        gl.store(means + place, zeros + of_row, mask=number == 0)
+        _norm_of_row(
+            found, (), arrays, row, rows, notes, 0, number, run, exists, count, sizes, strides, columns, part, drop,
+            f, t,
+        )  # fmt: skip

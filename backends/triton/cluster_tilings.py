@@ -16,10 +16,12 @@ from einops_fast.backends.triton.rows import Rows
 from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = [
+    "CENTRED_NORM",
     "EXPONENTIALS",
-    "GRADIENTS",
-    "RMS_NORM",
-    "TWO_ARRAYS",
+    "GRADIENTS_OF_EXPONENTIALS",
+    "GRADIENTS_OF_NORM",
+    "NORM",
+    "NORM_OF_SUM",
     "ClusterTiling",
     "Share",
     "cluster_tilings",
@@ -46,28 +48,39 @@ class Share(NamedTuple):
     Attributes:
         block: columns that it has room for.
         warps: of a thread block.
-        registers: of a thread, at most; ``None``: as many as it takes.
-        ahead: rows on their way to shared memory; 0: a cluster has one row, in registers.
-        each: thread blocks for a multiprocessor, if clusters have several rows.
+        registers: of a thread, at most.
+        each: thread blocks for a multiprocessor; 0: as many as there are rows for.
+        late: what is told about a row is only heard when the next one has been worked on, if there are several.
     """
 
     block: int
     warps: int
-    registers: int | None = None
-    ahead: int = 0
+    registers: int
     each: int = 0
+    late: bool = False
 
 
-EXPONENTIALS = Share(8192, 4, 96), Share(8192, 4, 128)
-"""For softmax: what was the fastest on an H200 in float32 or bfloat16, as are those below."""
+EXPONENTIALS = Share(8192, 4, 128), Share(8192, 8, 80), Share(4096, 4, 80)
+"""For softmax: what was the fastest on an H200, as are those below; in bfloat16 the first ones, in float32 the last."""
 
-RMS_NORM = Share(8192, 8, 80), Share(4096, 4)
-"""For RMS norm. Layer norm, which threads have to exchange something twice for, is as fast without clusters."""
+GRADIENTS_OF_EXPONENTIALS = Share(8192, 8, 80), Share(4096, 4, 80)
+"""For the gradient of softmax."""
 
-TWO_ARRAYS = Share(8192, 8, 80), Share(4096, 4, 80), Share(4096, 8, 64)
-"""Where two arrays are read."""
+NORM = Share(8192, 8, 64), Share(8192, 8, 80), Share(4096, 4, 96)
+"""For RMS norm."""
 
-GRADIENTS = Share(4096, 4, None, 1, 5), Share(4096, 4, None, 2, 3)
+CENTRED_NORM = Share(8192, 4, 128, 4), Share(8192, 8, 64, 4), Share(8192, 16, 64), Share(4096, 4, 168, 3)
+"""For layer norm."""
+
+NORM_OF_SUM = Share(8192, 8, 80), Share(4096, 8, 64)
+"""For norms of sums."""
+
+GRADIENTS_OF_NORM = (
+    Share(8192, 8, 255, 1),
+    Share(8192, 8, 255, 1, late=True),
+    Share(4096, 8, 128, 2, late=True),
+    Share(4096, 8, 128, 2),
+)
 """For gradients with those of parameters."""
 
 
@@ -90,33 +103,33 @@ class ClusterTiling:
     @property
     def name(self) -> str:
         """The tiling in a line, unique to it."""
-        block, warps, registers, ahead, each = self.share
-        most = f", {registers} registers" if registers else ""
-        several = f", {ahead} ahead, {each} each" if ahead else ""
-        return f"clusters of {self.ctas}×{block}, {warps} warps{most}{several}"
+        block, warps, registers, each, late = self.share
+        several = f", {each} each{', late' if late else ''}" if each else ""
+        return f"clusters of {self.ctas}×{block}, {warps} warps, {registers} registers{several}"
+
+    @property
+    def parts(self) -> int:
+        """Of a row: a warp has one."""
+        return self.ctas * self.share.warps
 
     @property
     def block(self) -> int:
-        return self.share.block
+        """Columns that a part has room for."""
+        return self.share.block // self.share.warps
 
     @property
-    def ahead(self) -> int:
-        return self.share.ahead
+    def several(self) -> bool:
+        """Clusters have several rows, one after the other."""
+        return self.share.each > 0
 
     @property
-    def slots(self) -> int:
-        """Rows that there is room for in shared memory."""
-        return self.share.ahead + 1
-
-    @property
-    def steps(self) -> int:
-        """Of how many steps there are notes at a time."""
-        return 4 if self.share.ahead else 1
+    def late(self) -> bool:
+        return self.share.late
 
     @property
     def layout(self) -> Any:
         """Of a tile, parts × columns."""
-        return gl.BlockedLayout([1, self.vector], [1, _LANES], [1, self.share.warps], [1, 0], cga_layout=self._parts)
+        return gl.BlockedLayout([1, self.vector], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts)
 
     @property
     def shared(self) -> Any:
@@ -127,31 +140,28 @@ class ClusterTiling:
     def everywhere(self) -> Any:
         """Of one number for each part, all of them in every thread block."""
         replicated = [[0] for _ in self._parts]
-        return gl.BlockedLayout([1], [_LANES], [self.share.warps], [0], cga_layout=replicated)
+        each = max(1, self.parts // _LANES)  # so that every warp has all
+        return gl.BlockedLayout([each], [_LANES], [self.share.warps], [0], cga_layout=replicated)
 
     @property
     def _parts(self) -> list[list[int]]:
-        """Which part each thread block has."""
+        """Which parts each thread block has."""
         return [[1 << at, 0] for at in range(self.ctas.bit_length() - 1)]
 
     def clusters(self, rows: int, processors: int) -> int:
         """How many there are for so many rows."""
-        return max(1, min(rows, self.share.each * processors // self.ctas)) if self.share.ahead else rows
-
-    def notes(self, clusters: int) -> int:
-        """Words that so many clusters have notes in: of each step, two for each part."""
-        return clusters * self.steps * 2 * self.ctas
+        return max(1, min(rows, self.share.each * processors // self.ctas)) if self.several else rows
 
 
-def in_parts(rows: Rows, ctas: int) -> Rows:
+def in_parts(rows: Rows, count: int) -> Rows:
     """So many parts of the rows, as rows.
 
     >>> in_parts(Rows((7,), ((1000, 1),), 1000, False), 4)
     Rows(sizes=(7, 4), strides=((1000, 256, 1),), columns=256, wide=False)
     """
-    part = -(-rows.columns // (4 * _STEP * ctas)) * 4 * _STEP
+    part = -(-rows.columns // (4 * _STEP * count)) * 4 * _STEP
     strides = tuple([(*each[:-1], each[-1] * part, each[-1]) for each in rows.strides])
-    return replace(rows, sizes=(*rows.sizes, ctas), strides=strides, columns=part)
+    return replace(rows, sizes=(*rows.sizes, count), strides=strides, columns=part)
 
 
 def cluster_tilings(
@@ -163,7 +173,7 @@ def cluster_tilings(
         rows: how all arrays lie.
         whole: which of them have whole rows.
         items: bytes of an element of those that are read; none if these don't begin at multiples of 16 bytes.
-        shares: what thread blocks may have.
+        shares: what thread blocks may have, beginning with the rule's for elements of two bytes; for others it is last.
         shared: bytes of shared memory that a program may have.
     """
     if interpreted() or not items or max(items) > 4 or shared < _SHARED:
@@ -174,9 +184,9 @@ def cluster_tilings(
     if any(along != 1 or any(each % _STEP for each in outer) for *outer, along in places):
         return []
     found = []
-    for share in shares:
+    for share in shares if min(items) == 2 else reversed(shares):
         ctas = power_of_two(-(-rows.columns // share.block))
         tiling = ClusterTiling(ctas, share, 16 // min(items), rows.columns != ctas * share.block)
-        if 2 <= ctas <= _MOST_CTAS and (not share.ahead or tiling.slots * share.block * sum(items) < shared // 2):
+        if 2 <= ctas <= _MOST_CTAS:
             found.append(tiling)
     return found

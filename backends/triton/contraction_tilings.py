@@ -60,15 +60,6 @@ class Contraction:
         return batch, m, n, k
 
     @property
-    def turned(self) -> Contraction:
-        """The same with the operands, and so rows and columns, the other way round; for two operands."""
-        batch, rows, columns, contracted = (
-            tuple(Axis(axis.size, (axis.strides[RIGHT], axis.strides[LEFT], axis.strides[OUT])) for axis in role)
-            for role in (self.batch, self.columns, self.rows, self.contracted)
-        )
-        return contraction(batch, rows, columns, contracted)
-
-    @property
     def factored(self) -> bool:
         """Whether the left operand is the product of two arrays."""
         return len(self.inner[0].strides) > FACTOR and self.epilogue is None

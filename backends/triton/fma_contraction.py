@@ -1,10 +1,11 @@
 """The contraction kernel for float32 without tensor cores, whichever axes the operands are contiguous along.
 
-A thread multiplies a few rows with a few columns, one contracted position after the other: it wants neighbouring rows,
-and neighbouring columns, next to each other in shared memory. So a tile is loaded along the axis that it is contiguous
-along, and turned while it is stored to shared memory; the next one is on its way meanwhile. The kernel of
-``contraction.py`` leaves an operand in shared memory as it came: where that is along contracted axes, it takes more
-than twice as long.
+A thread multiplies a few rows with a few columns, one contracted position after the other. Tiles of the operands are
+copied to shared memory as they lie in memory, some steps ahead, and past the registers. Where an operand is contiguous
+along contracted axes, a thread reads two of their positions at once, else four neighbouring rows, or columns. So
+nothing is turned around, and what limits the kernel is how many numbers are read for how many products.
+
+Tiles may consist of several parts down and across, each a power of two, so that they fit extents that are none.
 
 The division of labour is that of Volkov and Demmel (2008, https://doi.org/10.1109/SC.2008.5214359).
 """
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at
 
@@ -23,93 +26,137 @@ __all__ = ["fma_kernel"]
 
 
 @gluon.constexpr_function
-def _item(record, name, at):
-    """One of a tiling's fields that has several."""
-    return getattr(record, name)[at]
+def _parts(tiling, operand):
+    """How many parts a tile of an operand has."""
+    return len(tiling.parts_of(operand))
 
 
 @gluon.constexpr_function
-def _count(tiling):
-    """Parts of a tile's columns."""
-    return len(tiling.parts)
+def _part(tiling, operand, part):
+    """The rows, or columns, of a part of an operand's tile."""
+    return tiling.parts_of(operand)[part]
 
 
 @gluon.constexpr_function
-def _shape(tiling, at):
-    return [tiling.rows.block, tiling.parts[at].block]
+def _layout(tiling, name, *at):
+    """One of a tiling's layouts."""
+    return getattr(tiling, name)(*at)
 
 
 @gluon.constexpr_function
-def _right_shape(tiling, at):
-    return [2, tiling.contracted.block, tiling.parts[at].block]
+def _shape(tiling, operand, part):
+    return [tiling.stages, tiling.parts_of(operand)[part].block, tiling.contracted.block]
 
 
-@gluon.jit
-def _left_tile(left, row_tile, step, tiling: gl.constexpr):
-    rows: gl.constexpr = field(tiling, "rows")
-    contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(left, row_tile, step, rows, contracted, 0, field(tiling, "left_layout"))
-
-
-@gluon.jit
-def _right_tile(right, step, column_tile, tiling: gl.constexpr, part: gl.constexpr):
-    columns: gl.constexpr = _item(tiling, "parts", part)
-    contracted: gl.constexpr = field(tiling, "contracted")
-    return _tile(right, step, column_tile, contracted, columns, 1, _item(tiling, "right_layouts", part))
-
-
-@gluon.jit
-def _right_tiles(right, step, column_tile, tiling: gl.constexpr):
-    found = ()
-    for part in gl.static_range(_count(tiling)):
-        found = found + (_right_tile(right, step, column_tile, tiling, part),)
-    return found
+@gluon.constexpr_function
+def _sums_shape(tiling, row_part, column_part):
+    return [tiling.parts_of(0)[row_part].block, tiling.parts_of(1)[column_part].block]
 
 
 @gluon.jit
 def _nothing(tiling: gl.constexpr):
-    """Sums of no products yet."""
+    """Sums of no products yet: for each part of the rows, and each of the columns."""
     found = ()
-    for part in gl.static_range(_count(tiling)):
-        found = found + (gl.zeros(_shape(tiling, part), gl.float32, layout=_item(tiling, "product_layouts", part)),)
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        found = found + (_no_sums(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
     return found
 
 
 @gluon.jit
-def _buffers(tiling: gl.constexpr):
-    """Shared memory for two tiles of the right operand."""
+def _no_sums(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
+    layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
+    return gl.zeros(_sums_shape(tiling, row_part, column_part), gl.float32, layout=layout)
+
+
+@gluon.jit
+def _buffers(tiling: gl.constexpr, operand: gl.constexpr):
+    """Shared memory for an operand's tiles of some steps."""
     found = ()
-    for part in gl.static_range(_count(tiling)):
+    for part in gl.static_range(_parts(tiling, operand)):
         found = found + (
-            gl.allocate_shared_memory(gl.float32, _right_shape(tiling, part), _item(tiling, "right_shared", part)),
+            gl.allocate_shared_memory(
+                gl.float32, _shape(tiling, operand, part), _layout(tiling, "shared_layout", operand, part)
+            ),
         )
     return found
 
 
 @gluon.jit
-def _keep(buffers, tiles, at, tiling: gl.constexpr):
-    """Store the parts of a tile of the right operand."""
-    for part in gl.static_range(_count(tiling)):
-        buffers[part].index(at).store(tiles[part])
+def _fetch(buffers, array, tile, step, at, tiling: gl.constexpr, operand: gl.constexpr):
+    """Have a tile of an operand copied to shared memory."""
+    for part in gl.static_range(_parts(tiling, operand)):
+        _fetch_part(buffers[part].index(at), array, tile, step, tiling, operand, part)
 
 
 @gluon.jit
-def _with_product(total, a, buffer, k: gl.constexpr, tiling: gl.constexpr, part: gl.constexpr):
-    layout: gl.constexpr = _item(tiling, "product_layouts", part)
-    return gl.fma(a.slice(k, 1, 1).load(layout), buffer.slice(k, 1, 0).load(layout), total)
+def _fetch_part(
+    buffer, array, tile, step, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr
+):  # fmt: skip
+    layout: gl.constexpr = _layout(tiling, "loading_layout", operand, part)
+    down, down_inside = _places(tile, _part(tiling, operand, part), operand, gl.SliceLayout(1, layout))
+    across, across_inside = _places(step, field(tiling, "contracted"), operand, gl.SliceLayout(0, layout))
+    async_copy.async_copy_global_to_shared(
+        buffer, array + down[:, None] + across[None, :], mask=down_inside[:, None] & across_inside[None, :]
+    )
 
 
 @gluon.jit
-def _with_products(sums, a, buffers, at, tiling: gl.constexpr):
-    """The sums with the products of a step, one contracted position after the other for all parts.
+def _numbers(buffers, at, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr):
+    """What the threads multiply of some contracted positions: of each part, a tuple with one vector per position."""
+    found = ()
+    for part in gl.static_range(_parts(tiling, operand)):
+        if _layout(tiling, "in_runs", operand, part):
+            found = found + (_pair(buffers[part].index(at), k, tiling, operand, part),)
+        else:
+            found = found + (_one_by_one(buffers[part].index(at), k, tiling, operand, part),)
+    return found
 
-    Part by part, a thread would have to keep what it reads of the left operand.
-    """
-    left = a.index(at)
-    for k in gl.static_range(field(field(tiling, "contracted"), "block")):
+
+@gluon.jit
+def _pair(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
+    """Two contracted positions, which are neighbours in shared memory."""
+    first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "pair_layout", operand, part)))
+    layout: gl.constexpr = _layout(tiling, "vector_layout", operand, part)
+    return (
+        gl.convert_layout(first, layout, assert_trivial=True),
+        gl.convert_layout(second, layout, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def _one_by_one(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
+    layout: gl.constexpr = _layout(tiling, "one_layout", operand, part)
+    found = ()
+    for at in gl.static_range(field(tiling, "at_once")):
+        one = gl.reshape(buffer.slice(k + at, 1, 1).load(layout), [_layout(tiling, "block_of", operand, part)])
+        found = found + (gl.convert_layout(one, _layout(tiling, "vector_layout", operand, part), assert_trivial=True),)
+    return found
+
+
+@gluon.jit
+def _with_product(total, a, b, tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
+    layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
+    down = gl.convert_layout(a, gl.SliceLayout(1, layout), assert_trivial=True)
+    across = gl.convert_layout(b, gl.SliceLayout(0, layout), assert_trivial=True)
+    return gl.fma(down[:, None], across[None, :], total)
+
+
+@gluon.jit
+def _with_products(sums, left, right, tiling: gl.constexpr):
+    """The sums with the products of some contracted positions."""
+    for each in gl.static_range(field(tiling, "at_once")):
         found = ()
-        for part in gl.static_range(_count(tiling)):
-            found = found + (_with_product(sums[part], left, buffers[part].index(at), k, tiling, part),)
+        for part in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+            found = found + (
+                _with_product(
+                    sums[part],
+                    left[part // _parts(tiling, 1)][each],
+                    right[part % _parts(tiling, 1)][each],
+                    tiling,
+                    part // _parts(tiling, 1),
+                    part % _parts(tiling, 1),
+                ),
+            )
         sums = found
     return sums
 
@@ -124,39 +171,19 @@ def _places(tile, role: gl.constexpr, array: gl.constexpr, layout: gl.constexpr)
 
 
 @gluon.jit
-def _tile(
-    array,
-    first,
-    second,
-    first_role: gl.constexpr,
-    second_role: gl.constexpr,
-    at: gl.constexpr,
-    layout: gl.constexpr,
-):
-    down, down_inside = _places(first, first_role, at, gl.SliceLayout(1, layout))
-    across, across_inside = _places(second, second_role, at, gl.SliceLayout(0, layout))
-    return gl.load(
-        array + down[:, None] + across[None, :],
-        mask=down_inside[:, None] & across_inside[None, :],
-        other=0.0,
-    )
-
-
-@gluon.jit
 def _store(out, sums, row_tile, column_tile, tiling: gl.constexpr):
-    for part in gl.static_range(_count(tiling)):
-        _store_part(out, sums[part], row_tile, column_tile, tiling, part)
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        _store_part(out, sums[at], row_tile, column_tile, tiling, at // _parts(tiling, 1), at % _parts(tiling, 1))
 
 
 @gluon.jit
-def _store_part(out, sums, row_tile, column_tile, tiling: gl.constexpr, part: gl.constexpr):
-    regrouped: gl.constexpr = field(tiling, "regrouped")
-    layout: gl.constexpr = _item(tiling, "out_layouts" if regrouped else "product_layouts", part)
-    if regrouped:
-        sums = gl.convert_layout(sums, layout)
-    down, down_inside = _places(row_tile, field(tiling, "rows"), 2, gl.SliceLayout(1, layout))
-    columns: gl.constexpr = _item(tiling, "parts", part)
-    across, across_inside = _places(column_tile, columns, 2, gl.SliceLayout(0, layout))
+def _store_part(
+    out, sums, row_tile, column_tile, tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr
+):  # fmt: skip
+    layout: gl.constexpr = _layout(tiling, "out_layout", row_part, column_part)
+    sums = gl.convert_layout(sums, layout)
+    down, down_inside = _places(row_tile, _part(tiling, 0, row_part), 2, gl.SliceLayout(1, layout))
+    across, across_inside = _places(column_tile, _part(tiling, 1, column_part), 2, gl.SliceLayout(0, layout))
     gl.store(out + down[:, None] + across[None, :], sums, mask=down_inside[:, None] & across_inside[None, :])
 
 
@@ -176,6 +203,22 @@ def _placed(number, tiling: gl.constexpr):
 def _batch(array, batch, at: gl.constexpr, tiling: gl.constexpr):
     # Batch offsets are 64 bits wide: they are scalars, which cost nothing.
     return array + counted(batch.to(gl.int64), field(tiling, "batch"), at, False)
+
+
+@gluon.jit
+def _fetch_both(left, right, a, b, at, program, begin, tiling: gl.constexpr):
+    """Have the tiles of a program's step copied."""
+    contracted: gl.constexpr = field(tiling, "contracted")
+    split: gl.constexpr = field(tiling, "split")
+    steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
+    if field(tiling, "persistent"):
+        number, step = program + at // steps * field(tiling, "programs"), at % steps
+    else:
+        number, step = program, begin + at
+    batch, row_tile, column_tile = _placed(number, tiling)
+    stage = at % field(tiling, "stages")
+    _fetch(a, _batch(left, batch, 0, tiling), row_tile, step, stage, tiling, 0)
+    _fetch(b, _batch(right, batch, 1, tiling), column_tile, step, stage, tiling, 1)
 
 
 @gluon.jit
@@ -203,31 +246,36 @@ def fma_kernel(
     if split > 1:
         out += part.to(gl.int64) * field(tiling, "elements")
 
-    a = gl.allocate_shared_memory(
-        gl.float32, [2, field(field(tiling, "rows"), "block"), depth], field(tiling, "left_shared")
-    )
-    b = _buffers(tiling)
+    a, b = _buffers(tiling, 0), _buffers(tiling, 1)
     sums = _nothing(tiling)
-    batch, row_tile, column_tile = _placed(program, tiling)
-    a.index(0).store(_left_tile(_batch(left, batch, 0, tiling), row_tile, begin, tiling))
-    _keep(b, _right_tiles(_batch(right, batch, 1, tiling), begin, column_tile, tiling), 0, tiling)
+    for first in gl.static_range(field(tiling, "stages")):
+        if first < count:
+            _fetch_both(left, right, a, b, first, program, begin, tiling)
+        async_copy.commit_group()
+    async_copy.wait_group(field(tiling, "stages") - 1)
+    barrier()
+    some, others = _numbers(a, 0, 0, tiling, 0), _numbers(b, 0, 0, tiling, 1)
     for at in range(0, count):
-        here = at % 2
-        # The last step loads its own tile once more.
-        ahead = gl.minimum(at + 1, count - 1)
-        if persistent:
-            batch, row_tile, column_tile = _placed(program + ahead // steps * programs, tiling)
-            following = ahead % steps
-        else:
-            following = begin + ahead
-        next_left = _left_tile(_batch(left, batch, 0, tiling), row_tile, following, tiling)
-        next_right = _right_tiles(_batch(right, batch, 1, tiling), following, column_tile, tiling)
-        sums = _with_products(sums, a, b, here, tiling)
+        # Numbers are read while those before them are multiplied.
+        for k in gl.static_range(0, depth - field(tiling, "at_once"), field(tiling, "at_once")):
+            next_some = _numbers(a, at % field(tiling, "stages"), k + field(tiling, "at_once"), tiling, 0)
+            next_others = _numbers(b, at % field(tiling, "stages"), k + field(tiling, "at_once"), tiling, 1)
+            sums = _with_products(sums, some, others, tiling)
+            some, others = next_some, next_others
+        # The next tiles have come, and all threads have read these ones.
+        async_copy.wait_group(field(tiling, "stages") - 2)
+        barrier()
+        next_some = _numbers(a, (at + 1) % field(tiling, "stages"), 0, tiling, 0)
+        next_others = _numbers(b, (at + 1) % field(tiling, "stages"), 0, tiling, 1)
+        if at + field(tiling, "stages") < count:
+            _fetch_both(left, right, a, b, at + field(tiling, "stages"), program, begin, tiling)
+        async_copy.commit_group()
+        sums = _with_products(sums, some, others, tiling)
+        some, others = next_some, next_others
         if persistent and at % steps == steps - 1:
-            done_batch, done_rows, done_columns = _placed(program + at // steps * programs, tiling)
-            _store(_batch(out, done_batch, 2, tiling), sums, done_rows, done_columns, tiling)
+            batch, row_tile, column_tile = _placed(program + at // steps * programs, tiling)
+            _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
             sums = _nothing(tiling)
-        a.index(1 - here).store(next_left)
-        _keep(b, next_right, 1 - here, tiling)
     if not persistent:
+        batch, row_tile, column_tile = _placed(program, tiling)
         _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 
 from einops_fast.backends.triton.contraction_tilings import Contraction, contracted_role
 from einops_fast.backends.triton.fma_tiles import FmaTiling
@@ -20,99 +21,108 @@ from einops_fast.backends.triton.matrix_tiles import (
 from einops_fast.backends.triton.tiling import NOTHING, Role, power_of_two
 from einops_fast.cost import Ceilings
 
-__all__ = ["fma_tilings", "tiling_of"]
+__all__ = ["fma_tilings", "in_parts", "tiling_of"]
 
 _ITEM = 4
 
-_FEW, _UNHIDDEN, _LARGE = 4, 1.15, 0.05
-"""With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends; and
-large ones take longer than small ones, by this power of their size."""
+_FEW, _LARGE, _WARPS = 4, 0.05, 16
+"""With so few steps, large tiles take longer than small ones, by this power of their size, and so many warps of a
+multiprocessor wait for each other's loads and stores less than fewer do."""
+
+_CACHE = 1.5
+"""How much faster what others have read before comes from the cache than from memory."""
+
+_SHORT = 8
+"""Steps of which the first one's loads take a part of the time that counts."""
+
+_ONE_STEP, _UNHIDDEN = 2, 1.15
+"""With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends."""
 
 _BUSY = 12 * 64
 """Sums of a lane of all warps of a multiprocessor that keep it busy."""
 
-_ONE, _SEVERAL = range(2)
-"""Tiles that a program computes."""
-
-_EITHER = (_ONE, _SEVERAL)
-
-# Rows, the parts of the columns and the contracted extent of a tile, warps, and how many tiles a program computes.
-_SHAPES: tuple[tuple[int, tuple[int, ...], int, int, tuple[int, ...]], ...] = (
-    (128, (128,), 16, 8, _EITHER),
-    (128, (128,), 16, 4, _EITHER),
-    (64, (128,), 16, 4, _EITHER),
-    (64, (64, 32, 8), 8, 4, (_ONE,)),
-    # With 96 sums and 16 positions a thread's registers don't suffice, unless addresses are computed again and again.
-    (128, (64, 32), 16, 4, (_SEVERAL,)),
-    (128, (64, 32), 8, 4, (_ONE,)),
-    (64, (64, 32), 8, 4, (_ONE,)),
-    (256, (64,), 16, 4, _EITHER),
-    (128, (64,), 16, 4, _EITHER),
-    (128, (64,), 8, 4, (_ONE,)),
-    (64, (64,), 16, 4, (_ONE,)),
-    (64, (64,), 16, 2, _EITHER),
-    (32, (64,), 16, 4, (_ONE,)),
-    (128, (32, 16), 8, 2, (_ONE,)),
-    (128, (32,), 16, 2, _EITHER),
-    (64, (32,), 16, 4, (_ONE,)),
-    (32, (32,), 16, 2, (_ONE,)),
-    (256, (16, 8), 8, 4, _EITHER),
-    (128, (16, 8), 8, 2, _EITHER),
+# Rows, columns and contracted extent of a tile, warps and stages.
+_SHAPES = (
+    (128, 128, 16, 4, 3),
+    (128, 64, 16, 2, 4),
+    (128, 64, 16, 4, 3),
+    (128, 64, 16, 4, 2),
+    (64, 64, 16, 2, 4),
+    (64, 64, 16, 4, 4),
+    (32, 64, 16, 2, 4),
+    (128, 32, 16, 2, 4),
+    (64, 32, 16, 2, 4),
+    (32, 32, 16, 1, 4),
 )
 
+_BESIDE = ((256,), (128,), (64, 32, 8), (64, 32), (64,))
+"""Rows, or columns, that go with columns, or rows, in parts."""
+
 _FULLER = 0.93
-"""How much less may be left empty for a tile's columns to be taken in parts."""
+"""How much less may be left empty for a tile's rows or columns to be taken in parts."""
+
+_PARTS, _WIDTHS = (128, 64, 32, 16, 8), (48, 160)
+"""What parts there are, and of how many rows or columns a tile in parts is, if there are as many."""
+
+_SUMS = (40, 144)
+"""The least and the most sums of a thread in such tiles."""
+
+_MANY = 112
+"""Sums of a thread that leave few registers for what is multiplied."""
 
 
-def fma_tilings(problem: Contraction, on: Ceilings, turned: bool = False) -> list[tuple[float, FmaTiling]]:
+def fma_tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTiling]]:
     """Tilings with predicted seconds; none for what the kernel can't do.
 
     Args:
         problem: the loops.
         on: ceilings of the device.
-        turned: whether rows and columns have changed places; these tilings only add to the others.
     """
     left, right = (fastest(problem.contracted, operand) for operand in (LEFT, RIGHT))
     along_two = left is not None and right is not None and left != right
     if problem.factored or problem.epilogue is not None or problem.wide or along_two:
         return []
-    found = [(_predicted(problem, tiling, on), tiling) for tiling in _all(problem, on, turned)]
+    found = [(_predicted(problem, tiling, on), tiling) for tiling in dict.fromkeys(_all(problem, on))]
     return sorted(found, key=lambda each: each[0])
 
 
 def tiling_of(
     problem: Contraction,
-    rows: int,
-    parts: Sequence[int],
+    rows: Sequence[int],
+    columns: Sequence[int],
     depth: int,
     warps: int,
+    stages: int,
     *,
     programs: int = 0,
     split: int = 1,
 ) -> FmaTiling | None:
-    """The tiling for a problem, if its columns can be taken in these parts."""
+    """The tiling for a problem, if its rows and columns can be taken in these parts."""
     run = run_length(_ITEM)
-    columns = _in_parts(free_role(problem.columns, RIGHT, parts[0], run), parts)
-    if len(columns) < len(parts):
+    down = _parts_of(free_role(problem.rows, LEFT, rows[0], run), rows)
+    across = _parts_of(free_role(problem.columns, RIGHT, columns[0], run), columns)
+    if len(down) < len(rows) or len(across) < len(columns):
         return None
     contracted, _ = contracted_role(problem.contracted, depth, run, True)
     return FmaTiling(
         problem.batch,
-        free_role(problem.rows, LEFT, rows, run),
-        columns[0],
+        down[0],
+        across[0],
         contracted,
         split=split,
         warps=warps,
-        further=tuple(columns[1:]),
+        stages=stages,
+        below=tuple(down[1:]),
+        further=tuple(across[1:]),
         programs=programs,
     )
 
 
-def _in_parts(columns: Role, parts: Sequence[int]) -> list[Role]:
-    """One after the other, where a tile's columns are neighbours in one group."""
-    first, second = columns.groups
-    if len(parts) == 1 or columns.outer or first.block > 1:
-        return [columns]
+def _parts_of(role: Role, parts: Sequence[int]) -> list[Role]:
+    """One after the other, where a tile's rows, or columns, are neighbours in one group."""
+    first, second = role.groups
+    if len(parts) == 1 or role.outer or first.block > 1:
+        return [role]
     starts = [sum(parts[:at]) for at in range(len(parts))]
     return [
         Role((), (NOTHING, replace(second, block=part, period=sum(parts), start=start)))
@@ -120,26 +130,54 @@ def _in_parts(columns: Role, parts: Sequence[int]) -> list[Role]:
     ]
 
 
-def _all(problem: Contraction, on: Ceilings, turned: bool) -> Iterator[FmaTiling]:
-    _, m, n, _ = problem.extents
-    for rows, parts, depth, warps, tiles in _SHAPES:
-        # A tile of twice the extent does the work of none.
-        if rows > max(32, power_of_two(m)) or parts[0] > max(32, power_of_two(n)):
+def _all(problem: Contraction, on: Ceilings) -> Iterator[FmaTiling]:
+    for rows, columns, depth, warps, stages in dict.fromkeys(_shapes(problem)):
+        tiling = tiling_of(problem, rows, columns, depth, warps, stages)
+        if tiling is None or not tiling.each_its_own:
             continue
-        whole = tiling_of(problem, rows, parts[:1], depth, warps)
-        tiling = tiling_of(problem, rows, parts, depth, warps)
-        if tiling is None or whole is None or (turned and len(parts) == 1):
-            continue
-        if len(parts) > 1 and tiling.columns.padded > _FULLER * whole.columns.padded:
-            continue
-        for each in _in_splits(tiling, on) if _ONE in tiles else ():
-            most = -(-each.tiles * each.split // on.units)
-            if each.resident < most <= each.resident + 1 and most * warps <= 16:
-                # All at once, rather than a few in the end.
-                each = replace(each, registers=128)
-            yield each
-        if _SEVERAL in tiles and tiling.tiles > on.units * tiling.resident:
+        if tiling.tiles <= on.units * tiling.resident and tiling.contracted.tiles <= _SHORT:
+            # All begin at once: what is loaded further ahead is in the way of what is needed first.
+            tiling = replace(tiling, stages=2)
+        yield from _in_splits(tiling, on)
+        if tiling.contracted.tiles <= _ONE_STEP and tiling.tiles > on.units * tiling.resident:
             yield replace(tiling, programs=on.units * tiling.resident)
+
+
+def _shapes(problem: Contraction) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int, int]]:
+    _, m, n, k = problem.extents
+    shallow = _padded(k, 8) < _FULLER * _padded(k, 16)
+    for high, wide, depth, warps, stages in _SHAPES:
+        # A tile of twice the extent does the work of none.
+        if high <= max(32, power_of_two(m)) and wide <= max(32, power_of_two(n)):
+            yield (high,), (wide,), 8 if shallow else depth, warps, stages
+    across, down = in_parts(n), in_parts(m)
+    for rows, columns in (
+        *product(down, across),
+        *((beside, parts) for beside in _BESIDE for parts in across if beside[0] <= power_of_two(m)),
+        *((parts, beside) for beside in _BESIDE for parts in down if beside[0] <= power_of_two(n)),
+    ):
+        for warps in (1, 2, 4):
+            sums = sum(rows) * sum(columns) / (32 * warps)
+            if _SUMS[0] <= sums <= _SUMS[1]:
+                flat = shallow or sums > _MANY
+                yield rows, columns, 8 if flat else 16, warps, 4 if flat else 3
+
+
+def in_parts(extent: int) -> list[tuple[int, ...]]:
+    """Powers of two, in decreasing order, that leave less of an extent empty than one of them; the best few.
+
+    >>> in_parts(100), in_parts(288), in_parts(64)
+    ([(64, 32, 8)], [(128, 16), (64, 32)], [])
+    """
+    least, most = min(extent, _WIDTHS[0]), _WIDTHS[1]
+    enough = _FULLER * _padded(extent, min(64, power_of_two(extent)))
+    widths = [parts for count in (2, 3) for parts in combinations(_PARTS, count) if least <= sum(parts) <= most]
+    found = sorted((_padded(extent, sum(parts)), len(parts), -sum(parts), parts) for parts in widths)
+    return [parts for padded, *_, parts in found if padded <= min(enough, 1.05 * found[0][0])][:2]
+
+
+def _padded(extent: int, width: int) -> int:
+    return -(-extent // width) * width
 
 
 def _in_splits(tiling: FmaTiling, on: Ceilings) -> Iterator[FmaTiling]:
@@ -158,17 +196,20 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
     idle = -(-tiles // on.units) * on.units / tiles
     if tiling.persistent:
         idle = (1 + -(-tiles // tiling.programs) * tiling.programs / tiles) / 2
-    elif tiling.contracted.tiles <= _FEW:
+    elif tiling.contracted.tiles <= _ONE_STEP:
         idle *= _UNHIDDEN
+    resident = min(tiling.resident, -(-tiles // on.units)) * tiling.warps
     if tiling.contracted.tiles <= _FEW:
-        idle *= float((tiling.rows.block * tiling.columns.width / 4096) ** _LARGE)
-    products = tiles * tiling.rows.block * tiling.columns.width * tiling.contracted.padded / tiling.split
+        idle *= max(1.0, _WARPS / resident) ** 0.3
+        idle *= float((tiling.rows.width * tiling.columns.width / 4096) ** _LARGE)
+    products = tiles * tiling.rows.width * tiling.columns.width * tiling.contracted.padded / tiling.split
     # Reading a number takes four times as long as multiplying two.
     high, wide = tiling.sums_of_thread
-    warps = min(tiling.resident, -(-tiles // on.units)) * tiling.warps
-    lazy: float = max(1.0, _BUSY / (warps * high * wide)) ** 0.5
-    arithmetic = idle * lazy * 2 * products / on.gemm_rate("float32") * max(1.0, 4 * (high + wide) / (high * wide))
-    memory = _ITEM * batch * (m * k + k * n + m * n) / on.bandwidth
+    reading = 4 * (high + wide) / (high * wide)
+    lazy: float = max(1.0, _BUSY / (resident * high * wide)) ** 0.5
+    arithmetic = idle * lazy * 2 * products / on.gemm_rate("float32") * max(0.9 + 0.1 * reading, reading)
+    read = products * (1 / tiling.rows.width + 1 / tiling.columns.width)
+    memory = _ITEM * max(batch * (m * k + k * n + m * n), read / _CACHE) / on.bandwidth
     written = 8 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     pieces: float = max(
         IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)

@@ -11,6 +11,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
+from einops_fast.backends.triton.bare_launch import Launch, launch_of
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.fma_contraction import fma_kernel
@@ -101,6 +102,7 @@ class Kernel:
         self._together = "arrays" in self._types
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}
+        self._launches: dict[bool, Launch] = {}
         self._interpreted = interpreted()
 
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
@@ -119,14 +121,13 @@ class Kernel:
         bits = 0
         for pointer in pointers + addresses:
             bits |= pointer
-        compiled = self._compiled.get(bits % ALIGNMENT == 0)
-        if compiled is None:
-            compiled = self.compile(bits % ALIGNMENT == 0)
+        aligned = bits % ALIGNMENT == 0
+        launch = self._launches.get(aligned)
+        if launch is None:
+            launch = self._launches[aligned] = launch_of(self._compiled.get(aligned) or self.compile(aligned))
         grid = self._grid
-        compiled.run(
-            grid[0], grid[1], grid[2], memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *self._arguments(pointers, addresses), *self._rest,
-        )  # fmt: skip
+        arguments = launch.arguments((*self._arguments(pointers, addresses), *self._rest))
+        launch.queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
 
     def _arguments(self, operands: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arrays as the kernel takes them. In a contraction, the first one stands in for what isn't there."""

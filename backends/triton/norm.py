@@ -28,7 +28,7 @@ from einops_fast.backends.triton.row_tiles import (
     store_tile,
 )
 
-__all__ = ["NormFeatures", "NormStrides", "norm_inputs", "norm_kernel", "norm_statistics", "store_norm"]
+__all__ = ["NormFeatures", "NormStrides", "norm_kernel", "norm_statistics", "norm_sum", "store_norm"]
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,16 @@ class NormStrides(NamedTuple):
 
 
 @triton.jit
-def norm_inputs(x, residual, summed, kept, row, column, exists, sizes, strides, drop, f: tl.constexpr):
-    """A tile of what is normalised, rounded as it is kept; ``kept`` are the elements of ``x`` that aren't dropped."""
-    h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
+def norm_sum(h, more, residual, summed, kept, drop, f: tl.constexpr):
+    """What is normalised, rounded as it is kept, from tiles of ``x`` and, if there is one, of the residual.
+
+    ``kept`` are the elements of ``x`` that aren't dropped.
+    """
+    h = h.to(kept_type(f))
     if field(f, "dropout"):
         h = dropped_tile(h, kept, drop, f)
     if residual is not None:
-        place = row_place(row, sizes, strides.residual, f)
-        h += load_tile(residual, place, column, strides.residual, exists, 0.0, f)
+        h += more.to(kept_type(f))
     if summed is not None:
         h = h.to(summed.dtype.element_ty).to(kept_type(f))
     return h
@@ -91,12 +93,18 @@ def norm_inputs(x, residual, summed, kept, row, column, exists, sizes, strides, 
 
 @triton.jit
 def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop, f: tl.constexpr):
-    """The same, from column ``start`` on."""
+    """A tile of what is normalised, from column ``start`` on."""
     block: tl.constexpr = exists.shape[1]
     kept = exists
     if field(f, "dropout"):
         kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
-    return norm_inputs(x, residual, summed, kept, row, start + tl.arange(0, block), exists, sizes, strides, drop, f)
+    column = start + tl.arange(0, block)
+    h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
+    more = h
+    if residual is not None:
+        place = row_place(row, sizes, strides.residual, f)
+        more = load_tile(residual, place, column, strides.residual, exists, 0.0, f)
+    return norm_sum(h, more, residual, summed, kept, drop, f)
 
 
 @triton.jit

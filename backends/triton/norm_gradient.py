@@ -54,17 +54,12 @@ def weighted(d, weight, w, f: tl.constexpr):
 
 @triton.jit
 def store_norm_gradient(
-    dx, d_residual, d_summed, normalised, d, inner, mean, rstd, kept, row, column, exists, sizes, strides, drop,
-    f: tl.constexpr,
-):  # fmt: skip
-    """Write a tile of the gradients, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``.
+    dx, d_residual, d_summed, gradient, kept, row, column, exists, sizes, strides, drop, f: tl.constexpr
+):
+    """Write a tile of the gradients, from that of what was normalised.
 
     ``kept`` are the elements of the input that weren't dropped.
     """
-    gradient = d - normalised * inner[:, None]
-    if field(f, "centred"):
-        gradient -= mean[:, None]
-    gradient *= rstd[:, None]
     if d_summed is not None:
         place = row_place(row, sizes, strides.d_summed, f)
         gradient += load_tile(d_summed, place, column, strides.d_summed, exists, 0.0, f)
@@ -83,15 +78,17 @@ def _store_gradient(
     dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, start, exists, sizes, strides, drop,
     f: tl.constexpr,
 ):  # fmt: skip
-    """The same, from column ``start`` on."""
+    """The same from column ``start`` on, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
     block: tl.constexpr = exists.shape[1]
+    gradient = d - normalised * inner[:, None]
+    if field(f, "centred"):
+        gradient -= mean[:, None]
+    gradient *= rstd[:, None]
     kept = exists
     if field(f, "dropout") and dx is not None:
         kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
     column = start + tl.arange(0, block)
-    store_norm_gradient(
-        dx, d_residual, d_summed, normalised, d, inner, mean, rstd, kept, row, column, exists, sizes, strides, drop, f
-    )
+    store_norm_gradient(dx, d_residual, d_summed, gradient, kept, row, column, exists, sizes, strides, drop, f)
 
 
 @triton.jit

@@ -10,14 +10,15 @@ from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.cluster_norm import norm_cluster_kernel
 from einops_fast.backends.triton.cluster_norm_gradient import norm_gradient_cluster_kernel
 from einops_fast.backends.triton.cluster_tilings import (
-    GRADIENTS,
-    RMS_NORM,
-    TWO_ARRAYS,
+    CENTRED_NORM,
+    GRADIENTS_OF_NORM,
+    NORM,
+    NORM_OF_SUM,
     ClusterTiling,
     cluster_tilings,
     in_parts,
 )
-from einops_fast.backends.triton.cluster_way import ClusterWay, cluster_call
+from einops_fast.backends.triton.cluster_way import ClusterWay, cluster_call, fit, with_clusters
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
@@ -121,7 +122,12 @@ class _Sums(Way):
     """
 
     def __init__(self, count: int, columns: int, acc: str) -> None:
-        self._add, self._count, self._acc = column_sums(count, columns), count * columns, acc
+        self._columns, self._acc = columns, acc
+        self._add_up(count)
+
+    def _add_up(self, count: int) -> None:
+        """So many sums."""
+        self._add, self._count = column_sums(count, self._columns), count * self._columns
 
     def sums(self, memory: Memory, like: Any, d_weight: Any, d_bias: Any) -> tuple[Any, Any, Sequence[Launch]]:
         """Memory for the sums to weight and bias, and what adds them."""
@@ -165,17 +171,27 @@ class _Clusters(_Sums):
         self.name = tiling.name
         clusters = tiling.clusters(rows.count, processors)
         super().__init__(clusters, rows.columns, "float32")
-        self._notes = tiling.notes(clusters)
+        self._fitted = False
         counts = rows.count, rows.columns
         self._call = cluster_call(
-            norm_gradient_cluster_kernel, clusters, tiling, parts, places, counts, (drop,), features
+            norm_gradient_cluster_kernel,
+            clusters,
+            tiling,
+            parts,
+            places,
+            counts,
+            (drop,),
+            features,
         )
 
     def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
         *given, d_weight, d_bias = arrays
+        if not self._fitted:
+            to_weight, to_bias, _ = self.sums(memory, arrays[0], d_weight, d_bias)
+            self._add_up(fit(self._call, *given, to_weight, to_bias))
+            self._fitted = True
         to_weight, to_bias, add = self.sums(memory, arrays[0], d_weight, d_bias)
-        notes = memory.workspace(arrays[0], self._notes, "int64")
-        return [(self._call, (*given, to_weight, to_bias, notes)), *add]
+        return [(self._call, (*given, to_weight, to_bias)), *add]
 
 
 class _Columns(_Sums):
@@ -256,14 +272,21 @@ def norm_contest(
         _Rows(features, rows, tiling, places(rows), drop, problem.acc)
         for tiling in row_tilings(alike, size, 1, arrays, limits[0])
     ]
-    shares = TWO_ARRAYS if arrays > 1 else () if problem.centred else RMS_NORM
+    shares = NORM_OF_SUM if arrays > 1 else CENTRED_NORM if problem.centred else NORM
+    clusters: list[Way] = []
     for cluster in cluster_tilings(rows, whole, [size] * arrays, shares, limits[0]):
-        parts = in_parts(rows, cluster.ctas)
+        parts = in_parts(rows, cluster.parts)
         of_parts = problem.features(parts)
-        ways.append(ClusterWay(norm_cluster_kernel, rows.columns, cluster, parts, places(parts), (drop,), of_parts))
-    ring = norm_through_ring(rows, items, (along[0] or 0, along[1] or 0), features, *limits)
+        clusters.append(
+            ClusterWay(norm_cluster_kernel, rows, cluster, parts, places(parts), (drop,), of_parts, limits[1])
+        )
+    ring = None
+    if not clusters:
+        ring = norm_through_ring(rows, items, (along[0] or 0, along[1] or 0), features, *limits)
+    if ring is not None:
+        ways.insert(0, RingWay(ring, 2))
     call = row_call(problem.name, alike, features, mode, ring=ring is not None)
-    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 2), *ways])
+    return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
 
 
 def norm_gradient_contest(
@@ -303,8 +326,10 @@ def norm_gradient_contest(
         pairs = [*pairs[:4], *((each, columns[0]) for each in sums[1:])] if inputs else pairs
         ways += [_Columns(features, rows, pair, places(rows), drop, acc, inputs) for pair in pairs]
     arrays = [at for at in (0, 1, 3, 4, 5) if strides[at] is not None]
-    for cluster in cluster_tilings(rows, arrays, items if inputs else [], GRADIENTS, shared):
-        parts = in_parts(rows, cluster.ctas)
-        ways.append(_Clusters(problem.features(parts), rows, cluster, parts, places(parts), drop, processors))
+    clusters: list[Way] = []
+    for cluster in cluster_tilings(rows, arrays, items if inputs else [], GRADIENTS_OF_NORM, shared):
+        parts = in_parts(rows, cluster.parts)
+        clusters.append(_Clusters(problem.features(parts), rows, cluster, parts, places(parts), drop, processors))
     call = row_call(f"gradients of {problem.name}", alike, features, mode)
-    return Contest(memory, device, replace(call, details={**call.details, "wanted": [inputs, parameters]}), ways)
+    call = replace(call, details={**call.details, "wanted": [inputs, parameters]})
+    return Contest(memory, device, call, with_clusters(ways, clusters, rows, processors))

@@ -112,8 +112,9 @@ def sum_of_parts(parts: int, elements: int) -> ReductionTiling:
     free = Axis(elements, (1, 1))
     summed = Axis(parts, (elements, 0))
     few = elements < 1 << 12
-    width = min(64 if few else 512, power_of_two(elements))
-    depth = min(64 if few else 4, power_of_two(parts))
+    many = parts > 8
+    width = min(64 if few else 256 if many else 512, power_of_two(elements))
+    depth = min(64 if few else 16 if many else 4, power_of_two(parts))
     if elements == 1:
         depth = min(1024, power_of_two(parts))
     return ReductionTiling(1, linear_role([free], width), linear_role([summed], depth))

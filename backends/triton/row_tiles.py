@@ -121,11 +121,13 @@ def _philox(seed, place):
     c2 = c0 * 0
     c3 = c2
     for _ in tl.static_range(7):
-        before, c2_before = c0, c2
-        c0 = tl.umulhi(c2_before, 0xCD9E8D57) ^ c1 ^ k0
-        c1 = tl.mul(c2_before, 0xCD9E8D57, sanitize_overflow=False)
-        c2 = tl.umulhi(before, 0xD2511F53) ^ c3 ^ k1
-        c3 = tl.mul(before, 0xD2511F53, sanitize_overflow=False)
+        # Both halves of a product are one instruction's.
+        product = c2.to(tl.uint64) * 0xCD9E8D57
+        product_before = c0.to(tl.uint64) * 0xD2511F53
+        c0 = (product >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = product.to(tl.uint32)
+        c2 = (product_before >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = product_before.to(tl.uint32)
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
         k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
     return c0, c1, c2, c3

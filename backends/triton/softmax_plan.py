@@ -8,8 +8,13 @@ from typing import Any
 
 from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.cluster_softmax import softmax_cluster_kernel, softmax_gradient_cluster_kernel
-from einops_fast.backends.triton.cluster_tilings import EXPONENTIALS, TWO_ARRAYS, cluster_tilings, in_parts
-from einops_fast.backends.triton.cluster_way import ClusterWay
+from einops_fast.backends.triton.cluster_tilings import (
+    EXPONENTIALS,
+    GRADIENTS_OF_EXPONENTIALS,
+    cluster_tilings,
+    in_parts,
+)
+from einops_fast.backends.triton.cluster_way import ClusterWay, with_clusters
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.ring_gradient import gradient_through_ring
@@ -98,15 +103,18 @@ def softmax_contest(
         for tiling in row_tilings(alike, size, 1, 2, limits[0])
     ]
     plain = mask is None and queries is None and not double
+    clusters: list[Way] = []
     for cluster in cluster_tilings(rows, (0, 1), [size] if plain else [], EXPONENTIALS, limits[0]):
-        parts = in_parts(rows, cluster.ctas)
+        parts = in_parts(rows, cluster.parts)
         of_x, of_out, of_mask, of_position = parts.strides
         places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
         of_parts = replace(features, axes=len(parts.sizes))
-        ways.append(ClusterWay(softmax_cluster_kernel, rows.columns, cluster, parts, places, (scale,), of_parts))
-    ring = softmax_through_ring(rows, items, log, scale, *limits) if plain else None
+        clusters.append(ClusterWay(softmax_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1]))
+    ring = softmax_through_ring(rows, items, log, scale, *limits) if plain and not clusters else None
+    if ring is not None:
+        ways.insert(0, RingWay(ring, 2))
     call = row_call("softmax", alike, features, mode, ring=ring is not None)
-    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 2), *ways])
+    return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
 
 
 def softmax_gradient_contest(
@@ -125,14 +133,21 @@ def softmax_gradient_contest(
         _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", features, rows, tiling, places, scale)
         for tiling in row_tilings(alike, size, 2, 2, limits[0])
     ]
-    for cluster in cluster_tilings(rows, (0, 1, 2), [] if double else [size, size], TWO_ARRAYS, limits[0]):
-        parts = in_parts(rows, cluster.ctas)
+    clusters: list[Way] = []
+    for cluster in cluster_tilings(
+        rows, (0, 1, 2), [] if double else [size, size], GRADIENTS_OF_EXPONENTIALS, limits[0]
+    ):
+        parts = in_parts(rows, cluster.parts)
         out, d_out, dx = parts.strides
         places = SoftmaxStrides(dx, out, out, out, d_out)
         of_parts = replace(features, axes=len(parts.sizes))
-        ways.append(
-            ClusterWay(softmax_gradient_cluster_kernel, rows.columns, cluster, parts, places, (scale,), of_parts)
+        clusters.append(
+            ClusterWay(softmax_gradient_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1])
         )
-    ring = None if double else gradient_through_ring(rows, items, log, masked, scale, *limits)
+    ring = None
+    if not double and not clusters:
+        ring = gradient_through_ring(rows, items, log, masked, scale, *limits)
+    if ring is not None:
+        ways.insert(0, RingWay(ring, 1))
     call = row_call("softmax gradient", alike, features, mode, ring=ring is not None)
-    return Contest(memory, device, call, ways if ring is None else [RingWay(ring, 1), *ways])
+    return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated
+from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.tma_epilogue import (
     activate_meanwhile,
@@ -31,12 +32,24 @@ from einops_fast.backends.triton.tma_epilogue import (
     bias_of,
     finish_in_pieces,
     hand_over,
+    keep_sums,
     last_meanwhile,
     put,
 )
-from einops_fast.backends.triton.tma_tiles import flat_box, place_of, tile_of, tiles_of
+from einops_fast.backends.triton.tma_tiles import flat_box, place_of, steps_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
+
+
+@gluon.jit
+def _load_right(rights, batch, row, column, step, slot, ready, tiling: gl.constexpr):
+    """Have the right operand's boxes of a step copied, both parts."""
+    right, right_rest, b, b_rest = rights
+    place = place_of(field(tiling, "right"), batch, row, column, step, 0, 0)
+    tma.async_copy_global_to_shared(right, place, ready, b.index(slot))
+    if field(tiling, "rest") > 0:
+        place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, field(tiling, "width"))
+        tma.async_copy_global_to_shared(right_rest, place, ready, b_rest.index(slot))
 
 
 @gluon.jit
@@ -44,35 +57,41 @@ def _load(copying, tiling: gl.constexpr):
     """What the copying warp does."""
     left, right, right_rest, operands, barriers = copying
     a, b, b_rest = operands
+    rights = (right, right_rest, b, b_rest)
     full, empty = barriers
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
-    step_bytes: gl.constexpr = left.block_type.nbytes * groups + right.block_type.nbytes
-    rest_bytes: gl.constexpr = right_rest.block_type.nbytes if rest > 0 else 0
+    resident: gl.constexpr = field(tiling, "resident")
+    left_bytes: gl.constexpr = left.block_type.nbytes * groups
+    right_bytes: gl.constexpr = right.block_type.nbytes + (right_rest.block_type.nbytes if rest > 0 else 0)
     count = 0
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
-        for step in range(tiles_of(tiling, 3)):
+        begin, end = steps_of(number, tiling)
+        for step in range(begin, end):
             stage = count % stages
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), count // stages & 1 ^ 1)
-            mbarrier.expect(ready, step_bytes + rest_bytes)
+            if resident:
+                if number < gl.num_programs(0):
+                    mbarrier.expect(ready, left_bytes + right_bytes)
+                    _load_right(rights, batch, row, column, step, step, ready, tiling)
+                else:
+                    mbarrier.expect(ready, left_bytes)
+            else:
+                mbarrier.expect(ready, left_bytes + right_bytes)
+                _load_right(rights, batch, row, column, step, stage, ready, tiling)
             for group in gl.static_range(groups):
                 place = place_of(field(tiling, "left"), batch, row, column, step, group, 0)
                 tma.async_copy_global_to_shared(left, place, ready, a.index(stage * groups + group))
-            place = place_of(field(tiling, "right"), batch, row, column, step, 0, 0)
-            tma.async_copy_global_to_shared(right, place, ready, b.index(stage))
-            if rest > 0:
-                place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, field(tiling, "width"))
-                tma.async_copy_global_to_shared(right_rest, place, ready, b_rest.index(stage))
             count += 1
 
 
 @gluon.jit
 def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does: its rows of every tile."""
-    arrays, bias, operands, results, barriers = shared
+    arrays, bias, sums, operands, results, barriers = shared
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
     full, empty = barriers
@@ -94,19 +113,21 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         batch, row, column = tile_of(number, tiling)
         product = beginning(added, width, tiling)
         further = beginning(added_further, rest, tiling)
-        for step in range(steps):
+        begin, end = steps_of(number, tiling)
+        for step in range(begin, end):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
+            slot = step if field(tiling, "resident") else stage
             left = flat_box(a.index(stage * groups + group), 64, depth, left_turned)
-            product = warpgroup_mma(left, flat_box(b.index(stage), depth, width, right_turned), product, is_async=True)
+            product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
-                right = flat_box(b_rest.index(stage), depth, rest, right_turned)
+                right = flat_box(b_rest.index(slot), depth, rest, right_turned)
                 further = warpgroup_mma(left, right, further, is_async=True)
                 # One step stays in flight; the boxes of the one before aren't needed any more.
                 product, further = warpgroup_mma_wait(2, deps=[product, further])
             else:
                 product = warpgroup_mma_wait(1, deps=[product])
-            mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > 0)
+            mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > begin)
             if meanwhile:
                 activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, group, tiling)
             count += 1
@@ -119,8 +140,12 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
         added = bias_of(bias, following, group, 0, width, tiling)
         added_further = bias_of(bias, following, group, width, rest, tiling)
-        if field(tiling, "pieces") > 1:
-            finish_in_pieces(product, arrays, results[0], batch, row, column, group, tiling)
+        if field(tiling, "split") > 1:
+            keep_sums(product, sums, number, group, 0, width, tiling)
+            if rest > 0:
+                keep_sums(further, sums, number, group, width, rest, tiling)
+        elif field(tiling, "pieces") > 1:
+            finish_in_pieces(product, further, arrays, results[0], batch, row, column, group, tiling)
         else:
             if meanwhile:
                 if waiting >= 0:
@@ -147,27 +172,33 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
 
 @gluon.jit
 def box_kernel(
-    left, right, out, before, right_rest, out_rest, before_rest, bias, tiling: gl.constexpr
+    left, right, out, before, right_rest, out_rest, before_rest, bias, sums, tiling: gl.constexpr
 ):  # fmt: skip
     """Write all tiles of the result.
 
     Without a second part, its descriptors are those of the first. ``before`` is for the sums as they are before the
     activation, where an epilogue keeps them, and else the result; ``bias`` is any address where there is none.
+    ``sums`` is for those of all parts one after the other, where the steps are cut into parts: nothing is written to
+    the result then.
     """
+    take_turn(tiling)
     dtype: gl.constexpr = left.dtype
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
-    b = gl.allocate_shared_memory(dtype, [stages] + right.block_type.shape, right.layout)
-    boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
-    c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
+    slots: gl.constexpr = tiles_of(tiling, 3) if field(tiling, "resident") else stages
+    b = gl.allocate_shared_memory(dtype, [slots] + right.block_type.shape, right.layout)
+    b_rest = b
     if rest > 0:
-        b_rest = gl.allocate_shared_memory(dtype, [stages] + right_rest.block_type.shape, right_rest.layout)
-        c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)
-    else:
-        b_rest = b
-        c_rest = c
+        b_rest = gl.allocate_shared_memory(dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
+    c = b
+    c_rest = b
+    if field(tiling, "split") == 1:
+        boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
+        c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
+        if rest > 0 and field(tiling, "pieces") == 1:
+            c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
@@ -179,7 +210,7 @@ def box_kernel(
     barriers = (full, empty)
     fence_async_shared()
     barrier()
-    shared = (arrays, bias, operands, results, barriers)
+    shared = (arrays, bias, sums, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")

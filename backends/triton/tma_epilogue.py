@@ -25,6 +25,7 @@ __all__ = [
     "bias_of",
     "finish_in_pieces",
     "hand_over",
+    "keep_sums",
     "last_meanwhile",
     "put",
 ]
@@ -121,6 +122,36 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
 
 
 @gluon.jit
+def keep_sums(
+    product, sums, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
+):  # fmt: skip
+    """Write a warp group's sums of one part, from one of the tile's columns on; they lie as the result does.
+
+    Eight rows of a column, or eight columns of a row, are a sector of memory, whichever of them are neighbours there.
+    """
+    out: gl.constexpr = field(tiling, "out")
+    layout: gl.constexpr = product_layout(width)
+    batch, row, column = tile_of(number, tiling)
+    place = place_of(out, batch, row, column, 0, group, columns_on)
+    down: gl.constexpr = _run(tiling, 1)
+    across: gl.constexpr = _run(tiling, 2)
+    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
+    row_exists = (place[down] + rows < field(dim_of(out, down), "size"))[:, None]
+    exists = row_exists & (place[across] + columns < field(dim_of(out, across), "size"))[None, :]
+    sums += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "elements")
+    for at in gl.static_range(field(out, "rank")):
+        sums += place[at].to(gl.int64) * field(dim_of(out, at), "stride")
+        if at != down and at != across:
+            # One group's rows may lie beyond the last ones along another axis.
+            exists &= place[at] < field(dim_of(out, at), "size")
+    downwards = rows * field(dim_of(out, down), "stride")
+    gl.store(
+        sums + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :], product, mask=exists
+    )
+
+
+@gluon.jit
 def _halves(x):
     """The left and the right columns of a product, which are in different registers."""
     columns: gl.constexpr = x.shape[1] // 2
@@ -142,12 +173,17 @@ def _in_pieces(x, count: gl.constexpr):
 
 
 @gluon.jit
-def _leave(piece, array, place, c, turn: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr):
-    """Have a piece written through one of a warp group's two boxes in shared memory, which take turns."""
+def _leave(
+    piece, array, place, c, turn: gl.constexpr, again: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr
+):  # fmt: skip
+    """Have a piece written through one of a warp group's two boxes in shared memory, which take turns.
+
+    ``again`` if the piece before, of another tile, took the same one.
+    """
     view: gl.constexpr = field(tiling, "out_piece")
     box = c.index(2 * group + turn % 2)
     # What the box had before has been read when at most the other one is still on its way.
-    tma.store_wait(1)
+    tma.store_wait(0 if again else 1)
     barrier()
     flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
     fence_async_shared()
@@ -155,19 +191,24 @@ def _leave(piece, array, place, c, turn: gl.constexpr, group: gl.constexpr, tili
 
 
 @gluon.jit
-def finish_in_pieces(product, arrays, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
+def finish_in_pieces(product, further, arrays, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
     """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
     out, before, _, _ = arrays
-    pieces: gl.constexpr = field(tiling, "pieces")
     view: gl.constexpr = field(tiling, "out_piece")
-    keeps: gl.constexpr = field(field(tiling, "epilogue"), "keeps")
-    found = _in_pieces(product, pieces)
-    for at in gl.static_range(pieces):
+    epilogue: gl.constexpr = field(tiling, "epilogue")
+    keeps: gl.constexpr = field(epilogue, "keeps") if epilogue is not None else False
+    found = _in_pieces(product, field(tiling, "pieces"))
+    if field(tiling, "rest") > 0:
+        found = found + (further,)
+    odd: gl.constexpr = len(found) % 2 == 1 and not keeps
+    for at in gl.static_range(len(found)):
         place = place_of(view, batch, row, column, 0, group, at * found[at].shape[1])
         if keeps:
-            _leave(found[at].to(out.dtype), before, place, c, 2 * at, group, tiling)
-        piece = activated(found[at], field(tiling, "epilogue"), out.dtype).to(out.dtype)
-        _leave(piece, out, place, c, 2 * at + 1 if keeps else at, group, tiling)
+            _leave(found[at].to(out.dtype), before, place, c, 2 * at, False, group, tiling)
+        piece = found[at]
+        if epilogue is not None:
+            piece = activated(piece, epilogue, out.dtype)
+        _leave(piece.to(out.dtype), out, place, c, 2 * at + 1 if keeps else at, at == 0 and odd, group, tiling)
 
 
 _PIECE = gl.constexpr(64 * 32)

@@ -11,6 +11,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 from einops_fast.backends.triton.launch import ALIGNMENT, DTYPES, interpreted, spelled
+from einops_fast.backends.triton.mapped_launch import MappedLaunch
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_contraction import box_kernel
 from einops_fast.backends.triton.tma_tiles import BoxTiling
@@ -76,40 +77,45 @@ class BoxKernel:
         self.tiling = tiling
         self._programs = min(tiling.total, units)
         views = {"left": tiling.left, "right": tiling.right, "out": tiling.out_piece}
-        self._descriptors = [
+        left, right, out = (
             Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()
-        ]
+        )
+        self._descriptors = left, right, out, out, right, out, out, None, None
         views |= {"before": tiling.out_piece, "right_rest": tiling.right_rest}
         views |= {"out_rest": tiling.out_rest, "before_rest": tiling.out_rest}
         self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
-        self._types["bias"] = f"*{DTYPES[dtype].name}"
+        self._types |= {"bias": f"*{DTYPES[dtype].name}", "sums": f"*{DTYPES['float32'].name}"}
         self._compiled: Any = None
+        self._launch: MappedLaunch | None = None
 
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one.
 
         Addresses are multiples of 16 bytes. Without a bias that is ``None``; ``before`` is ``out`` if nothing is kept.
+        Where the steps are cut into parts, ``out`` is for the sums of all of them.
         """
-        compiled = self._compiled or self.compile()
-        left, right, result = (
-            descriptor.at(memory.pointer(array))
-            for descriptor, array in zip(self._descriptors, (*operands, out), strict=True)
-        )
-        kept = result if before is out else result.at(memory.pointer(before))
-        third = memory.pointer(out if bias is None else bias)
-        compiled.run(
-            self._programs, 1, 1, memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, left, right, result, kept, right, result, kept, third, self.tiling,
-        )  # fmt: skip
+        launch = self._launch
+        if launch is None:
+            compiled = self._compiled or self.compile()
+            self._launch = launch = MappedLaunch(compiled, self._programs, self._descriptors, (self.tiling,))
+        left, right, result = map(memory.pointer, (*operands, out))
+        kept = result if before is out else memory.pointer(before)
+        third = result if bias is None else memory.pointer(bias)
+        addresses = (left, right, result, kept, right, result, kept, third, result)
+        stream = memory.stream(device)
+        if not launch.again(stream, addresses):
+            launch(stream, addresses)
 
     def compile(self) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
-        aligned = {(list(self._types).index("bias"),): [["tt.divisibility", ALIGNMENT]]}
+        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("bias", "sums")}
         types = {**self._types, "tiling": "constexpr"}
         source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, aligned)
-        options = {"num_warps": _WARPS}
+        options: dict[str, Any] = {"num_warps": _WARPS}
         if self.tiling.registers is not None:
             options["maxnreg"] = self.tiling.registers
+        if self.tiling.follows:
+            options["launch_pdl"] = True
         compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled = compiled

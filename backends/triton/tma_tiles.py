@@ -15,7 +15,7 @@ from einops_fast.steps import Epilogue
 
 __all__ = [
     "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "place_of",
-    "tile_of", "tiles_of",
+    "steps_of", "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -79,10 +79,13 @@ class BoxTiling:
         stages: steps that shared memory holds.
         swath: tiles of rows that are worked on together, for the L2 cache.
         pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
-            memory for two of them; 1 if all leave at once.
+            memory for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
+        split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
+        resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     left: View
@@ -98,6 +101,10 @@ class BoxTiling:
     rest: int = 0
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
+    split: int = 1
+    resident: bool = False
+    leads: bool = False
+    follows: bool = False
 
     @property
     def right_rest(self) -> View:
@@ -115,7 +122,9 @@ class BoxTiling:
         apart = any(dim.shift == 1 for dim in self.left.dims)
         rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
         pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
-        return f"contraction of boxes {rows}×{self.width + self.rest}×{self.depth}, {self.stages} stages{pieces}"
+        parts = f", split {self.split}" if self.split > 1 else ", the right one stays" if self.resident else ""
+        tile = f"{rows}×{self.width + self.rest}×{self.depth}"
+        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}"
 
     @property
     def meanwhile(self) -> bool:
@@ -143,8 +152,19 @@ class BoxTiling:
         return 168 if self.groups > 1 else None
 
     @property
-    def total(self) -> int:
+    def places(self) -> int:
+        """Tiles of the result."""
         return prod(self.tiles[:3])
+
+    @property
+    def total(self) -> int:
+        """Tiles to compute, those of all parts."""
+        return self.places * self.split
+
+    @property
+    def elements(self) -> int:
+        """Of the result."""
+        return prod(dim.size for dim in self.out.dims)
 
 
 def ends_late(epilogue: Epilogue | None) -> bool:
@@ -199,8 +219,25 @@ def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl
 
 
 @gluon.jit
+def steps_of(number, tiling: gl.constexpr):
+    """The first step of a tile, and the first that isn't of it any more."""
+    steps: gl.constexpr = tiles_of(tiling, 3)
+    split: gl.constexpr = field(tiling, "split")
+    if split > 1:
+        each: gl.constexpr = (steps + split - 1) // split
+        begin = number // field(tiling, "places") * each
+        end = gl.minimum(begin + each, steps)
+    else:
+        begin = number * 0
+        end = begin + steps
+    return begin, end
+
+
+@gluon.jit
 def tile_of(number, tiling: gl.constexpr):
-    """Batch, row tile and column tile of a tile's number: in swaths of rows."""
+    """Batch, row tile and column tile of a tile's number: in swaths of rows; one part after the other."""
+    if field(tiling, "split") > 1:
+        number = number % field(tiling, "places")
     rows: gl.constexpr = tiles_of(tiling, 1)
     columns: gl.constexpr = tiles_of(tiling, 2)
     swath: gl.constexpr = field(tiling, "swath")

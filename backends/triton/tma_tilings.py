@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from math import prod
 
 from einops_fast.backends.triton.contraction_tilings import Contraction
@@ -27,6 +29,9 @@ _SHARED = 225 << 10
 """Bytes of shared memory for boxes."""
 
 _MOST_STAGES = 6
+
+_LEAST_STEPS = 4
+"""Of a part of a sum; and of one whose right operand stays in shared memory."""
 
 _WIDE = 2 * 256
 """Columns of all warp groups from which on swaths of 16 tiles of rows were faster than of 8."""
@@ -53,7 +58,7 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
         return []
     if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
-    found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled)}
+    found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled, on)}
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
@@ -100,9 +105,8 @@ def _of_array(problem: Contraction, array: int) -> list[tuple[int, Axis]]:
     return sorted(axes, key=lambda each: -each[1].strides[array])
 
 
-def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTiling]:
+def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis], on: Ceilings) -> Iterator[BoxTiling]:
     rows, columns, contracted = tiled
-    depth = min(64, max(16, power_of_two(contracted.size)))
     others = [axis for axis in problem.rows if axis is not rows]
     for groups, width, fraction in _SHAPES:
         rest = width // fraction if fraction else 0
@@ -115,10 +119,54 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis]) -> Iterator[BoxTi
         if groups > 1 and others:
             aparts.append(max(others, key=lambda axis: axis.size))
         for apart in aparts:
-            for pieces in _pieces(problem, width, rest):
+            for pieces, depth in product(_pieces(problem, width, rest), _depths(contracted.size)):
                 tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth, pieces)
                 if tiling is not None:
                     yield tiling
+                    yield from _in_parts(tiling, on)
+                    yield from _resident(tiling, on)
+
+
+def _depths(size: int) -> Iterator[int]:
+    """Contracted extents of a step: as deep as can be, and half of that where it leaves less of the last one empty."""
+    deepest = min(64, max(16, power_of_two(size)))
+    yield deepest
+    half = deepest // 2
+    if half >= 16 and -(-size // half) * half < 0.93 * -(-size // deepest) * deepest:
+        yield half
+
+
+def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
+    """Where tiles are few, the tiling with the steps in so many parts that all multiprocessors have one."""
+    steps = tiling.tiles[CONTRACTED]
+    split = min(on.units // tiling.places, steps // _LEAST_STEPS)
+    if split > 1 and tiling.epilogue is None:
+        # What leaves by threads needs no shared memory.
+        stages = min(_SHARED // _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth), _MOST_STAGES)
+        yield replace(tiling, split=-(-steps // -(-steps // split)), stages=stages)
+
+
+def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
+    """The tiling with the right operand in shared memory, where it's the same for several tiles and leaves room.
+
+    With few steps, little is read again anyway.
+    """
+    batches, row_tiles, column_tiles, steps = tiling.tiles
+    piece = tiling.rest or min(_PIECE, tiling.width)
+    few = row_tiles < 2 * on.units or steps < _LEAST_STEPS
+    if batches * column_tiles > 1 or few or tiling.epilogue is not None or piece < 32:
+        return
+    pieces = max(1, tiling.width // piece)
+    leaving = _GROUP_ROWS * tiling.groups * piece * min(2, pieces) * _ITEM
+    right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
+    stages = min((_SHARED - leaving - right) // _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
+    if stages > 2:
+        yield replace(tiling, resident=True, pieces=pieces, stages=stages)
+
+
+def _step_bytes(groups: int, width: int, depth: int) -> int:
+    """Shared memory for the boxes of a step."""
+    return (_GROUP_ROWS * groups + width) * depth * _ITEM
 
 
 def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
@@ -165,10 +213,9 @@ def _tiling(
         return View(dims, turned=axes[-1][0] == first)
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
-    each = (_GROUP_ROWS * groups + width + rest) * depth * _ITEM
     held = width + rest if pieces == 1 else 2 * width // pieces
     leaving = _GROUP_ROWS * groups * held * _ITEM
-    stages = min((_SHARED - leaving) // each, _MOST_STAGES)
+    stages = min((_SHARED - leaving) // _step_bytes(groups, width + rest, depth), _MOST_STAGES)
     if stages < 2:
         return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
@@ -209,10 +256,15 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     waves = tiling.total / on.units
     idle = -(-tiling.total // on.units) / waves
     rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
-    steps = tiling.tiles[CONTRACTED]
+    steps = -(-tiling.tiles[CONTRACTED] // tiling.split)
     padded = 2 * tiling.total * rows * columns * steps * tiling.depth
     reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
-    cache = idle * _ITEM * tiling.total * steps * tiling.depth * (rows + columns) / (on.bandwidth * _CACHE)
+    loaded = rows if tiling.resident else rows + columns
+    cache = idle * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
     memory = _ITEM * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
-    return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + on.call
+    parts = 0.0
+    if tiling.split > 1:
+        # Sums of parts are written to the cache, and read from there.
+        parts = 8 * tiling.split * tiling.elements / (on.bandwidth * _CACHE) + on.call / 2
+    return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + parts + on.call

@@ -119,11 +119,13 @@ class HopperCall:
         if not self._programs:
             return True
         pointer = memory.pointer
-        addresses: list[Any] = [None if array is None else pointer(array) for array in arrays]
+        addresses: tuple[Any, ...] = tuple([None if array is None else pointer(array) for array in arrays])
+        launch = self._launches.get(device)
+        if launch is not None and launch.again(memory.stream(device), addresses):
+            return True
         for address, aligned in zip(addresses, self._aligned, strict=True):
             if aligned and address % ALIGNMENT:
                 return False
-        launch = self._launches.get(device)
         if launch is None:
             compiled = compiled_for(*self._kind, device)
             launch = MappedLaunch(compiled, self._programs, self._descriptors, self._rest)

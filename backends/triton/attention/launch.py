@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
+from einops_fast.backends.triton.bare_launch import MOST_READY, Launch, launch_of
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
 
 __all__ = ["KernelCall"]
 
@@ -20,7 +23,7 @@ class KernelCall:
     passed by.
 
     Args:
-        function: the kernel, whose first arguments are arrays or tuples of arrays.
+        function: the kernel, whose first arguments are arrays or tuples of arrays, the same ones in all calls.
         grid: how many programs.
         tail: the arguments that follow.
         constants: those that are known while compiling, in the kernel's order.
@@ -45,8 +48,10 @@ class KernelCall:
         if registers is not None:
             self.options["maxnreg"] = registers
         self._rest = (*tail, *self.constants.values())
-        self._compiled: dict[Any, Any] = {}
+        self._launches: dict[Any, Launch] = {}
+        self._ready: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
         self._interpreted = interpreted()
+        self._nested: bool | None = None
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one."""
@@ -56,39 +61,61 @@ class KernelCall:
         if self._interpreted:
             self.function[grid](*arrays, *self.tail, **self.constants)
             return
+        if self._nested is None:
+            self._nested = any(isinstance(array, tuple) for array in arrays)
         pointer = memory.pointer
-        bits = 0
-        addresses: list[Any] = []
-        kinds: list[Any] = []
-        for array in arrays:
-            if array is None:
-                addresses.append(None)
-                kinds.append(None)
-            elif isinstance(array, tuple):
-                inner = tuple([None if each is None else pointer(each) for each in array])
-                for each in inner:
-                    bits |= each or 0
-                addresses.append(inner)
-                kinds.append(tuple([None if each is None else each.dtype for each in array]))
-            else:
-                address = pointer(array)
-                bits |= address
-                addresses.append(address)
-                kinds.append(array.dtype)
-        key = (device, bits % _ALIGNMENT == 0 or _alignments(addresses), *kinds)
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled = self._compiled[key] = self.compile(*arrays)
-        compiled.run(
-            grid[0], grid[1], grid[2], memory.stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *addresses, *self._rest,
-        )  # fmt: skip
+        addresses: list[Any]
+        kinds: list[Any]
+        if self._nested:
+            addresses, kinds = (
+                [_of_each(pointer, array) for array in arrays],
+                [_of_each(_dtype, array) for array in arrays],
+            )
+        else:
+            addresses = [None if array is None else pointer(array) for array in arrays]
+            kinds = [None if array is None else array.dtype for array in arrays]
+        key = (device, *addresses, *kinds)
+        ready = self._ready.get(key)
+        if ready is None:
+            if len(self._ready) >= MOST_READY:
+                self._ready.clear()
+            launch = self._launch(device, addresses, kinds, arrays)
+            self._ready[key] = ready = launch.queue, launch.arguments((*addresses, *self._rest))
+        queue, arguments = ready
+        queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
+
+    def _launch(self, device: int, addresses: Sequence[Any], kinds: Sequence[Any], arrays: tuple[Any, ...]) -> Launch:
+        """How the kernel is queued for arrays of these kinds at such addresses."""
+        key = (device, *_alignments(addresses), *kinds)
+        found = self._launches.get(key)
+        if found is None:
+            found = self._launches[key] = launch_of(self.compile(*arrays))
+        return found
 
     def compile(self, *arrays: Any) -> Any:
         """Compile for the current device and arrays such as these, or take the kernel from Triton's own cache."""
         compiled = self.function.warmup(*arrays, *self.tail, grid=self.grid, **self.constants, **self.options)
         _ = compiled.run  # loads it on the device, which may fail
+        if self.options["num_ctas"] > 1:
+            ask_for_shared(compiled.function, compiled.metadata.shared)
         return compiled
+
+    def at_a_time(self, *arrays: Any) -> int | None:
+        """How many of its programs run at a time, if these are clusters; ``None`` if that isn't known."""
+        if self._interpreted:
+            return None
+        compiled, threads = self.compile(*arrays), 32 * self.options["num_warps"]
+        return clusters_at_a_time(compiled.function, self.options["num_ctas"], threads, compiled.metadata.shared)
+
+
+def _of_each(get: Callable[[Any], Any], array: Any) -> Any:
+    """What there is to get of an array, or of each in a tuple."""
+    if isinstance(array, tuple):
+        return tuple([None if each is None else get(each) for each in array])
+    return None if array is None else get(array)
+
+
+_dtype = attrgetter("dtype")
 
 
 def _alignments(addresses: Iterable[Any]) -> tuple[Any, ...]:

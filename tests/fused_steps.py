@@ -1,0 +1,27 @@
+"""Single steps that kernels of ours can do, as plans have them on a GPU, wherever the operands are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.notation import parse
+from einops_fast.plan import make_plan
+from einops_fast.steps import Fused
+from einops_fast.target import Numerics, Operand, Target
+
+ON = gpu_ceilings("H200")
+KERNEL_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def fused_step(equation: str, operands: Sequence[Any]) -> Fused:
+    """The only step of a plan for these tensors."""
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    target = Target("torch", "cuda:0", ON, kernels=frozenset(KERNEL_DTYPES), drops_expanded=False)
+    described = [Operand(tuple(each.shape), tuple(each.stride()), dtype) for each in operands]
+    subscripts = parse(equation, tuple(each.dim() for each in operands))
+    steps = make_plan(subscripts, described, target, Numerics(dtype, dtype)).steps
+    fused = [step for step in steps if isinstance(step, Fused)]
+    assert len(fused) == 1, steps
+    return fused[0]
