@@ -30,9 +30,12 @@ from einops_fast.target import Numerics, Operand, Target
 if TYPE_CHECKING:
     from einops_fast.plan import Plan
 
-__all__ = ["Backend", "Numerics", "Operand", "Run", "Target", "one_device"]
+__all__ = ["Backend", "Likeness", "Numerics", "Operand", "Run", "Target", "one_device"]
 
 Run = Callable[..., Any]
+
+Likeness = Callable[[Sequence[Any]], bool]
+"""Takes operands."""
 
 
 class Backend(ABC):
@@ -54,6 +57,13 @@ class Backend(ABC):
         On the way of every call: keep it fast. Operands that aren't this backend's own either raise or give
         a signature that no own operands have.
         """
+
+    def likeness(self, operands: Sequence[Any]) -> Likeness | None:
+        """What tells sooner than :meth:`signature` whether other operands, in a later call, have the same one.
+
+        It may say no where they have, and raises where that does. ``None`` if there is nothing sooner.
+        """
+        return None
 
     @abstractmethod
     def inspect(self, array: Any) -> Operand:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from einops_fast.backends.base import Backend, Run, one_device
+from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.triton import usable
@@ -19,7 +19,7 @@ from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
-from einops_fast.tuning import current_mode
+from einops_fast.tuning import current_mode, unchecked_mode
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
@@ -28,6 +28,14 @@ _jit_tracing: Callable[[], bool] = torch._C._is_tracing
 _autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+# What torch.compile compares the arguments of a compiled function by, in C++.
+_guards: Callable[..., Any] | None = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+# What torch says of products of float32, in its own words.
+_fp32_setting: Callable[[], Any] = (
+    (lambda: torch.backends.cuda.matmul.allow_tf32)
+    if _matmul_precision is None
+    else partial(_matmul_precision, "cuda", "matmul")
+)
 _HALF = (torch.float16, torch.bfloat16)
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 _AUTOCAST = "autocast chooses the dtype"
@@ -67,6 +75,29 @@ class TorchBackend(Backend):
                 state,
             )  # fmt: skip
         return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
+
+    def likeness(self, operands: Sequence[Any]) -> Likeness | None:
+        transformed = _transforms_active() or forward_ad._current_level >= 0
+        if _guards is None or transformed or any(type(each) not in _PLAIN for each in operands):
+            return None
+        # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
+        # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
+        check = _guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if not check(*operands):  # one tensor twice
+            return None
+        grad_mode = torch.is_grad_enabled()
+        if not operands[0].is_cuda:
+            return lambda others: (
+                check(*others) and torch.is_grad_enabled() is grad_mode and forward_ad._current_level < 0
+            )
+        mode, precision, exactly = current_mode(), _fp32_setting(), operands[0].dtype == torch.float32
+        return lambda others: (
+            check(*others)
+            and torch.is_grad_enabled() is grad_mode
+            and forward_ad._current_level < 0
+            and unchecked_mode() == mode
+            and (not exactly or _fp32_setting() == precision)
+        )
 
     def inspect(self, array: Any) -> Operand:
         shape = tuple(array.shape)
@@ -289,7 +320,7 @@ class TorchBackend(Backend):
         shape = step.shape
         if step.buffer is None:
             if shape == (*step.batch, step.m, step.n):
-                return lambda a, b: product(left(a), right(b))
+                return product if left is right is _same else lambda a, b: product(left(a), right(b))
             sizes = _one_by_one(shape)
             return lambda a, b: product(left(a), right(b)).view(*sizes)
         view = self.arrange(step.buffer)
@@ -381,9 +412,7 @@ def _negated(operands: Sequence[Any]) -> bool:
 
 def fp32_precision() -> str:
     """How cuBLAS may multiply float32 numbers, by torch's settings: ``'ieee'`` or ``'tf32'``."""
-    if _matmul_precision is None:
-        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    return "tf32" if _matmul_precision("cuda", "matmul") == "tf32" else "ieee"
+    return "tf32" if _fp32_setting() in (True, "tf32") else "ieee"
 
 
 @lru_cache(maxsize=64)

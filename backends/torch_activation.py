@@ -87,13 +87,13 @@ def _gradient_plan(
 
 
 def _layout(shape: Any, strides: Any, dtype: torch.dtype) -> Layout:
-    return shape, dense_strides(shape, strides), dtype
+    return tuple(shape), dense_strides(shape, strides), dtype
 
 
 def _gradient_layouts(
     shape: Any, strides: Any, dtype: torch.dtype, of_bias: torch.dtype | None
 ) -> tuple[Layout, Layout | None]:
-    return _layout(shape, strides, dtype), None if of_bias is None else (shape[-1:], (1,), of_bias)
+    return _layout(shape, strides, dtype), None if of_bias is None else (tuple(shape[-1:]), (1,), of_bias)
 
 
 def _shape(x: Any, *others: Any) -> Any:

@@ -12,7 +12,15 @@ import torch
 
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["TorchMemory"]
+__all__ = ["TorchMemory", "new_here"]
+
+New = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+"""Makes a tensor of a shape, strides and a dtype with nothing in it."""
+
+# What torch.compile's own code makes tensors by, on the current device: past all that may have a say in it elsewhere.
+_new_on_gpu: New | None = None
+if torch.version.cuda:
+    _new_on_gpu = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
 # torch without CUDA has none of these; its tensors are for Triton's interpreter then.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
@@ -29,7 +37,13 @@ class TorchMemory(Memory):
     capturing = staticmethod(_capturing)
     empty = staticmethod(torch.Tensor.new_empty_strided)  # type: ignore[assignment]
 
+    def here(self, like: Any) -> New:
+        """What makes tensors on the device of ``like`` as long as that is the current one."""
+        return new_here(like.device)
+
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        if _new_on_gpu is not None and like.is_cuda and like.get_device() == _current_device():
+            return _new_on_gpu((int(elements),), (1,), getattr(torch, dtype))
         return like.new_empty(elements, dtype=getattr(torch, dtype))
 
     def device(self, array: Any) -> int:
@@ -71,6 +85,14 @@ class TorchMemory(Memory):
             events.append((start, end))
         torch.cuda.synchronize(device)
         return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+@lru_cache(maxsize=64)
+def new_here(device: torch.device) -> New:
+    """What makes tensors on a device as long as that is the current one."""
+    if _new_on_gpu is not None and device.type == "cuda":
+        return _new_on_gpu
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _cache_flush(device: int) -> torch.Tensor:

@@ -38,8 +38,8 @@ MEMORY = TorchMemory()
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
 
-Layout = tuple[Any, Any, torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor; tuples, and nothing derived from them."""
 
 _USABLE = usable()
 
@@ -193,11 +193,14 @@ def is_aligned(*tensors: Any) -> bool:
 
 def new_tensor(like: Any, layout: Layout) -> Any:
     """On the device of ``like``; nothing is in it yet."""
-    return like.new_empty_strided(layout[0], layout[1], dtype=layout[2])
+    return new_tensors(like, (layout,))[0]
 
 
 def new_tensors(like: Any, layouts: Sequence[Layout | None]) -> tuple[Any, ...]:
     """The same of each layout; ``None`` where there is none."""
+    if type(like) in PLAIN and MEMORY.device(like) == MEMORY.current_device():
+        here = MEMORY.here(like)
+        return tuple([None if each is None else here(*each) for each in layouts])
     new = like.new_empty_strided
     return tuple([None if each is None else new(each[0], each[1], dtype=each[2]) for each in layouts])
 

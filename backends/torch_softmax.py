@@ -108,7 +108,7 @@ def _gradient_plan(
 
 
 def _layout(shape: Any, strides: Any, dtype: str) -> Layout:
-    return shape, dense_strides(shape, strides), getattr(torch, dtype)
+    return tuple(shape), dense_strides(shape, strides), getattr(torch, dtype)
 
 
 def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:

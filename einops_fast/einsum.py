@@ -12,7 +12,7 @@ from einops_fast.backends import Backend, awake_types
 from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
-from einops_fast.plan_cache import compiled, remember
+from einops_fast.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.traced import call_traced
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
@@ -72,8 +72,9 @@ def fast_einsum(
     if type(operands[0] if operands else None) is str and out is None and dtype is None:
         arrays = operands[1:]
         try:
-            key = (operands[0], awake_types[type(arrays[0])].signature(arrays), order, casting, optimize)
-            run = compiled[key]
+            run = recall((operands[0], order, casting, optimize), arrays)
+            if run is None:
+                run = compiled[operands[0], awake_types[type(arrays[0])].signature(arrays), order, casting, optimize]
         except (KeyError, IndexError, AttributeError, TypeError):
             pass
         else:
@@ -99,6 +100,9 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
         if run is None:
             run = _compile(call, backend, arrays, dtype, order, casting, optimize)
             remember(key, run)
+            like = backend.likeness(arrays) if dtype is None else None
+            if like is not None:
+                remember_alike((key[0], *key[2:]), like, run)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from einops_fast.arguments import is_tracing, own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
+from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.notation import Subscripts, bind_sizes
@@ -20,11 +21,11 @@ __all__ = ["ContractExpression", "contract_expression"]
 
 _MOST_RUNS = 64
 
-# How to see whether torch.compile is tracing; then the signature function of the last call's backend, what it
-# gave, and the plan. One tuple, because threads may call at the same time.
-_Last = tuple[Callable[[], bool], Callable[[Sequence[Any]], Hashable], Hashable, Callable[..., Any]]
+# How to see whether torch.compile is tracing; then whether operands are like those of the last call, and the plan.
+# One tuple, because threads may call at the same time.
+_Last = tuple[Callable[[], bool], Likeness, Callable[..., Any]]
 
-_NO_CALL: _Last = (is_tracing, len, None, len)  # which no call is like
+_NO_CALL: _Last = (is_tracing, lambda operands: False, len)
 
 
 def contract_expression(
@@ -117,7 +118,7 @@ class ContractExpression:
         varying = [at for at in range(len(shapes)) if at not in constants]
         self._places = [[*constants, *varying].index(at) for at in range(len(shapes))]
         # By signature of the operands, of whichever framework: no two have one in common.
-        self._runs: dict[Hashable, Callable[..., Any]] = {}
+        self._runs: dict[Hashable, tuple[Likeness, Callable[..., Any]]] = {}
         self._last = _NO_CALL
         keeps_plans(self)
 
@@ -138,11 +139,11 @@ class ContractExpression:
                 self._reject_count(len(arrays))
             pool = self._held + arrays
             operands = [pool[place] for place in self._places]
-        tracing, signature, last, run = self._last
+        tracing, like, run = self._last
         if out is None and not tracing():
             try:
                 # Comparing is cheaper than hashing, and most calls are like the one before.
-                known = signature(operands) == last
+                known = like(operands)
             except (AttributeError, IndexError, TypeError):
                 known = False
             if known:
@@ -171,13 +172,15 @@ class ContractExpression:
         backend, operands = own_arrays(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)
-        run = self._runs.get(signature)
-        if run is None:
-            run = self._compile(backend, operands)
+        found = self._runs.get(signature)
+        if found is None:
+            like = backend.likeness(operands) or (lambda others: backend.signature(others) == signature)
+            found = like, self._compile(backend, operands)
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            self._runs[signature] = run
-        self._last = _dynamo_tracing(), backend.signature, signature, run
+            self._runs[signature] = found
+        like, run = found
+        self._last = _dynamo_tracing(), like, run
         result = run(*operands)
         return result if out is None else backend.finish(result, out, "K", self._casting)
 

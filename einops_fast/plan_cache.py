@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["LIMIT", "Forgetful", "clear_plans", "compiled", "keeps_plans", "remember"]
+__all__ = ["LIMIT", "Forgetful", "clear_plans", "compiled", "keeps_plans", "recall", "remember", "remember_alike"]
 
 LIMIT = 4096
 """The most plans that are kept; the oldest goes first."""
@@ -15,8 +15,13 @@ LIMIT = 4096
 compiled: dict[Hashable, Callable[..., Any]] = {}
 """By everything that a plan depends on. Reading needs no lock."""
 
-_lock = threading.Lock()
+_ALIKE = 4
+"""The most plans of one equation whose operands are compared, not looked up."""
 
+_alike: dict[Hashable, tuple[tuple[Callable[[Sequence[Any]], bool], Callable[..., Any]], ...]] = {}
+"""The newest plans by what is asked, but for the operands: whether others are like theirs, and the plan."""
+
+_lock = threading.Lock()
 
 _keepers: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
@@ -36,6 +41,34 @@ def remember(key: Hashable, run: Callable[..., Any]) -> None:
         compiled[key] = run
 
 
+def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any]) -> None:
+    """Keep a compiled plan for operands that are alike, unless it's kept; the oldest of its question goes first.
+
+    Args:
+        question: everything that it depends on but the operands.
+        like: whether operands are like those that it was made for.
+        run: the plan.
+    """
+    with _lock:
+        if len(_alike) >= LIMIT:
+            _alike.clear()
+        others = _alike.get(question, ())
+        if (like, run) not in others:
+            _alike[question] = ((like, run), *others[: _ALIKE - 1])
+
+
+def recall(question: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | None:
+    """The plan that was kept for operands like these; comparing them takes less time than hashing what they are.
+
+    Raises:
+        AttributeError, IndexError, TypeError: such operands were never kept, or the question can't be hashed.
+    """
+    for like, run in _alike.get(question, ()):
+        if like(operands):
+            return run
+    return None
+
+
 def keeps_plans(keeper: Forgetful) -> None:
     """From now on ``keeper`` forgets its plans whenever all are forgotten."""
     with _lock:
@@ -46,6 +79,7 @@ def clear_plans() -> None:
     """Forget all compiled plans."""
     with _lock:
         compiled.clear()
+        _alike.clear()
         keepers = list(_keepers)
     for keeper in keepers:
         keeper.forget_plans()

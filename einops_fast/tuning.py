@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from einops_fast.errors import EinsumError
 
-__all__ = ["MODES", "autotune", "current_mode", "holds"]
+__all__ = ["MODES", "autotune", "current_mode", "holds", "unchecked_mode"]
 
 MODES = ("auto", "never", "always")
 """What :func:`autotune` takes."""
@@ -18,6 +18,9 @@ _VARIABLE = "EINOPS_FAST_AUTOTUNE"
 
 # The default may be wrong: who imports the package needn't ever ask for it, so that is said at the first use.
 _mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.get(_VARIABLE) or "auto")
+
+#: The mode of a call without an argument, to compare with one that :func:`current_mode` gave before.
+unchecked_mode = _mode.get
 
 
 @contextmanager

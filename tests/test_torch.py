@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, outcome, same, tensors
 
-from einops_fast import OperandError, fast_einsum
+from einops_fast import OperandError, contract_expression, fast_einsum
 from einops_fast import einsum as front
 from einops_fast.plan_cache import clear_plans
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
 
 # ---- values
 
@@ -293,6 +294,41 @@ def test_plans_differ_by_whatever_changes_them(monkeypatch: pytest.MonkeyPatch) 
         with mode:
             fast_einsum("ij,jk->ik", operand, a.to(operand))
     assert len(made) == len(variants)
+
+
+def _tangent(einsum: Callable[..., Any], a: Any, b: Any) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(einsum("ij,jk->ik", forward_ad.make_dual(a, a + 1), b)).tangent
+
+
+WAYS: dict[str, Callable[[Callable[..., Any], Any, Any], Any]] = {
+    "as it is": lambda einsum, a, b: einsum("ij,jk->ik", a, b),
+    "one twice": lambda einsum, a, b: einsum("ij,jk->ik", a, a),
+    "transposed": lambda einsum, a, b: einsum("ij,jk->ik", a.mT, b),
+    "another dtype": lambda einsum, a, b: einsum("ij,jk->ik", a.double(), b.double()),
+    "torch.func": lambda einsum, a, b: torch.func.grad(lambda x: einsum("ij,jk->ik", x, b).sum())(a),
+    "forward mode": _tangent,
+    "vmap": lambda einsum, a, b: torch.vmap(lambda x: einsum("ij,jk->ik", x, b))(torch.stack((a, a + 1))),
+    "inference": lambda einsum, a, b: torch.inference_mode()(einsum)("ij,jk->ik", a, b).clone(),
+    "negated": lambda einsum, a, b: einsum("ij,jk->ik", torch.complex(a, a).conj().imag.reshape(3, 3), b),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_calls_between_calls_that_are_alike(requires_grad: bool, device: str) -> None:
+    """What was kept for one kind of call is used for no other."""
+    clear_plans()
+    a, b = (torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)).to(device) for seed in range(2))
+    b.requires_grad_(requires_grad)
+    expression = contract_expression("ij,jk->ik", (3, 3), (3, 3))
+    for way in WAYS.values():
+        for mode in (nullcontext, torch.no_grad):
+            for einsum in (fast_einsum, lambda _, *operands: expression(*operands)):
+                for call in (WAYS["as it is"], way):
+                    with mode():
+                        found, expected = call(einsum, a, b), call(torch.einsum, a, b)
+                    torch.testing.assert_close(found, expected)
+                    assert found.requires_grad == expected.requires_grad
 
 
 # ---- CUDA
