@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from einops_fast.attention.axes import View
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch_attention_runs import Arrays, backward, forward
+from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_attention_layouts import LENGTHS, NAMES, Arrays, Given, extras_of
+from einops_fast.backends.torch_attention_runs import AttentionCall, backward, call_of
 from einops_fast.backends.torch_function import recorded
+from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
-__all__ = ["differentiated_twice", "second_order", "triton_attention", "unsupported"]
+__all__ = ["GivenAttention", "differentiated_twice", "second_order", "triton_attention", "unsupported"]
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -61,12 +66,74 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
 
         out, lse = attention_forward(*arrays, *constants(spec))
         return out, lse if spec.lse else None
-    differentiable = (*arrays[:4], inputs.sinks)
+    q, k, v, bias, *_ = arrays
+    call, extras = call_of(spec, arrays), extras_of(arrays)
+    differentiable = q, k, v, bias, inputs.sinks
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        out, lse = _recorded((spec, *arrays[4:6], *arrays[7:]), *differentiable)
-    else:
-        out, lse = forward(spec, arrays)
+        return _differentiable(call, q, k, v, extras)
+    out, lse = call.forward(q, k, v, extras)
     return out, lse if spec.lse else None
+
+
+def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
+    """The result and, if asked for, the logarithms, as autograd records them."""
+    if extras.bias is None and extras.sinks is None:
+        found = _recorded((call, extras), q, k, v)
+    else:
+        found = _recorded((call, extras), q, k, v, extras.bias, extras.sinks)
+    return found if call.spec.lse else (found, None)
+
+
+class GivenAttention:
+    """A whole call of one kind, of arrays as the caller has them; see :meth:`Implementation.prepared`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._bare = len(plan.views) == 3 and not plan.spec.dropout_p
+        # Where each further array is among the extras, its name and the dtype that it's converted to.
+        self._further = [(NAMES.index(name) - 3, name, dtype) for name, _, dtype in plan.views[3:]]
+        self._call: AttentionCall | None = None
+
+    def __call__(self, arrays: Mapping[str, Any]) -> Any:
+        """The result, and the logarithms if they are asked for."""
+        plan = self._plan
+        q, k, v = arrays["q"], arrays["k"], arrays["v"]
+        extras = NO_EXTRAS if self._bare else self._extras(arrays)
+        call = self._call
+        # Of tensors on a GPU, everything is known of those that are like these.
+        if call is None or not q.is_cuda:
+            given = (q, k, v, *extras)
+            if not _in_memory(given):
+                return self._by_operators(arrays)
+            if call is None:
+                call = self._call = AttentionCall(plan.spec, given, _given(plan))
+        if plan.spec.gradients:
+            out, lse = _differentiable(call, q, k, v, extras)
+        else:
+            out, lse = call.forward(q, k, v, extras)
+        return (out, plan.log(lse, plan.permute)) if plan.spec.lse else out
+
+    def _extras(self, arrays: Mapping[str, Any]) -> Extras:
+        plan = self._plan
+        found = [*NO_EXTRAS]
+        for at, name, dtype in self._further:
+            array = arrays[name] if dtype is None else plan.cast(arrays[name], dtype)
+            found[at] = array.contiguous() if name in LENGTHS else array
+        if plan.spec.dropout_p:
+            found[-1] = seed_for(arrays["q"])
+        return Extras._make(found)
+
+    def _by_operators(self, arrays: Mapping[str, Any]) -> Any:
+        inputs = self._plan.inputs(arrays)
+        if self._plan.spec.dropout_p:
+            inputs.seed = seed_for(inputs.q)
+        return self._plan.answer(*triton_attention(self._plan.spec, inputs))
+
+
+def _given(plan: Plan) -> Given:
+    """How the arrays of a plan are given."""
+    views = {name: view for name, view, _ in plan.views}
+    return Given(tuple([views.get(name, View()) for name in NAMES]), plan.result)
 
 
 def _in_memory(arrays: Arrays) -> bool:
@@ -90,31 +157,51 @@ def _arrays(inputs: AttentionInputs) -> Arrays:
 class _Attention(torch.autograd.Function):
     """What autograd sees, without ``setup_context``, which takes longer.
 
-    The spec and what has no gradients are one argument for it, as each takes time.
+    What has no gradients is one argument for it, and of results there are only those that somebody gets, as each takes
+    time.
     """
 
     @staticmethod
-    def forward(ctx: Any, fixed: tuple[Any, ...], q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> tuple[Any, Any]:
-        spec, mask, slopes, *rest = fixed
-        arrays = (q, k, v, bias, mask, slopes, sinks, *rest)
-        out, lse = forward(spec, arrays)
-        ctx.spec = spec
-        ctx.save_for_backward(*arrays, out, lse)
+    def forward(ctx: Any, fixed: tuple[AttentionCall, Extras], q: Any, k: Any, v: Any, *others: Any) -> Any:
+        call, extras = fixed
+        if others:
+            bias, sinks = others
+            extras = extras._replace(bias=bias, sinks=sinks)
+        out, lse = call.forward(q, k, v, extras)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse, *call.tensors(extras))
         ctx.set_materialize_grads(False)
-        # A result takes autograd time even if nobody gets it.
-        return out, lse if spec.lse else None
+        return (out, lse) if call.spec.lse else out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
-        *arrays, out, lse = ctx.saved_tensors
+    def backward(ctx: Any, d_out: Any, d_lse: Any = None) -> Any:
         wanted = ctx.needs_input_grad[1:]
         if d_out is None and d_lse is None:
             return (None,) * (1 + len(wanted))
+        q, k, v, out, lse, *others = ctx.saved_tensors
+        call = ctx.call
+        extras = call.extras(others)
         if torch.is_grad_enabled():
-            found = _recorded_gradients(ctx.spec, wanted, d_out, d_lse, out, lse, *arrays)
+            found = _differentiable_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
         else:
-            found = backward(ctx.spec, tuple(arrays), out, lse, d_out, d_lse, wanted)
-        return None, *found
+            found = call.backward(q, k, v, extras, out, lse, d_out, d_lse, wanted)
+        return None, *found[: len(wanted)]
+
+
+def _differentiable_gradients(
+    call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
+) -> tuple[Any, ...]:
+    """The gradients, to be differentiated again, which is done in canonical order."""
+    given = call.given
+    wanted = (*wanted, *(False,) * (len(_DIFFERENTIABLE) - len(wanted)))
+    d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
+    found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *given.canonical(arrays))
+    return tuple(
+        [
+            None if each is None else given.views[at].back(each, arrays[at].shape, torch.permute)
+            for at, each in zip(_DIFFERENTIABLE, found, strict=True)
+        ]
+    )
 
 
 class _Gradients(torch.autograd.Function):

@@ -13,7 +13,8 @@ import torch
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch_attention import differentiated_twice
-from einops_fast.backends.torch_attention_runs import backward, dense_strides, forward, result_layout
+from einops_fast.backends.torch_attention_layouts import dense_strides, result_layout
+from einops_fast.backends.torch_attention_runs import backward, forward
 from einops_fast.backends.triton.launch import accumulator
 
 __all__ = ["attention_forward", "constants"]

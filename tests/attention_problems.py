@@ -18,7 +18,7 @@ from attention_oracle import oracle  # noqa: E402
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
-from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.torch_memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
@@ -36,8 +36,8 @@ DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 class Poisoned(TorchMemory):
     """Memory that is full of NaN when it is handed out."""
 
-    def empty(self, like: Any, shape: Any, strides: Any, **options: Any) -> Any:  # type: ignore[override]
-        return like.new_empty_strided(shape, strides, **options).fill_(float("nan"))
+    def here(self, like: Any) -> Any:
+        return lambda shape, strides, dtype: new_here(like.device)(shape, strides, dtype).fill_(float("nan"))
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         found = super().workspace(like, elements, dtype)
@@ -66,8 +66,7 @@ def hopper_calls() -> Iterator[list[bool]]:
     with (
         mock.patch.object(HopperCall, "__call__", recorded),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
-        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
     ):
         yield found
 
@@ -78,8 +77,7 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
     chosen = backward or BackwardTilings(SMALL, SMALL, SMALL)
     with (
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
-        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
         mock.patch.object(torch_attention_runs, "forward_candidates", return_value=[forward]),
         mock.patch.object(torch_attention_runs, "backward_candidates", return_value=[chosen]),
     ):

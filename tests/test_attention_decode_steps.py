@@ -30,7 +30,7 @@ def programs(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
         mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
     ):
         yield found
 

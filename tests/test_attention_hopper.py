@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "even": {"q_len": 256, "kv_len": 256},
     "odd": {"q_len": 129, "kv_len": 1023},
     "long": {"q_len": 1100, "kv_len": 2049},
+    "longer": {"batch": (1, 3), "q_len": 2100, "kv_len": 2049},
     "short": {"q_len": 17, "kv_len": 1},
     "causal": {"q_len": 513, "kv_len": 513, "causal": True},
     "causal, fewer queries": {"q_len": 100, "kv_len": 700, "causal": True, "alignment": "bottom_right"},
@@ -46,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("features", [(64, 64), (128, 128), (16, 24), (80, 40), (128, 64)])
+@pytest.mark.parametrize("features", [(64, 64), (128, 128), (16, 24), (80, 40), (96, 128)])
 @pytest.mark.parametrize("case", CASES)
 def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int], queued: list[bool]) -> None:
     dtype = "bfloat16" if features[0] == 128 else "float16"
@@ -54,6 +55,28 @@ def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int],
     spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
     check_half(spec, inputs)
     assert queued == [True] * 3
+
+
+@pytest.mark.parametrize("features", [(256, 256), (192, 192), (192, 128), (72, 200), (256, 16)])
+@pytest.mark.parametrize("case", ["odd", "long", "causal", "causal, fewer keys", "window", "softcap", "grouped"])
+def test_wide_heads(case: str, features: tuple[int, int], queued: list[bool]) -> None:
+    dtype = "bfloat16" if features[0] == 192 else "float16"
+    options = {"batch": (2, 3), **CASES[case]}
+    spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
+    check_half(spec, inputs)
+    assert queued == [True] * 4
+
+
+@pytest.mark.parametrize("features", [(75, 53), (33, 130), (64, 250)])
+@pytest.mark.parametrize("case", [{}, {"causal": True, "order": (0, 2, 1, 3)}, {"bias": (1, 3, 600, 704)}])
+def test_copies_of_rows_at_odd_places(case: dict[str, Any], features: tuple[int, int], queued: list[bool]) -> None:
+    spec, inputs = attention((2, 3), 600, 704, *features, dtype="float16", **case)
+    # Features that aren't the last axis, and rows with gaps.
+    inputs.k = inputs.k.mT.contiguous().mT
+    inputs.v = randn(2, 3, 704, 300, dtype="float16", seed=2)[..., 1 : 1 + features[1]]
+    wide = max(features) > 128
+    check_half(spec, inputs)
+    assert queued == ([True] * (3 + wide + shared(spec)) if not (wide and spec.bias) else [])
 
 
 ADDED: dict[str, dict[str, Any]] = {
@@ -76,6 +99,8 @@ ADDED: dict[str, dict[str, Any]] = {
         "batch": (2, 2, 3), "k_batch": (2, 2, 1), "bias": (1, 2, 3, 300, 400), "mask": (2, 1, 1, 300, 400),
         "causal": True,
     },
+    "longer": {"q_len": 300, "kv_len": 2056, "bias": (2, 3, 300, 2056)},
+    "longer, softcap": {"q_len": 300, "kv_len": 2056, "bias": (2, 3, 300, 2056), "softcap": 5.0, "causal": True},
     "long": {"q_len": 1100, "kv_len": 1040, "bias": (2, 3, 1100, 1040), "mask": (2, 1, 1100, 1040)},
 }  # fmt: skip
 
@@ -180,8 +205,9 @@ def test_strides_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]
 
 
 @pytest.mark.parametrize("added", [{}, {"bias": (1, 4, 1008, 1008), "mask": (4, 1, 1008, 1008)}])
-def test_the_same_bits_again(added: dict[str, Any], queued: list[bool]) -> None:
-    spec, inputs = attention((4, 4), 1008, 1008, 128, dtype="bfloat16", causal=True, **added)
+@pytest.mark.parametrize("head_dim", [128, 192])
+def test_the_same_bits_again(head_dim: int, added: dict[str, Any], queued: list[bool]) -> None:
+    spec, inputs = attention((4, 4), 1008, 1008, head_dim, dtype="bfloat16", causal=True, **added)
     first = run(spec, inputs)
     for _ in range(3):
         again = run(spec, inputs)

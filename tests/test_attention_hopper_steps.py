@@ -15,7 +15,7 @@ from gluon_on_cpu import functions_on_cpu, hopper_on_cpu  # noqa: E402
 
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan, hopper_tiles  # noqa: E402
+from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan, hopper_shapes, hopper_tiles  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
 from einops_fast.backends.triton.attention.problem import contiguous_in_order, problem  # noqa: E402
 
@@ -31,8 +31,7 @@ def ran() -> Iterator[list[str]]:
         hopper_on_cpu() as found,
         mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), PROGRAMS)),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_forward_plans", {}),
-        mock.patch.object(torch_attention_runs, "_backward_plans", {}),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
         # Even a small bias is summed up in whole tiles.
         mock.patch.object(backward_plan, "_PROGRAMS", 1),
     ):
@@ -46,6 +45,14 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"q_len": 200, "kv_len": 200, "window": (40, 30), "softcap": 3.0},
     "wide": {"head_dim": 80, "causal": True},
     "wide values": {"v_head_dim": 72},
+    "three quarters": {"head_dim": 96, "v_head_dim": 80},
+    "widest": {"head_dim": 256, "v_head_dim": 200, "causal": True, "q_len": 100},
+    "widest, three quarters": {"head_dim": 192, "v_head_dim": 136, "kv_len": 100},
+    "widest keys": {"head_dim": 136, "causal": True, "q_len": 100, "kv_len": 200},
+    "widest values": {"v_head_dim": 256, "window": (40, 30), "softcap": 3.0},
+    "widest, grouped": {
+        "batch": (2, 1, 3), "k_batch": (2, 1, 1), "head_dim": 136, "v_head_dim": 136, "q_len": 70, "kv_len": 70,
+    },
     "bias": {"bias": (2, 2, 140, 200)},
     "bias over batch": {"bias": (1, 2, 140, 200), "causal": True, "softcap": 3.0},
     "bias over heads": {"bias": (2, 1, 140, 208), "kv_len": 208, "mask": (1, 2, 140, 208), "window": (70, 30)},
@@ -64,8 +71,37 @@ def test_results_and_gradients(case: str, ran: list[str]) -> None:
     if spec.mask is not None and spec.mask[-2:] == (140, 208):
         inputs.mask[..., :130, :] = False
     check(spec, inputs, tolerance=3e-3)
+    wide = max(spec.head_dim, spec.v_head_dim) > 128
     shared = spec.bias is not None and spec.bias[:-2] != spec.batch and spec.bias[-2] > 1
-    assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"] + ["hopper_bias_kernel"] * shared
+    gradients = ["hopper_values_kernel"] * wide + ["hopper_keys_kernel", "hopper_queries_kernel"]
+    assert ran == ["hopper_kernel", *gradients] + ["hopper_bias_kernel"] * shared
+
+
+@pytest.mark.parametrize("case", ["plain", "causal, keys that none sees", "bias", "one bias"])
+@pytest.mark.parametrize("head_dim", [16, 40, 72])
+def test_groups_that_take_turns(head_dim: int, case: str, ran: list[str]) -> None:
+    options = {"q_len": 140, "kv_len": 200, "head_dim": head_dim, "softcap": 3.0 * (case == "bias"), **CASES[case]}
+    spec, inputs = attention(dtype="float16", **options)
+    with mock.patch.object(hopper_shapes, "_LONG", 50):
+        check(spec, inputs, gradients=False, tolerance=3e-3)
+    assert ran == ["hopper_kernel"]
+
+
+@pytest.mark.parametrize("moved", ["", "k", "v"])
+def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
+    """Some of them because an array's features aren't contiguous; and of short arrays none."""
+    head_dim, v_head_dim = (24, 16) if moved else (21, 13)
+    spec, inputs = attention((2, 3), 100, 130, head_dim, v_head_dim, "float16", order=(0, 2, 1, 3), causal=True)
+    if moved:
+        setattr(inputs, moved, getattr(inputs, moved).mT.contiguous().mT)
+    check(spec, inputs, tolerance=3e-3)
+    assert ran == []
+    with (
+        mock.patch.object(hopper_padded_plan, "_LENGTH", 100),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+    ):
+        check(spec, inputs, tolerance=3e-3)
+    assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
 
 
 @pytest.mark.parametrize("turned", [False, True])

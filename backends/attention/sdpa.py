@@ -249,7 +249,7 @@ class Cudnn(_WithMask):
 
     def _direct(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         """By the operator itself: to have torch choose it takes twice as long on the host."""
-        result, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        result, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
             axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v), None, spec.gradients, spec.dropout_p, spec.causal,
             False, scale=spec.scale,
         )  # fmt: skip

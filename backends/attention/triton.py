@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from einops_fast.attention.math import Math
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.triton import usable
@@ -15,7 +17,7 @@ if not usable():
     raise ImportError("it needs Triton 3.6 or later")
 
 from einops_fast.backends import torch_attention
-from einops_fast.backends.torch_attention import triton_attention, unsupported
+from einops_fast.backends.torch_attention import GivenAttention, triton_attention, unsupported
 
 
 def _by_the_reference(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
@@ -42,6 +44,9 @@ class Triton(Implementation):
 
     def unavailable(self, device: str) -> str | None:
         return None if device.startswith("cuda") else "its kernels run on NVIDIA GPUs only"
+
+    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any]:
+        return GivenAttention(plan)
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         return triton_attention(spec, inputs)

@@ -13,9 +13,10 @@ from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import Backend, awake_types, backend_for_type
+from einops_fast.backends.base import Likeness
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+from einops_fast.plan_cache import recall, remember_alike
 from einops_fast.tuning import current_mode
 
 __all__ = ["attend", "attention", "own_call", "plan_of", "read_call"]
@@ -224,17 +225,28 @@ def attend(
     if is_tracing():
         return _traced(pattern, sequence, arrays, patterns, options, longest)
     q = arrays["q"]
-    if getattr(q, "is_nested", False):
-        return import_module("einops_fast.backends.attention.nested").attend_nested(
-            pattern, sequence, arrays, patterns, options, longest
-        )
-    backend = awake_types.get(type(q))
+    backend = awake_types.get(type(q)) or backend_for_type(type(q))
+    circumstances = allowed_names(), current_mode(), registry.generation
+    question: Hashable = None
+    if backend is not None and backend.name == "torch":
+        if not options[-1] and torch_state.deterministic():
+            options = (*options[:-1], True)
+        question = pattern, sequence, options, longest, circumstances, *patterns.items()
+        try:
+            run = recall(question, (*arrays.values(),))
+        except TypeError:  # an option that can't be hashed, as a window that is a list
+            run = question = None
+        if run is not None:
+            return run(arrays)
+        if getattr(q, "is_nested", False):
+            return import_module("einops_fast.backends.attention.nested").attend_nested(
+                pattern, sequence, arrays, patterns, options, longest
+            )
+        if torch_state.autocasts(q):
+            torch_state.autocast(arrays)
+            question = None
     if backend is None:
         backend, arrays = own_call(arrays)
-    elif backend.name == "torch" and torch_state.autocasts(q):
-        torch_state.autocast(arrays)
-    if backend.name == "torch" and not options[-1] and torch_state.deterministic():
-        options = (*options[:-1], True)
     found = None
     try:
         key: Hashable = (
@@ -244,14 +256,19 @@ def attend(
             further = [(name, patterns.get(name), backend.signature((arrays[name],))) for name in [*arrays][3:]]
             key = key, tuple(further)
         found = _calls.get(key)
-    except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed, as a window that is a list
+    except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed
         key = None
     if found is None:
         backend, arrays = own_call(arrays)
         found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
         if key is not None:
             _remember(key, found)
-    return found(arrays)
+    run = found.chosen.get(circumstances) or found.choose(arrays, circumstances)
+    if question is not None and key is not None and circumstances in found.chosen:
+        like = found.like(backend, arrays)
+        if like is not None:
+            remember_alike(question, like, run)
+    return run(arrays)
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
@@ -275,24 +292,27 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
 
 
 class _Call:
-    """One kind of call, and the implementations chosen for it, by what the choice depends on."""
+    """One kind of call, and what does it, by what the choice of implementations depends on."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._chosen: dict[Hashable, Callable[[AttentionInputs], tuple[Any, Any]]] = {}
+        self.chosen: dict[Hashable, Callable[[Mapping[str, Any]], Any]] = {}
+        self._like: list[Likeness | None] = []
 
-    def __call__(self, arrays: Mapping[str, Any]) -> Any:
+    def like(self, backend: Backend, arrays: Mapping[str, Any]) -> Likeness | None:
+        """What tells whether other arrays are like these; see :meth:`Backend.likeness`."""
+        if not self._like:
+            self._like.append(backend.likeness([*arrays.values()]))
+        return self._like[0]
+
+    def choose(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> Callable[..., Any]:
+        """What does the call; it's kept for the next one, unless that may be done otherwise."""
         plan = self.plan
-        inputs = plan.inputs(arrays)
-        circumstances = allowed_names(), current_mode(), registry.generation
-        run = self._chosen.get(circumstances)
-        if run is None:
-            decision = choose(plan.spec, plan.device, circumstances[1], inputs)
-            run = _seeded(decision.implementation, plan.spec, decision.implementation.compiled(plan.spec))
-            if decision.final:
-                self._chosen[circumstances] = run
-        result, lse = run(inputs)
-        return plan.answer(result, lse)
+        decision = choose(plan.spec, plan.device, circumstances[1], plan.inputs(arrays))
+        run = decision.implementation.prepared(plan) or _by_views(decision.implementation, plan)
+        if decision.final:
+            self.chosen[circumstances] = run
+        return run
 
 
 _LIMIT = 4096
@@ -320,22 +340,21 @@ def _traced(
     options = (*options[:-1], options[-1] or torch_state.deterministic())
     plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
     way = choose(plan.spec, plan.device, "never", quiet=True).implementation
-    run = _seeded(way, plan.spec, way.compiled(plan.spec))
-    return plan.answer(*run(plan.inputs(arrays)))
+    return _by_views(way, plan)(arrays)
 
 
-def _seeded(
-    way: Implementation, spec: AttentionSpec, run: Callable[[AttentionInputs], tuple[Any, Any]]
-) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-    """``run``, with a new seed in each call where it wants one."""
-    if not (spec.dropout_p and way.seeded):
-        return run
+def _by_views(way: Implementation, plan: Plan) -> Callable[[Mapping[str, Any]], Any]:
+    """The call by an implementation that takes arrays in canonical order."""
+    run = way.compiled(plan.spec)
+    seeded = plan.spec.dropout_p > 0 and way.seeded
 
-    def with_seed(inputs: AttentionInputs) -> tuple[Any, Any]:
-        inputs.seed = torch_state.seed_for(inputs.q)
-        return run(inputs)
+    def call(arrays: Mapping[str, Any]) -> Any:
+        inputs = plan.inputs(arrays)
+        if seeded:
+            inputs.seed = torch_state.seed_for(inputs.q)
+        return plan.answer(*run(inputs))
 
-    return with_seed
+    return call
 
 
 def plan_of(

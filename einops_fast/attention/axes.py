@@ -34,6 +34,15 @@ class View:
             array = permute(array, self.perm)
         return array if self.shape is None else array.reshape(self.shape)
 
+    def back(self, array: Any, shape: Sequence[int], permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+        """The other way: what is seen so, as an array of ``shape``."""
+        sizes = tuple(shape) if self.split is None else self.split
+        if self.perm is not None:
+            if self.shape is not None:
+                array = array.reshape([sizes[axis] for axis in self.perm])
+            array = permute(array, tuple(map(self.perm.index, range(len(self.perm)))))
+        return array if self.split is None and self.shape is None else array.reshape(tuple(shape))
+
 
 @dataclass(frozen=True)
 class Axes:

@@ -56,8 +56,8 @@ class Plan:
         views: how each array that is there becomes canonical, with the dtype it is converted to, if any.
         permute: the framework's permutation of axes.
         cast: the framework's conversion.
-        perm, shape: how the canonical result is brought back; ``None`` where nothing has to be done.
-        lse_perm, lse_shape: the same of the log of the denominator.
+        result: how the canonical result is brought back.
+        log: the same of the log of the denominator.
     """
 
     spec: AttentionSpec
@@ -65,10 +65,8 @@ class Plan:
     views: tuple[tuple[str, View, str | None], ...]
     permute: Callable[[Any, tuple[int, ...]], Any]
     cast: Callable[[Any, str], Any]
-    perm: tuple[int, ...] | None
-    shape: tuple[int, ...] | None
-    lse_perm: tuple[int, ...] | None
-    lse_shape: tuple[int, ...] | None
+    result: View
+    log: View
 
     def inputs(self, arrays: Mapping[str, Any]) -> AttentionInputs:
         """The arrays as canonical views."""
@@ -80,15 +78,8 @@ class Plan:
 
     def answer(self, result: Any, lse: Any) -> Any:
         """What the caller gets."""
-        if self.perm is not None:
-            result = self.permute(result, self.perm)
-        if self.shape is not None:
-            result = result.reshape(self.shape)
-        if lse is None:
-            return result
-        if self.lse_perm is not None:
-            lse = self.permute(lse, self.lse_perm)
-        return result, lse if self.lse_shape is None else lse.reshape(self.lse_shape)
+        result = self.result(result, self.permute)
+        return result if lse is None else (result, self.log(lse, self.permute))
 
 
 def make_plan(
@@ -167,10 +158,8 @@ def make_plan(
         views,
         _permute_torch if on_torch else _permute,
         _cast_torch if on_torch else _cast,
-        perm,
-        shape,
-        lse_perm,
-        lse_shape,
+        View(None, perm, shape),
+        View(None, lse_perm, lse_shape),
     )
 
 

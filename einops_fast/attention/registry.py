@@ -10,11 +10,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
+
+if TYPE_CHECKING:
+    from einops_fast.attention.prepare import Plan
 
 __all__ = [
     "Implementation",
@@ -71,6 +74,14 @@ class Implementation(ABC):
     def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         """:meth:`run` for one spec, after all thinking about it; a call keeps it for the next one."""
         return partial(self.run, spec)
+
+    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any] | None:
+        """What gives the caller's result from the arrays by name as they were given, for calls of one kind.
+
+        Those are calls that have the plan, and whose arrays have the same shapes, strides, dtypes and device. ``None``
+        where nothing is gained by it: then views are made, and :meth:`compiled` is used.
+        """
+        return None
 
     @abstractmethod
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:

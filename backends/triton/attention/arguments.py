@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["RUNTIME", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
+__all__ = ["NO_EXTRAS", "RUNTIME", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
 
 RUNTIME = ["q_len", "kv_len", "heads", "together", "left", "right"]
 """Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
@@ -97,6 +97,10 @@ class Extras(NamedTuple):
     cached: Any = None
     table: Any = None
     seed: Any = None
+
+
+NO_EXTRAS = Extras()
+"""None at all."""
 
 
 class Strides(NamedTuple):

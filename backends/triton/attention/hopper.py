@@ -19,10 +19,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from einops_fast.backends.triton.attention.hopper_products import (
+    added,
+    adding,
+    no_sums,
+    parts,
+    product,
+    scaled,
+    stored,
+    tiles_of,
+)
 from einops_fast.backends.triton.attention.hopper_scores import (
     added_arrays,
     added_of,
@@ -44,9 +53,11 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     pipe,
     released,
     room,
+    sides,
     there,
     without,
 )
+from einops_fast.backends.triton.attention.hopper_turns import my_turn, next_turn, note, noted, notes, turns_of
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -61,6 +72,8 @@ class _Shared(NamedTuple):
     v: Any
     out: Any
     added: Any
+    turns: Any
+    notes: Any
 
 
 class _State(NamedTuple):
@@ -80,19 +93,42 @@ class _State(NamedTuple):
     count: Any
 
 
+@gluon.constexpr_function
+def _reused(tiling):
+    """Whether the result leaves from where the queries were: there is no memory for both."""
+    return tiling.wide and tiling.head == tiling.v_head
+
+
+@gluon.jit
+def _fetch_queries(q_desc, shared, done, element, start, numbers, tiling: gl.constexpr):
+    """Have a tile's queries copied."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
+    full = room(shared.q, done, own, q_bytes)
+    for group in gl.static_range(groups):
+        mine = done % own * groups + group
+        fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
+
+
 @gluon.jit
 def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
-    groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    own: gl.constexpr = field(tiling, "own")
-    q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
     k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
     count = 0
     done = 0
+    lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, _, _, end = keys_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        note(shared.notes, lap, element, start, first, whole, whole_end, end)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        if _reused(tiling):  # noqa: SIM102, known while compiling
+            if first >= end:
+                # The memory has to be waited for all the same, since the result leaves from there.
+                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
+                done += 1
         for at in range(end - 1, first - 1, -1):
             stage = count % stages
             full = room(shared.k, count, stages, k_bytes)
@@ -100,10 +136,7 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
             fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
             if at == end - 1:
                 # After the first block, for which there is room earlier.
-                full = room(shared.q, done, own, q_bytes)
-                for group in gl.static_range(groups):
-                    mine = done % own * groups + group
-                    fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
+                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
                 done += 1
             full = room(shared.v, count, stages, v_desc.block_type.nbytes)
             fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
@@ -111,18 +144,19 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _scores(queries, keys, count, zeros, stages: gl.constexpr):
+def _scores(queries, keys, count, zeros, tiling: gl.constexpr):
     """Start the product of the queries with a block of keys."""
+    stages: gl.constexpr = field(tiling, "stages")
     there(keys, count, stages)
-    block = flat(keys.buffers, count % stages)
-    return warpgroup_mma(queries, block.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return product(queries, flat(keys.buffers, count % stages), zeros, 0, tiling)
 
 
 @gluon.jit
-def _values(weights, sums, values, count, stages: gl.constexpr):
+def _values(weights, sums, values, count, tiling: gl.constexpr):
     """Start adding the product of the weights with a block of values."""
+    stages: gl.constexpr = field(tiling, "stages")
     there(values, count, stages)
-    return warpgroup_mma(weights, flat(values.buffers, count % stages), sums, is_async=True)
+    return adding(weights, flat(values.buffers, count % stages), sums, 1, tiling)
 
 
 @gluon.jit
@@ -132,9 +166,9 @@ def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.co
     bias, mask = extra
     scores, scale, _ = scored(products, bias, numbers, tiling)
     scores = hidden(scores, mask, float("-inf"), tiling)
-    if partly:
+    if partly > 0:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
-        scores = without(scores, i[:, None], j[None, :], float("-inf"), numbers, tiling)
+        scores = without(scores, i[:, None], j[None, :], float("-inf"), partly, numbers, tiling)
     new = gl.maximum(most, gl.max(scores, 1) * scale)
     # But for a row that has seen nothing yet.
     reference = gl.where(new == float("-inf"), 0.0, new)
@@ -161,17 +195,17 @@ def _step(
     """One block of keys, and the values of the block before."""
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
-    started = _scores(queries, shared.k, count, zeros, stages)
-    added = _values(state.weights, state.sums, shared.v, count - 1, stages)
+    my_turn(shared.turns, count, group, tiling)
+    started = _scores(queries, shared.k, count, zeros, tiling)
+    sums = _values(state.weights, state.sums, shared.v, count - 1, tiling)
+    next_turn(shared.turns, group, tiling)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
-    products = warpgroup_mma_wait(1, deps=[started])
+    products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
     released(shared.k, count, stages)
     weights, fade, most, total = _weights(products, extra, i, at, partly, state.most, state.total, numbers, tiling)
-    sums = warpgroup_mma_wait(0, deps=[added])
+    sums = added(sums, 0, 1, tiling)
     released(shared.v, count - 1, stages)
-    sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
-    weights = gl.convert_layout(weights.to(state.weights.dtype), state.weights.type.layout)
-    return _State(weights, sums, most, total, count + 1)
+    return _State(weights.to(state.weights.dtype), scaled(sums, fade, 1, tiling), most, total, count + 1)
 
 
 @gluon.jit
@@ -181,53 +215,64 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
     own: gl.constexpr = field(tiling, "own")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    v_head: gl.constexpr = field(tiling, "v_head")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_head, 16])
-    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+    lap = 0
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, lap)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
         most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
-        sums = gl.zeros([64, v_head], gl.float32, layout=of_sums)
+        sums = no_sums(1, tiling)
         if first < end:
             there(shared.q, done, own)
-            queries = flat(shared.q.buffers, done % own * groups + group)
-            started = _scores(queries, shared.k, count, zeros, stages)
+            queries = tiles_of(flat(shared.q.buffers, done % own * groups + group), 0, tiling)
+            my_turn(shared.turns, count, group, tiling)
+            started = _scores(queries, shared.k, count, zeros, tiling)
+            next_turn(shared.turns, group, tiling)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
             released(shared.k, count, stages)
-            partly = (end - 1 < whole) | (end > whole_end)
-            weights, _, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
-            weights = gl.convert_layout(weights.to(dtype), of_weights)
-            state = _State(weights, sums, most, total, count + 1)
+            partly = sides(end - 1, whole, whole_end)
+            weights, _fade, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
+            state = _State(weights.to(dtype), sums, most, total, count + 1)
             for at in range(end - 2, first - 1, -1):
-                partly = (at < whole) | (at >= whole_end)
+                partly = sides(at, whole, whole_end)
                 state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
-            released(shared.q, done, own)
-            done += 1
+            if not _reused(tiling):
+                released(shared.q, done, own)
+                done += 1
             count = state.count
             most = state.most
             total = state.total
-            added = _values(state.weights, state.sums, shared.v, count - 1, stages)
-            sums = warpgroup_mma_wait(0, deps=[added])
+            sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
             released(shared.v, count - 1, stages)
         divisor = gl.where(total == 0.0, 1.0, total)
-        sums = sums * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, of_sums))[:, None]
+        sums = scaled(sums, 1.0 / divisor, 1, tiling)
+        place = coordinates(element, start + 64 * group, 0, OUT, numbers, tiling)
+        if _reused(tiling):
+            there(shared.q, done, own)
+            mine = done % own * groups + group
+            stored(flat(shared.q.buffers, mine), sums, 1.0, dtype, 1, tiling)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, place, shared.q.buffers.index(mine))
+            tma.store_wait(0)
+            released(shared.q, done, own)
+            done += 1
+        else:
+            # What was handed over for the tile before has to be read before it's overwritten.
+            tma.store_wait(0)
+            barrier()
+            stored(flat(shared.out, group), sums, 1.0, dtype, 1, tiling)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, place, shared.out.index(group))
+        # Not before the fence, which would wait for it.
         logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
         gl.store(lse + element.to(gl.int64) * numbers.q_len + i, logs, mask=i < numbers.q_len)
-        # What was handed over for the tile before has to be read before it's overwritten.
-        tma.store_wait(0)
-        barrier()
-        flat(shared.out, group).store(sums.to(dtype))
-        fence_async_shared()
-        place = coordinates(element, start + 64 * group, 0, OUT, numbers, tiling)
-        tma.async_copy_shared_to_global(out_desc, place, shared.out.index(group))
     tma.store_wait(0)
 
 
@@ -250,9 +295,11 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
     q = pipe(q_desc, groups * own, own, groups)
     k = pipe(k_desc, stages, stages, groups)
     v = pipe(v_desc, stages, stages, groups)
-    out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
+    out = q.buffers
+    if not _reused(tiling):
+        out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
     added = added_arrays(bias, mask, lse, tiling)
-    shared = _Shared(q, k, v, out, added_tiles(added, tiling))
+    shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()
     barrier()
     if groups == 2:

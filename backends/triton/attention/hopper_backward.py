@@ -20,22 +20,27 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
+from einops_fast.backends.triton.attention.hopper_products import product
 from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
-from einops_fast.backends.triton.attention.hopper_tiles import flat, there
+from einops_fast.backends.triton.attention.hopper_tiles import flat, second_stages, there
+from einops_fast.backends.triton.indexing import field
 
-__all__ = ["Operands", "both_products", "delta_of", "logs_of", "weights_of"]
+__all__ = ["Operands", "begun", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
 
 
 class Operands(NamedTuple):
-    """Descriptors of the operands, or their tiles in shared memory; ``added`` has those of bias and mask."""
+    """Descriptors of the operands, or their tiles in shared memory; ``added`` has those of bias and mask.
+
+    ``notes`` says which tile is whose turn.
+    """
 
     q: Any
     k: Any
     v: Any
     d_out: Any
     added: Any
+    notes: Any = None
 
 
 @gluon.jit
@@ -60,13 +65,27 @@ def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def both_products(left, right, others, more, count, zeros, stages: gl.constexpr):
-    """Start the products of two tiles, of one's own rows, with those of block ``count`` of the other two operands.
-
-    Keys and values meet queries and gradients of the result, or the other way round; ``more`` comes with ``others``.
-    """
+def begun(left, others, count, zeros, tiling: gl.constexpr):
+    """Start the products of a tile's parts with block ``count`` of keys or queries."""
+    stages: gl.constexpr = field(tiling, "stages")
     there(others, count, stages)
-    first = flat(others.buffers, count % stages)
-    second = flat(more.buffers, count % stages)
-    started = warpgroup_mma(left, first.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return started, warpgroup_mma(right, second.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return product(left, flat(others.buffers, count % stages), zeros, 0, tiling)
+
+
+@gluon.jit
+def begun_more(right, more, count, zeros, tiling: gl.constexpr):
+    """The same with values or gradients of the result, which may come with the others."""
+    stages: gl.constexpr = second_stages(tiling)
+    if field(tiling, "second"):
+        there(more, count, stages)
+    return product(right, flat(more.buffers, count % stages), zeros, 1, tiling)
+
+
+@gluon.jit
+def both_products(left, right, others, more, count, zeros, tiling: gl.constexpr):
+    """Start the products of two tiles' parts, of one's own rows, with block ``count`` of the other two operands.
+
+    Keys and values meet queries and gradients of the result, or the other way round.
+    """
+    started = begun(left, others, count, zeros, tiling)
+    return started, begun_more(right, more, count, zeros, tiling)

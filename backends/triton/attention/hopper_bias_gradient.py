@@ -39,6 +39,7 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     pipe,
     released,
     room,
+    sides,
     there,
     without,
 )
@@ -143,8 +144,8 @@ def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, til
     products = warpgroup_mma_wait(1, deps=[started])
     weights, _ = weights_of(products, (bias, mask), logs[:, None], numbers, tiling)
     if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
-        if partly:
-            weights = without(weights, i[:, None], j[None, :], 0.0, numbers, tiling)
+        if partly > 0:
+            weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
     d_weights = warpgroup_mma_wait(0, deps=[more])
     released(shared.q, count, stages)
     return total + weights * (d_weights - delta[:, None])
@@ -166,7 +167,7 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
         total = gl.zeros([64, block], gl.float32, layout=of_scores)
         there(shared.added.bias, done, 1)
         if (at >= first) & (at < end):
-            partly = (at < whole) | (at >= whole_end)
+            partly = sides(at, whole, whole_end)
             for sharer in range(counts.sharers):
                 element = _element(own, sharer, numbers, tiling)
                 total = _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling, group)

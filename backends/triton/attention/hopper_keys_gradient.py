@@ -11,11 +11,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper_backward import Operands, begun, begun_more, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper_products import (
+    added,
+    adding,
+    features_of,
+    held,
+    no_sums,
+    parts,
+    stored,
+    tiles_of,
+)
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper_tiles import (
     OUT,
@@ -30,10 +39,14 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     queries_of,
     released,
     room,
+    second_pipe,
+    second_stages,
+    sides,
     stage_bytes,
     there,
     without,
 )
+from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -49,6 +62,7 @@ class _Shared(NamedTuple):
     d_out: Any
     rows: Any
     added: Any
+    notes: Any
 
 
 class _State(NamedTuple):
@@ -71,15 +85,31 @@ class _State(NamedTuple):
 
 
 @gluon.constexpr_function
+def _summed(tiling):
+    """Features of all sums of a key."""
+    return features_of(tiling, 0) + features_of(tiling, 1) * tiling.dv
+
+
+@gluon.constexpr_function
 def _early(tiling):
-    """Whether the next block's products are begun before this one's are added up: there are registers for both."""
-    return tiling.head + tiling.v_head <= 192
+    """How many of the next block's products are begun before this one's are added up: there are registers for these."""
+    if tiling.softcap or tiling.patchy:
+        return 2 if _summed(tiling) <= 192 else 0
+    return 2 if _summed(tiling) <= 128 else 1
 
 
 @gluon.constexpr_function
 def _held(tiling):
     """Whether there are also registers for the keys and values."""
-    return tiling.head + tiling.v_head <= 128
+    return features_of(tiling, 0) + features_of(tiling, 1) <= 128
+
+
+@gluon.jit
+def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
+    """The gradients when at most so many products are under way."""
+    if field(tiling, "dv"):
+        dv = added(dv, pending, 1, tiling)
+    return added(dk, pending, 0, tiling), dv
 
 
 @gluon.jit
@@ -90,11 +120,14 @@ def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
     block: gl.constexpr = field(tiling, "block")
     own: gl.constexpr = field(tiling, "own")
     own_bytes: gl.constexpr = (arrays.k.block_type.nbytes + arrays.v.block_type.nbytes) * groups
-    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * rows.block_type.nbytes
+    second: gl.constexpr = second_stages(tiling)
+    apart_bytes: gl.constexpr = arrays.d_out.block_type.nbytes if field(tiling, "second") else 0
+    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * rows.block_type.nbytes - apart_bytes
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, _, _, end = queries_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+        note(shared.notes, done, element, start, first, whole, whole_end, end)
         reader = element * numbers.share
         # Even where no query sees them: the memory has to be waited for, since gradients leave from there.
         full = room(shared.k, done, own, own_bytes)
@@ -109,11 +142,15 @@ def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
                 stage = count % stages
                 full = room(shared.q, count, stages, block_bytes)
                 fetch(arrays.q, shared.q.buffers, stage, full, reader, at * block, Q, numbers, tiling)
-                fetch(arrays.d_out, shared.d_out.buffers, stage, full, reader, at * block, OUT, numbers, tiling)
                 for which in gl.static_range(2):
                     into = shared.rows.buffers.index(2 * stage + which)
                     tma.async_copy_global_to_shared(rows, (2 * reader + which, at * block), full, into)
                 fetch_added(arrays.added, shared.added, stage, full, reader, at * block, start, numbers, tiling)
+                if field(tiling, "second"):
+                    full = room(shared.d_out, count, second, apart_bytes)
+                fetch(
+                    arrays.d_out, shared.d_out.buffers, count % second, full, reader, at * block, OUT, numbers, tiling
+                )
                 count += 1
 
 
@@ -130,8 +167,8 @@ def _weighed(products, shared, count, reader, at, j, partly, numbers, tiling: gl
     weights, slope = weights_of(products, extra, logs[None, :], numbers, tiling)
     if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
         # A branch, and not a loop of its own: there are no registers for two.
-        if partly:
-            weights = without(weights, i[None, :], j[:, None], 0.0, numbers, tiling)
+        if partly > 0:
+            weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
     return weights, slope
 
 
@@ -149,28 +186,36 @@ def _keys_step(
     count = state.count
     stage = count % stages
     queries = flat(shared.q.buffers, stage)
-    d_out = flat(shared.d_out.buffers, stage)
-    given = gl.convert_layout(state.weights.to(dtype), gl.DotOperandLayout(0, state.dv.type.layout, 2))
-    adding = warpgroup_mma(given, d_out, state.dv, is_async=True)
+    dv = state.dv
+    if field(tiling, "dv"):
+        dv = adding(state.weights.to(dtype), flat(shared.d_out.buffers, stage), dv, 1, tiling)
     delta = shared.rows.buffers.index(2 * stage + 1).reshape([block])
     delta = delta.load(gl.SliceLayout(0, zeros.type.layout))
     d_scores = state.weights * (state.d_weights - delta[None, :]) * state.slope
-    d_scores = gl.convert_layout(d_scores.to(dtype), gl.DotOperandLayout(0, state.dk.type.layout, 2))
-    added = warpgroup_mma(d_scores, queries, state.dk, is_async=True)
-    if last or not _early(tiling):
-        dv, dk = warpgroup_mma_wait(0, deps=[adding, added])
+    dk = adding(d_scores.to(dtype), queries, state.dk, 0, tiling)
+    if last or _early(tiling) == 0:
+        dk, dv = _waited(0, dk, dv, tiling)
         released(shared.q, count, stages)
     if last:
         state = _State(dk, dv, state.weights, state.slope, state.d_weights, count + 1)
     else:
-        started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, stages)
-        if _early(tiling):
-            products, dv, dk = warpgroup_mma_wait(1, deps=[started, adding, added])
+        if _early(tiling) == 1:
+            started = begun(keys, shared.q, count + 1, zeros, tiling)
+            products = warpgroup_mma_wait(0, deps=[started])
+            dk, dv = _waited(0, dk, dv, tiling)
             released(shared.q, count, stages)
+            more = begun_more(values, shared.d_out, count + 1, zeros, tiling)
         else:
-            products = warpgroup_mma_wait(1, deps=[started])
+            started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+            if _early(tiling) == 2:
+                dk, dv = _waited(parts(tiling, 1), dk, dv, tiling)
+                released(shared.q, count, stages)
         weights, slope = _weighed(products, shared, count + 1, reader, at, j, partly, numbers, tiling, group)
-        state = _State(dk, dv, weights, slope, warpgroup_mma_wait(0, deps=[more]), count + 1)
+        d_weights = warpgroup_mma_wait(0, deps=[more])
+        if field(tiling, "second"):
+            released(shared.d_out, count + 1, second_stages(tiling))
+        state = _State(dk, dv, weights, slope, d_weights, count + 1)
     return state
 
 
@@ -178,38 +223,40 @@ def _keys_step(
 def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
     """What a warp group does."""
     groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     own: gl.constexpr = field(tiling, "own")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
-    of_dk: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "head"), 16])
-    of_dv: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "v_head"), 16])
     of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, done)
         reader = element * numbers.share
-        dk = gl.zeros([64, field(tiling, "head")], gl.float32, layout=of_dk)
-        dv = gl.zeros([64, field(tiling, "v_head")], gl.float32, layout=of_dv)
+        dk = no_sums(0, tiling)
+        dv = (0.0,)
+        if field(tiling, "dv"):
+            dv = no_sums(1, tiling)
         j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         mine = done % own * groups + group
         keys = flat(shared.k.buffers, mine)
         values = flat(shared.v.buffers, mine)
         there(shared.k, done, own)
         if first < end:
-            left = keys
-            right = values
+            left = tiles_of(keys, 0, tiling)
+            right = tiles_of(values, 1, tiling)
             if _held(tiling):
-                left = keys.load(of_left)
-                right = values.load(of_left)
-            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, stages)
-            products = warpgroup_mma_wait(1, deps=[started])
+                left = held(left, 0, of_left, tiling)
+                right = held(right, 1, of_left, tiling)
+            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
             at = first
-            partly = (at < whole) | (at >= whole_end)
+            partly = sides(at, whole, whole_end)
             weights, slope = _weighed(products, shared, count, reader, at, j, partly, numbers, tiling, group)
-            state = _State(dk, dv, weights, slope, warpgroup_mma_wait(0, deps=[more]), count)
+            d_weights = warpgroup_mma_wait(0, deps=[more])
+            if field(tiling, "second"):
+                released(shared.d_out, count, second_stages(tiling))
+            state = _State(dk, dv, weights, slope, d_weights, count)
             for _ in range(numbers.share * (end - first) - 1):
                 at += 1
                 if field(tiling, "grouped"):  # noqa: SIM102, known while compiling
@@ -217,7 +264,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
                         # On to the next element that shares these keys.
                         at = first
                         reader += 1
-                partly = (at < whole) | (at >= whole_end)
+                partly = sides(at, whole, whole_end)
                 state = _keys_step(
                     left, right, shared, reader, state, at, j, partly, numbers, zeros, tiling, group, dtype, False
                 )
@@ -228,13 +275,15 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             dv = state.dv
             count = state.count
         # The gradients leave from where the keys and values were.
-        keys.store((dk * scale).to(dtype))
-        values.store(dv.to(dtype))
+        stored(keys, dk, scale, dtype, 0, tiling)
+        if field(tiling, "dv"):
+            stored(values, dv, 1.0, dtype, 1, tiling)
         fence_async_shared()
         place = coordinates(element * numbers.share, start + 64 * group, 0, K, numbers, tiling)
         tma.async_copy_shared_to_global(dk_desc, place, shared.k.buffers.index(mine))
-        place = coordinates(element * numbers.share, start + 64 * group, 0, V, numbers, tiling)
-        tma.async_copy_shared_to_global(dv_desc, place, shared.v.buffers.index(mine))
+        if field(tiling, "dv"):
+            place = coordinates(element * numbers.share, start + 64 * group, 0, V, numbers, tiling)
+            tma.async_copy_shared_to_global(dv_desc, place, shared.v.buffers.index(mine))
         tma.store_wait(0)
         released(shared.k, done, own)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
@@ -255,9 +304,9 @@ def hopper_keys_kernel(
     k = pipe(k_desc, groups * own, own, groups)
     v = beside(k, v_desc, groups * own)
     q = pipe(q_desc, stages, stages, groups)
-    d_out = beside(q, d_out_desc, stages)
+    d_out = second_pipe(q, d_out_desc, tiling)
     added = added_arrays(bias, mask, k_desc, tiling)
-    shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling))
+    shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
     fence_async_shared()
     barrier()

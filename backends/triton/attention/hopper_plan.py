@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,16 +15,21 @@ from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bi
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts, padded
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    ITEM,
-    OPERANDS,
-    HopperTiling,
-    own_bytes,
-    pair_bytes,
-    stage_bytes,
+from einops_fast.backends.triton.attention.hopper_shapes import (
+    WIDE_SHAPES,
+    Shape,
+    bytes_of_one,
+    fitting,
+    forward_shapes,
+    has_added,
+    is_small,
+    is_wide,
+    shared_bytes,
 )
+from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTiling, pair_bytes
+from einops_fast.backends.triton.attention.hopper_values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
-from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings, shared_memory
+from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
@@ -33,21 +38,20 @@ __all__ = [
     "HopperBackwardPlan",
     "HopperForwardPlan",
     "copyable",
-    "power",
     "suits_hopper",
     "suits_hopper_backward",
 ]
 
-_MOST_FEATURES = 128
+_MOST_FEATURES = 256
+
+_MOST_ADDED = 128
+"""Features with a bias or a mask, for whose tiles there is no memory beside those of more."""
 
 _FAR = 1 << 31
 """Strides of what the hardware doesn't copy are less than this."""
 
-_BARRIERS = 1 << 10
-"""Bytes of shared memory that aren't for tiles, amply."""
-
-_LONG = 2048
-"""Queries from which on a tile of three warp groups pays; with causality, of whose tiles more is hidden, four times."""
+_OPERANDS = ("q", "k", "v", "d_out")
+"""Of the kernels of the gradients, as arrays are called."""
 
 
 def suits_hopper(
@@ -73,7 +77,8 @@ def suits_hopper(
         return False
     if spec.varlen or spec.cache or spec.page_size or spec.q_len <= FEW_QUERIES or not spec.kv_len:
         return False
-    if features.axes > BATCH_AXES or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    most = _MOST_ADDED if has_added(problem) else _MOST_FEATURES
+    if features.axes > BATCH_AXES or max(spec.head_dim, spec.v_head_dim) > most:
         return False
     if not all(copyable(getattr(problem.strides, name), ITEM) for name in arrays):
         return False
@@ -109,85 +114,6 @@ def _reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None,
     return all(abs(stride) < _FAR for stride in strides)
 
 
-def _added(problem: Problem) -> bool:
-    """Whether there is a bias or a mask, which takes registers."""
-    return problem.features.bias is not None or problem.features.mask is not None
-
-
-def _fitting(
-    problem: Problem,
-    bias_dtype: str,
-    shapes: Sequence[tuple[int, ...]],
-    length: int,
-    size: Callable[[HopperTiling], int],
-    **others: bool,
-) -> HopperTiling:
-    """The first tiling for which there is shared memory.
-
-    Args:
-        problem: what is computed.
-        bias_dtype: of the bias.
-        shapes: warp groups, block and stages of each; how many tiles of a program's own, if not one.
-        length: that blocks divide among them; no block is longer than it asks for.
-        size: bytes of shared memory that a tiling takes.
-        others: fields of the tiling.
-    """
-    features, strides = problem.features, problem.strides
-    missing = BATCH_AXES - features.axes
-
-    def axes(name: str) -> tuple[bool, ...]:
-        tail = strides.q if name == "out" or getattr(strides, name) is None else getattr(strides, name)
-        return (*(False,) * missing, *(name == "out" or stride != 0 for stride in tail[:-2]))
-
-    found = [
-        HopperTiling(
-            groups,
-            min(block, power(length)),
-            stages,
-            power(features.head_dim),
-            power(features.v_head_dim),
-            tuple(axes(name) for name in OPERANDS),
-            features.left,
-            features.right,
-            features.softcap,
-            problem.share > 1,
-            bias=features.bias,
-            mask=features.mask,
-            bias_item=ITEM_SIZES.get(bias_dtype, 0),
-            own=own[0] if own else 1,
-            **others,
-        )
-        for groups, block, stages, *own in shapes
-    ]
-    most = shared_memory((9, 0)) - _BARRIERS
-    return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= most)
-
-
-def _shared_bytes(tiling: HopperTiling) -> int:
-    """Of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
-    rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
-    return int(own_bytes(tiling) + tiling.stages * (stage_bytes(tiling) + rows))
-
-
-def _small(spec: AttentionSpec) -> bool:
-    return max(spec.head_dim, spec.v_head_dim) <= 64
-
-
-def power(extent: int) -> int:
-    """The smallest tile that holds so many positions or features."""
-    return max(16, 1 << (extent - 1).bit_length())
-
-
-def _forward_shapes(spec: AttentionSpec, problem: Problem) -> list[tuple[int, ...]]:
-    """Warp groups, keys of a block, stages, and tiles of its own of the forward kernel."""
-    if not _small(spec):
-        return [(2, 128, 2), (2, 64, 3), (2, 64, 2)]
-    causal = problem.features.right
-    if spec.q_len < _LONG * (4 if causal else 1) or _added(problem):
-        return [(2, 128, 4, 2), (2, 128, 3, 2), (2, 128, 2, 2), (2, 128, 2), (2, 64, 2)]
-    return [(3, 128, 3, 2 if causal else 1)]
-
-
 class HopperForwardPlan:
     """A forward call; see :class:`ForwardPlan`.
 
@@ -202,8 +128,8 @@ class HopperForwardPlan:
         self, spec: AttentionSpec, problem: Problem, units: int, other: ForwardPlan, bias_dtype: str = ""
     ) -> None:
         self._other = other
-        shapes = _forward_shapes(spec, problem)
-        tiling = _fitting(problem, bias_dtype, shapes, spec.kv_len, _shared_bytes)
+        shapes = forward_shapes(spec, problem)
+        tiling = fitting(problem, bias_dtype, shapes, spec.kv_len, bytes_of_one)
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "out")}
         arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask"), "lse": Array("float32")}
@@ -242,7 +168,7 @@ class HopperBackwardPlan(BackwardPlan):
             and copyable(strides.d_bias, ITEM_SIZES[bias_dtype])
         )
         whole = self._direct and strides.d_bias is not None
-        self._hopper_keys = self._keys_call() if strides.dk is not None else None
+        self._hopper_keys = self._keys_calls() if strides.dk is not None else ()
         self._hopper_queries: HopperCall | None = None
         if strides.dq is not None and (writable or not whole):
             self._hopper_queries = self._queries_call(whole)
@@ -254,7 +180,8 @@ class HopperBackwardPlan(BackwardPlan):
         self,
         function: Any,
         tiling: HopperTiling,
-        made: Sequence[str],
+        names: Sequence[str],
+        added: Sequence[str],
         scalars: Mapping[str, float],
         elements: int,
         length: int,
@@ -263,46 +190,57 @@ class HopperBackwardPlan(BackwardPlan):
         """A call of a kernel with so many tiles for each ``tiling.rows`` positions of an element."""
         spec, problem, units, bias_dtype = self._given
         layouts = Layouts(spec, problem, tiling, bias_dtype)
-        arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "d_out", *made)}
-        arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask")}
-        if not tiling.turned:
-            arrays["d_bias"] = layouts.added("d_bias")
+        arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in names}
+        arrays |= {name: layouts.added(name) for name in added}
         arrays["rows"] = layouts.rows()
         numbers = layouts.numbers(elements, length, units)
         programs = layouts.programs(elements * times, length, units)
         return HopperCall(function, tiling, arrays, scalars, numbers, programs)
 
-    def _keys_call(self) -> HopperCall:
+    def _keys_calls(self) -> tuple[HopperCall, ...]:
+        """Of the kernel for k and v; of wide heads, of that for v and of that for k."""
         spec, problem, _, bias_dtype = self._given
-        shapes = [(2, 64, 4, 2), (2, 64, 3, 2), (2, 64, 2, 2), (2, 64, 2), (2, 32, 2)][0 if _small(spec) else 2 :]
-        tiling = _fitting(problem, bias_dtype, shapes, spec.q_len, _shared_bytes, turned=True)
+        scalars = {"scale": spec.scale}
         elements = problem.elements // problem.share
-        return self._call(hopper_keys_kernel, tiling, ("dk", "dv"), {"scale": spec.scale}, elements, spec.kv_len)
+        given, added = (*_OPERANDS, "dk", "dv"), ("bias", "mask")
+        if not is_wide(spec):
+            shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
+            tiling = fitting(
+                problem, bias_dtype, shapes[0 if is_small(spec) else 2 :], spec.q_len, shared_bytes, turned=True
+            )
+            return (self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len),)
+        tiling = fitting(problem, bias_dtype, [Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
+        values = self._call(hopper_values_kernel, tiling, ("q", "k", "d_out", "dv"), (), {}, elements, spec.kv_len)
+        tiling = fitting(problem, bias_dtype, WIDE_SHAPES, spec.q_len, shared_bytes, turned=True, dv=False)
+        return values, self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len)
 
     def _queries_call(self, d_bias: bool) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
-        shapes: list[tuple[int, ...]] = [(2, 64, 3), (2, 64, 2), (2, 32, 2)]
-        if _small(spec):
-            shapes = [(2, 64, 4), *shapes] if _added(problem) else [(2, 128, 3, 2)]
-        tiling = _fitting(
+        shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
+        if is_wide(spec):
+            shapes = WIDE_SHAPES
+        elif is_small(spec):
+            shapes = [Shape(2, 64, 4), *shapes] if has_added(problem) else [Shape(2, 128, 3, 2)]
+        tiling = fitting(
             problem,
             bias_dtype,
             shapes,
             spec.kv_len,
-            lambda tiling: _shared_bytes(tiling) + tiling.rows * tiling.head * ITEM,
+            lambda tiling: shared_bytes(tiling) + tiling.rows * tiling.head * ITEM * (not tiling.wide),
             d_bias=d_bias,
         )
         scalars = {"scale": spec.scale}
-        return self._call(hopper_queries_kernel, tiling, ("dq",), scalars, problem.elements, spec.q_len)
+        given, added = (*_OPERANDS, "dq"), ("bias", "mask", "d_bias")
+        return self._call(hopper_queries_kernel, tiling, given, added, scalars, problem.elements, spec.q_len)
 
     def _shared_bias_call(self) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
         features = problem.features
-        shapes = [(2, 64, 3), (2, 64, 2), (2, 32, 2)]
-        if _small(spec) and not (features.masked or features.left or features.right or bias_dtype == "float32"):
+        shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
+        if is_small(spec) and not (features.masked or features.left or features.right or bias_dtype == "float32"):
             # More of these take more registers than there are.
-            shapes = [(2, 128, 2)]
-        tiling = _fitting(
+            shapes = [Shape(2, 128, 2)]
+        tiling = fitting(
             problem,
             bias_dtype,
             shapes,
@@ -313,12 +251,17 @@ class HopperBackwardPlan(BackwardPlan):
         own = prod(size for size, stride in zip(problem.sizes, problem.strides.d_bias, strict=False) if stride)
         key_tiles = -(-spec.kv_len // tiling.block)
         scalars = {"key_tiles": key_tiles, "sharers": problem.elements // own}
-        return self._call(hopper_bias_kernel, tiling, (), scalars, own, spec.q_len, key_tiles)
+        added = "bias", "mask", "d_bias"
+        return self._call(hopper_bias_kernel, tiling, _OPERANDS, added, scalars, own, spec.q_len, key_tiles)
 
     def _run_keys(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, dk, dv, extras = arrays
         given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, padded)
-        if self._hopper_keys is None or not self._hopper_keys(memory, device, *given):
+        queued = bool(self._hopper_keys)
+        for call in self._hopper_keys:
+            own = given if call is self._hopper_keys[-1] else (q, k, d_out, dv, padded)
+            queued = queued and call(memory, device, *own)
+        if not queued:
             super()._run_keys(memory, device, padded, *arrays)
 
     def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:

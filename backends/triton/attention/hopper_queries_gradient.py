@@ -11,11 +11,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_products import (
+    added,
+    adding,
+    features_of,
+    held,
+    no_sums,
+    parts,
+    stored,
+    tiles_of,
+)
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper_tiles import (
     D_BIAS,
@@ -31,10 +40,14 @@ from einops_fast.backends.triton.attention.hopper_tiles import (
     pipe,
     released,
     room,
+    second_pipe,
+    second_stages,
+    sides,
     stage_bytes,
     there,
     without,
 )
+from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -62,37 +75,63 @@ class _State(NamedTuple):
 @gluon.constexpr_function
 def _held(tiling):
     """Whether queries and gradients of the result are kept in registers: blocks of wide heads are short enough."""
-    return tiling.head + tiling.v_head > 128 and not (tiling.softcap or tiling.patchy)
+    return features_of(tiling, 0) + features_of(tiling, 1) > 128 and not (
+        tiling.softcap or tiling.patchy or tiling.wide
+    )
+
+
+@gluon.constexpr_function
+def _early(tiling):
+    """Whether the next block's products are begun before this one's are added up: there are registers for both."""
+    return features_of(tiling, 0) <= 192
+
+
+@gluon.jit
+def _fetch_own(arrays, shared, done, element, start, numbers, tiling: gl.constexpr):
+    """Have a tile's queries and gradients of the result copied."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    own_bytes: gl.constexpr = (arrays.q.block_type.nbytes + arrays.d_out.block_type.nbytes) * groups
+    full = room(shared.q, done, own, own_bytes)
+    for group in gl.static_range(groups):
+        row = start + 64 * group
+        mine = done % own * groups + group
+        fetch(arrays.q, shared.q.buffers, mine, full, element, row, Q, numbers, tiling)
+        fetch(arrays.d_out, shared.d_out.buffers, mine, full, element, row, OUT, numbers, tiling)
 
 
 @gluon.jit
 def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
-    groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    own: gl.constexpr = field(tiling, "own")
-    own_bytes: gl.constexpr = (arrays.q.block_type.nbytes + arrays.d_out.block_type.nbytes) * groups
-    block_bytes: gl.constexpr = stage_bytes(tiling)
+    second: gl.constexpr = second_stages(tiling)
+    v_bytes: gl.constexpr = arrays.v.block_type.nbytes
+    block_bytes: gl.constexpr = stage_bytes(tiling) - (v_bytes if field(tiling, "second") else 0)
     count = 0
     done = 0
+    lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, _, _, end = keys_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        note(shared.notes, lap, element, start, first, whole, whole_end, end)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         for at in range(end - 1, first - 1, -1):
             stage = count % stages
             full = room(shared.k, count, stages, block_bytes)
             fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-            fetch(arrays.v, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
             fetch_added(arrays.added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            if field(tiling, "second"):
+                full = room(shared.v, count, second, v_bytes)
+            fetch(arrays.v, shared.v.buffers, count % second, full, element, at * block, V, numbers, tiling)
             count += 1
             if at == end - 1:
                 # After the first block, for which there is memory earlier.
-                full = room(shared.q, done, own, own_bytes)
-                for group in gl.static_range(groups):
-                    row = start + 64 * group
-                    mine = done % own * groups + group
-                    fetch(arrays.q, shared.q.buffers, mine, full, element, row, Q, numbers, tiling)
-                    fetch(arrays.d_out, shared.d_out.buffers, mine, full, element, row, OUT, numbers, tiling)
+                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
+                done += 1
+        if field(tiling, "wide"):  # noqa: SIM102, known while compiling
+            if first >= end:
+                # The memory has to be waited for all the same, since the gradient leaves from there.
+                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
                 done += 1
 
 
@@ -105,9 +144,9 @@ def _weighed(products, shared, count, element, at, partly, i, logs, numbers, til
     stage = count % field(tiling, "stages")
     extra = added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
     weights, slope = weights_of(products, extra, logs[:, None], numbers, tiling)
-    if partly:
+    if partly > 0:
         # Keys that don't exist have no features either, but their weights may be infinite.
-        weights = without(weights, i[:, None], j[None, :], 0.0, numbers, tiling)
+        weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
     return weights, slope
 
 
@@ -131,20 +170,24 @@ def _queries_step(
         fence_async_shared()
         place = coordinates(element, start + 64 * group, at * block, D_BIAS, numbers, tiling)
         tma.async_copy_shared_to_global(d_bias, place, own)
-    d_scores = gl.convert_layout((d_scores * state.slope).to(dtype), gl.DotOperandLayout(0, state.sums.type.layout, 2))
-    added = warpgroup_mma(d_scores, keys, state.sums, is_async=True)
+    sums = adding((d_scores * state.slope).to(dtype), keys, state.sums, 0, tiling)
+    if last or not _early(tiling):
+        sums = added(sums, 0, 0, tiling)
     if not last:
-        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, stages)
-        products, sums = warpgroup_mma_wait(1, deps=[started, added])
-    else:
-        sums = warpgroup_mma_wait(0, deps=[added])
+        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, tiling)
+        products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+        if _early(tiling):
+            sums = added(sums, parts(tiling, 1), 0, tiling)
     if field(tiling, "d_bias"):
         tma.store_wait(0)
     released(shared.k, count, stages)
     if not last:
-        partly = (at - 1 < whole) | (at - 1 >= whole_end)
+        partly = sides(at - 1, whole, whole_end)
         weights, slope = _weighed(products, shared, count + 1, element, at - 1, partly, i, logs, numbers, tiling, group)
-        state = _State(sums, weights, slope, warpgroup_mma_wait(0, deps=[more]), count + 1)
+        d_weights = warpgroup_mma_wait(0, deps=[more])
+        if field(tiling, "second"):
+            released(shared.v, count + 1, second_stages(tiling))
+        state = _State(sums, weights, slope, d_weights, count + 1)
     else:
         state = _State(sums, state.weights, state.slope, state.d_weights, count + 1)
     return state
@@ -157,37 +200,40 @@ def _own_queries(
 ):  # fmt: skip
     """What a warp group does."""
     groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
     own: gl.constexpr = field(tiling, "own")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "block"), 16])
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "head"), 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     zeros = gl.zeros([64, field(tiling, "block")], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
-        sums = gl.zeros([64, field(tiling, "head")], gl.float32, layout=of_sums)
+    lap = 0
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, lap)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        sums = no_sums(0, tiling)
         if first < end:
             i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
             logs = logs_of(rows, element, i, numbers)
             delta = delta_of(rows, element, i, numbers)
             there(shared.q, done, own)
-            queries = flat(shared.q.buffers, done % own * groups + group)
-            d_out = flat(shared.d_out.buffers, done % own * groups + group)
+            queries = tiles_of(flat(shared.q.buffers, done % own * groups + group), 0, tiling)
+            d_out = tiles_of(flat(shared.d_out.buffers, done % own * groups + group), 1, tiling)
             if _held(tiling):
                 # From here on their memory is for the next tile's.
-                queries = queries.load(of_left)
-                d_out = d_out.load(of_left)
+                queries = held(queries, 0, of_left, tiling)
+                d_out = held(d_out, 1, of_left, tiling)
                 released(shared.q, done, own)
-            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, stages)
-            products = warpgroup_mma_wait(1, deps=[started])
-            partly = (end - 1 < whole) | (end > whole_end)
+            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+            partly = sides(end - 1, whole, whole_end)
             weights, slope = _weighed(
                 products, shared, count, element, end - 1, partly, i, logs, numbers, tiling, group
             )
-            state = _State(sums, weights, slope, warpgroup_mma_wait(0, deps=[more]), count)
+            d_weights = warpgroup_mma_wait(0, deps=[more])
+            if field(tiling, "second"):
+                released(shared.v, count, second_stages(tiling))
+            state = _State(sums, weights, slope, d_weights, count)
             for at in range(end - 1, first, -1):
                 state = _queries_step(
                     queries, d_out, shared, d_bias, state, element, start, at, whole, whole_end, i, logs, delta,
@@ -199,16 +245,28 @@ def _own_queries(
             )  # fmt: skip
             sums = state.sums
             count = state.count
-            if not _held(tiling):
+            if not (_held(tiling) or field(tiling, "wide")):
                 released(shared.q, done, own)
-            done += 1
-        # What was handed over for the tile before has to be read before it's overwritten.
-        tma.store_wait(0)
-        barrier()
-        flat(out, group).store((sums * scale).to(dtype))
-        fence_async_shared()
+            if not field(tiling, "wide"):
+                done += 1
         place = coordinates(element, start + 64 * group, 0, Q, numbers, tiling)
-        tma.async_copy_shared_to_global(dq_desc, place, out.index(group))
+        if field(tiling, "wide"):
+            # It leaves from where the queries were.
+            there(shared.q, done, own)
+            mine = done % own * groups + group
+            stored(flat(out, mine), sums, scale, dtype, 0, tiling)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(dq_desc, place, out.index(mine))
+            tma.store_wait(0)
+            released(shared.q, done, own)
+            done += 1
+        else:
+            # What was handed over for the tile before has to be read before it's overwritten.
+            tma.store_wait(0)
+            barrier()
+            stored(flat(out, group), sums, scale, dtype, 0, tiling)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(dq_desc, place, out.index(group))
     tma.store_wait(0)
 
 
@@ -227,10 +285,13 @@ def hopper_queries_kernel(
     q = pipe(q_desc, groups * own, own, groups)
     d_out = beside(q, d_out_desc, groups * own)
     k = pipe(k_desc, stages, stages, groups)
-    v = beside(k, v_desc, stages)
-    out = gl.allocate_shared_memory(dtype, [groups] + dq_desc.block_type.shape, dq_desc.layout)
+    v = second_pipe(k, v_desc, tiling)
+    if field(tiling, "wide"):
+        out = q.buffers
+    else:
+        out = gl.allocate_shared_memory(dtype, [groups] + dq_desc.block_type.shape, dq_desc.layout)
     added = added_arrays(bias, mask, rows, tiling)
-    shared = Operands(q, k, v, d_out, added_tiles(added, tiling))
+    shared = Operands(q, k, v, d_out, added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
     fence_async_shared()
     barrier()

@@ -44,6 +44,9 @@ __all__ = [
     "queries_of",
     "released",
     "room",
+    "second_pipe",
+    "second_stages",
+    "sides",
     "stage_bytes",
     "there",
     "without",
@@ -82,6 +85,10 @@ class HopperTiling:
         bias_item: bytes of an element of the bias.
         d_bias: whether the gradient of the bias is written.
         own: tiles that shared memory holds; with two, the next one comes early.
+        second: stages of the second of a block's two arrays, where it has fewer; else 0.
+        three_quarters: whether of ``head`` and of ``v_head`` only so many features are there.
+        turns: warp groups take turns at beginning products.
+        dv: whether the kernel that owns keys writes the gradient of v, too.
     """
 
     groups: int
@@ -100,6 +107,10 @@ class HopperTiling:
     bias_item: int = 2
     d_bias: bool = False
     own: int = 1
+    second: int = 0
+    three_quarters: tuple[bool, bool] = (False, False)
+    turns: bool = False
+    dv: bool = True
 
     @property
     def rows(self) -> int:
@@ -115,6 +126,11 @@ class HopperTiling:
     def patchy(self) -> bool:
         """Whether a query may see no key of a block that positions let it see."""
         return self.bias is not None or self.mask is not None
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are so many features that a program has memory and registers for one sum of them only."""
+        return max(self.head, self.v_head) > 128
 
     @property
     def bias_tiles(self) -> bool:
@@ -300,25 +316,43 @@ def queries_of(turn, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def without(values, i, j, value: gl.constexpr, numbers, tiling: gl.constexpr):
+def sides(at, full, full_end):
+    """0 for a block that is seen in whole; 1 for one before ``full``, 2 for one from ``full_end`` on, 3 for both."""
+    return (at < full).to(gl.int32) + 2 * (at >= full_end).to(gl.int32)
+
+
+@gluon.jit
+def without(values, i, j, value: gl.constexpr, partly, numbers, tiling: gl.constexpr):
     """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; the tile's positions make up a column.
 
-    In a tile of queries also where there is no key.
+    In a tile of queries also where there is no key. ``partly`` is what :func:`sides` says of the block.
     """
     # Bounds are worked out for the column, of which a thread has two numbers.
+    left: gl.constexpr = field(tiling, "left")
+    right: gl.constexpr = field(tiling, "right")
     if field(tiling, "turned"):
-        if field(tiling, "right"):
+        if _hides(partly, 1, right, tiling):
             values = gl.where(i < j - numbers.right, value, values)
-        if field(tiling, "left"):
+        if _hides(partly, 2, left, tiling):
             values = gl.where(i > j - numbers.left, value, values)
     else:
-        last = numbers.kv_len - 1
-        if field(tiling, "right"):
-            last = gl.minimum(i + numbers.right, last)
-        values = gl.where(j > last, value, values)
-        if field(tiling, "left"):
+        if _hides(partly, 2, True, tiling):
+            last = numbers.kv_len - 1
+            if right:
+                last = gl.minimum(i + numbers.right, last)
+            values = gl.where(j > last, value, values)
+        if _hides(partly, 1, left, tiling):
             values = gl.where(j < i + numbers.left, value, values)
     return values
+
+
+@gluon.jit
+def _hides(partly, side: gl.constexpr, ever: gl.constexpr, tiling: gl.constexpr):
+    """Whether keys may be hidden at a side, if they ever are; without keys hidden at the left there is but one side."""
+    found = ever
+    if ever and field(tiling, "left"):
+        found = (partly & side) > 0
+    return found
 
 
 @gluon.jit
@@ -372,6 +406,25 @@ def pipe_of(buffers, stages: gl.constexpr, readers: gl.constexpr):
 def beside(other, descriptor, count: gl.constexpr):
     """The same for an array whose tiles come together with those of another one."""
     return Pipe(_tiles(descriptor, count), other.full, other.empty)
+
+
+@gluon.constexpr_function
+def second_stages(tiling):
+    """Stages of the second of a block's two arrays."""
+    return tiling.second or tiling.stages
+
+
+@gluon.jit
+def second_pipe(first, descriptor, tiling: gl.constexpr):
+    """Memory for the second of a block's two arrays; see :func:`pipe`.
+
+    Its tiles come with those of the first one, unless it has fewer stages.
+    """
+    stages: gl.constexpr = second_stages(tiling)
+    if field(tiling, "second"):
+        return pipe(descriptor, stages, stages, field(tiling, "groups"))
+    else:
+        return beside(first, descriptor, stages)
 
 
 @gluon.jit

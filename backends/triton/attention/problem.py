@@ -10,7 +10,7 @@ from typing import Any
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
 
-__all__ = ["ANY", "Layout", "Problem", "contiguous_in_order", "missing_axes", "problem", "shared_axes"]
+__all__ = ["ANY", "Layout", "Problem", "contiguous_in_order", "merged", "missing_axes", "problem", "shared_axes"]
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape, and strides in elements."""
@@ -110,7 +110,7 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         own["k"][0] = own["v"][0] = 0
     kept = [at for at in range(batch) if spec.batch[at] != 1 or (at == 0 and sequences)]
     border = sum(at not in shared_axes(spec) for at in kept)
-    sizes, rows = _merged(
+    sizes, rows = merged(
         [spec.batch[at] for at in kept],
         {name: [strides[at] for at in kept] for name, strides in own.items()},
         (1 if sequences else 0, border),
@@ -192,7 +192,7 @@ def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int
     return tuple(strides)
 
 
-def _merged(
+def merged(
     sizes: list[int], strides: dict[str, list[int]], borders: tuple[int, ...]
 ) -> tuple[list[int], dict[str, list[int]]]:
     """As few axes as possible: two that lie side by side in every array become one, except across a border."""

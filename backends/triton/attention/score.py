@@ -129,6 +129,10 @@ def allowed(i, j, q_segments, kv_segments, head, strides, numbers, f: tl.constex
         mask = tl.load(
             head.mask + _score_places(i, j, strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0
         )
+        if field(f, "double"):
+            # Triton lays out the factors of a product by the smallest elements among what they are made of, and can't
+            # multiply float64 laid out for 8 bits; it doesn't look beyond a sum.
+            mask = tl.sum(mask[:, :, None], 2)
         seen = seen & (mask != 0)
     return seen
 

@@ -1,0 +1,109 @@
+"""How the tensors of an attention lie: as the caller has them, in canonical order, as the kernels are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from einops_fast.attention.axes import View
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.problem import Layout, contiguous_in_order
+
+__all__ = [
+    "CANONICAL",
+    "LENGTHS",
+    "NAMES",
+    "Arrays",
+    "Given",
+    "dense_strides",
+    "dtype_of",
+    "example",
+    "extras_of",
+    "kernel_layouts",
+    "layout_of",
+    "result_layout",
+]
+
+LENGTHS = {"cu_seqlens_q": "q_starts", "cu_seqlens_kv": "kv_starts", "cache_seqlens": "cached"}
+"""The arrays that kernels take contiguous, and what :class:`Extras` calls them."""
+
+Arrays = tuple[Any, ...]
+"""q, k and v, then the other arrays of :class:`~einops_fast.attention.spec.AttentionInputs`, in its order."""
+
+NAMES = tuple([each.name for each in fields(AttentionInputs)])
+"""Of these arrays."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """How arrays are given, where that isn't in canonical order.
+
+    Attributes:
+        views: how each of :data:`Arrays` is seen in canonical order.
+        result: how the canonical result is seen in the order that was asked for.
+    """
+
+    views: tuple[View, ...]
+    result: View
+
+    def canonical(self, arrays: Arrays) -> Arrays:
+        """The arrays in canonical order."""
+        pairs = zip(arrays, self.views, strict=True)
+        return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
+
+
+CANONICAL = Given((View(),) * len(NAMES), View())
+"""In canonical order."""
+
+
+def extras_of(arrays: Arrays) -> Extras:
+    """All but q, k and v."""
+    found = Extras._make(arrays[3:])
+    given = {name: getattr(found, name) for name in LENGTHS.values()}
+    return found._replace(**{name: array.contiguous() for name, array in given.items() if array is not None})
+
+
+def result_layout(spec: AttentionSpec, rows: int) -> Layout:
+    """Shape and strides of the result, in the order that was asked for."""
+    batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
+    shape = (*batch, rows, spec.v_head_dim)
+    return shape, contiguous_in_order(shape, spec.order or range(len(shape)))
+
+
+def dtype_of(array: Any) -> str:
+    """Name of its dtype; empty if there is none."""
+    return "" if array is None else str(array.dtype).removeprefix("torch.")
+
+
+def layout_of(array: Any) -> Layout:
+    """Shape, and strides in elements."""
+    return tuple(array.shape), tuple(array.stride())
+
+
+_IN_KERNELS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "", "", "", "table", "")
+"""The arrays as :class:`Strides` calls them; without a name, those that are always contiguous."""
+
+
+def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
+    """Of arrays in canonical order, and of the result and its logarithms, by what kernels call them."""
+    found = {
+        name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
+    }
+    found["out"] = shape, _ = result_layout(spec, arrays[0].shape[-2])
+    found["lse"] = shape[:-1], contiguous_in_order(shape[:-1], range(len(shape) - 1))
+    return found
+
+
+def dense_strides(array: Any) -> tuple[int, ...]:
+    """Strides of an array of the same shape, without gaps and in the same order of axes."""
+    strides = array.stride()
+    return contiguous_in_order(array.shape, sorted(range(array.dim()), key=lambda axis: -int(strides[axis])))
+
+
+def example(shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """An array of this layout without memory."""
+    return torch.empty_strided(shape, strides, device="meta")

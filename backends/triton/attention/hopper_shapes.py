@@ -1,0 +1,165 @@
+"""Tiles of Hopper's kernels of attention: which to try, and whether shared memory holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES
+from einops_fast.backends.triton.attention.hopper_tiles import ITEM, OPERANDS, HopperTiling, own_bytes, stage_bytes
+from einops_fast.backends.triton.attention.problem import Problem
+from einops_fast.backends.triton.attention.tilings import shared_memory
+from einops_fast.cost import ITEM_SIZES
+
+__all__ = [
+    "WIDE_SHAPES",
+    "Shape",
+    "bytes_of_one",
+    "fitting",
+    "forward_shapes",
+    "has_added",
+    "is_small",
+    "is_wide",
+    "power",
+    "shared_bytes",
+]
+
+_BARRIERS = 1 << 10
+"""Bytes of shared memory that aren't for tiles, amply."""
+
+_LONG = 2048
+"""Queries from which on a tile of three warp groups pays; with causality, of whose tiles more is hidden, four times."""
+
+
+def has_added(problem: Problem) -> bool:
+    """Whether there is a bias or a mask, which takes registers."""
+    return problem.features.bias is not None or problem.features.mask is not None
+
+
+class Shape(NamedTuple):
+    """Warp groups, block and stages; tiles of a program's own; stages of a block's second array, if there are fewer.
+
+    With ``turns``, warp groups take turns at beginning their products.
+    """
+
+    groups: int
+    block: int
+    stages: int
+    own: int = 1
+    second: int = 0
+    turns: bool = False
+
+
+def _in_three_quarters(features: int, tile: int) -> bool:
+    """Whether so much of a tile is enough for the features."""
+    return tile >= 128 and features <= tile * 3 // 4
+
+
+def fitting(
+    problem: Problem,
+    bias_dtype: str,
+    shapes: Sequence[Shape],
+    length: int,
+    size: Callable[[HopperTiling], int],
+    **others: bool,
+) -> HopperTiling:
+    """The first tiling for which there is shared memory.
+
+    Args:
+        problem: what is computed.
+        bias_dtype: of the bias.
+        shapes: of tilings, the best one first.
+        length: that blocks divide among them; no block is longer than it asks for.
+        size: bytes of shared memory that a tiling takes.
+        others: fields of the tiling.
+    """
+    features, strides = problem.features, problem.strides
+    missing = BATCH_AXES - features.axes
+
+    def axes(name: str) -> tuple[bool, ...]:
+        tail = strides.q if name == "out" or getattr(strides, name) is None else getattr(strides, name)
+        return (*(False,) * missing, *(name == "out" or stride != 0 for stride in tail[:-2]))
+
+    present = features.head_dim, features.v_head_dim
+    heads = power(present[0]), power(present[1])
+    found = [
+        HopperTiling(
+            shape.groups,
+            min(shape.block, power(length)),
+            shape.stages,
+            *heads,
+            tuple(axes(name) for name in OPERANDS),
+            features.left,
+            features.right,
+            features.softcap,
+            problem.share > 1,
+            bias=features.bias,
+            mask=features.mask,
+            bias_item=ITEM_SIZES.get(bias_dtype, 0),
+            own=shape.own,
+            second=shape.second,
+            turns=shape.turns,
+            three_quarters=(_in_three_quarters(present[0], heads[0]), _in_three_quarters(present[1], heads[1])),
+            **others,
+        )
+        for shape in shapes
+    ]
+    most = shared_memory((9, 0)) - _BARRIERS
+    return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= most)
+
+
+def shared_bytes(tiling: HopperTiling) -> int:
+    """Of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
+    rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
+    fewer = tiling.stages - tiling.second if tiling.second else 0
+    blocks = tiling.stages * (stage_bytes(tiling) + rows) - fewer * tiling.block * tiling.v_head * ITEM
+    return int(own_bytes(tiling) + blocks)
+
+
+def bytes_of_one(tiling: HopperTiling) -> int:
+    """The same where a program has tiles of one array, and another leaves: from the same memory if it's as wide."""
+    return shared_bytes(tiling) - tiling.rows * tiling.v_head * ITEM * (tiling.wide and tiling.head == tiling.v_head)
+
+
+def is_wide(spec: AttentionSpec) -> bool:
+    """Whether heads are so wide that a program has room for one sum of its rows only."""
+    return max(spec.head_dim, spec.v_head_dim) > 128
+
+
+WIDE_SHAPES = [Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
+"""Of the kernels for the gradients of k and of q of wide heads."""
+
+
+def is_small(spec: AttentionSpec) -> bool:
+    """Whether heads are so narrow that a program has room for several tiles."""
+    return max(spec.head_dim, spec.v_head_dim) <= 64
+
+
+def power(extent: int) -> int:
+    """The smallest tile that holds so many positions or features."""
+    return max(16, 1 << (extent - 1).bit_length())
+
+
+def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
+    """Of the forward kernel.
+
+    Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
+    mask, or a tile with few blocks, has groups wait for each other too long.
+    """
+    features = problem.features
+    if is_wide(spec):
+        return [Shape(2, 64, 2)]
+    turns = features.mask is None and not features.left and spec.kv_len >= _LONG
+    if not is_small(spec):
+        few = max(spec.head_dim, spec.v_head_dim) <= 96
+        return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
+    if features.bias is not None and features.softcap:
+        return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
+    narrow = max(spec.head_dim, spec.v_head_dim) <= 32
+    long = _LONG * (4 if features.right and not narrow else 1)
+    if spec.q_len < long or features.left or has_added(problem):
+        turns = turns and has_added(problem)
+        shapes = [*(Shape(2, 128, stages, 2, turns=turns) for stages in (4, 3, 2)), Shape(2, 128, 2, turns=turns)]
+        return [*shapes, Shape(2, 64, 2)]
+    return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
