@@ -35,6 +35,9 @@ class Poisoned(TorchMemory):
     def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
         return like.new_empty_strided(shape, strides).fill_(85)
 
+    def maker(self, dtype: str) -> Any:
+        return self.empty
+
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         return super().workspace(like, elements, dtype).fill_(85)
 

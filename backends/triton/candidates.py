@@ -106,7 +106,7 @@ class KernelCandidate(Candidate):
         self._kernel.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
-        launch, empty, shape, strides = self._kernel.launch, memory.empty, self.shape, self.strides
+        launch, empty, shape, strides = self._kernel.launch, memory.maker(self.dtype), self.shape, self.strides
         swapped = self.swapped
         if self.keeps:
 
@@ -141,12 +141,12 @@ def _in_parts(
     """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
     shape, strides, elements, wide = of.shape, of.strides, prod(of.shape), accumulator(of.dtype)
     then = replace(reduction_tilings.sum_of_parts(parts, elements), follows=follow_early())
-    addition = Kernel(then, wide, of.dtype)
+    addition, empty = Kernel(then, wide, of.dtype), memory.maker(of.dtype)
 
     def run_in_parts(*operands: Any) -> Any:
         workspace = memory.workspace(operands[0], parts * elements, wide)
         launch_parts(operands, workspace)
-        out = memory.empty(operands[0], shape, strides)
+        out = empty(operands[0], shape, strides)
         addition.launch(memory, device, (workspace,), out)
         return out
 
@@ -179,7 +179,7 @@ class BoxCandidate(Candidate):
         self._kernel.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
-        launch, pointer, empty = self._kernel.launch, memory.pointer, memory.empty
+        launch, pointer, empty = self._kernel.launch, memory.pointer, memory.maker(self._other.dtype)
         other, shape, strides, swapped = self._other, self._other.shape, self._other.strides, self._other.swapped
         keeps = other.keeps
         elsewhere: list[Run] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
-from einops_fast.backends.triton.bare_launch import Launch, launch_of
+from einops_fast.backends.triton.bare_launch import MOST_READY, Launch, launch_of
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.fma_contraction import fma_kernel
@@ -103,6 +103,7 @@ class Kernel:
         self._rest = tuple(self._constants.values())
         self._compiled: dict[bool, Any] = {}
         self._launches: dict[bool, Launch] = {}
+        self._ready: dict[tuple[int, ...], tuple[Callable[..., None], tuple[Any, ...]]] = {}
         self._interpreted = interpreted()
 
     def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
@@ -117,17 +118,25 @@ class Kernel:
         if self._interpreted:
             self._function[self._grid](*self._arguments(tuple(operands), results), **self._constants)
             return
-        pointers, addresses = tuple(map(memory.pointer, operands)), tuple(map(memory.pointer, results))
-        bits = 0
-        for pointer in pointers + addresses:
-            bits |= pointer
-        aligned = bits % ALIGNMENT == 0
+        pointer = memory.pointer
+        addresses = tuple([pointer(array) for array in (*operands, *results)])
+        ready = self._ready.get(addresses)
+        if ready is None:
+            if len(self._ready) >= MOST_READY:
+                self._ready.clear()
+            self._ready[addresses] = ready = self._prepared(addresses, len(operands))
+        queue, arguments = ready
+        grid = self._grid
+        queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
+
+    def _prepared(self, addresses: tuple[int, ...], operands: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """What queues the kernel for arrays at these addresses, operands first, and what it takes after the stream."""
+        aligned = all(address % ALIGNMENT == 0 for address in addresses)
         launch = self._launches.get(aligned)
         if launch is None:
             launch = self._launches[aligned] = launch_of(self._compiled.get(aligned) or self.compile(aligned))
-        grid = self._grid
-        arguments = launch.arguments((*self._arguments(pointers, addresses), *self._rest))
-        launch.queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
+        arrays = self._arguments(addresses[:operands], addresses[operands:])
+        return launch.queue, launch.arguments((*arrays, *self._rest))
 
     def _arguments(self, operands: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arrays as the kernel takes them. In a contraction, the first one stands in for what isn't there."""
