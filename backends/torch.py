@@ -15,6 +15,7 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings, is_integer
+from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
@@ -102,7 +103,7 @@ class TorchBackend(Backend):
     def inspect(self, array: Any) -> Operand:
         shape = tuple(array.shape)
         strides = tuple(array.stride()) if array.layout is torch.strided else (1,) * len(shape)
-        return Operand(shape, strides, _name(array.dtype))
+        return Operand(shape, strides, dtype_name(array.dtype))
 
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device for operand in operands])
@@ -131,7 +132,7 @@ class TorchBackend(Backend):
         for at, operand in enumerate(operands):
             if type(operand) not in _PLAIN or operand.layout is not torch.strided:
                 reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
-                return Numerics(_name(operand.dtype), _name(operand.dtype), reason, whole=True)
+                return Numerics(dtype_name(operand.dtype), dtype_name(operand.dtype), reason, whole=True)
         dtypes = [operand.dtype for operand in operands]
         wanted = dtypes[0] if dtype is None else dtype
         if not isinstance(wanted, torch.dtype):
@@ -141,7 +142,7 @@ class TorchBackend(Backend):
                 raise OperandError(
                     f"operand {at} has dtype {own}, which casting={casting!r} doesn't convert to {wanted}"
                 )
-        name = _name(wanted)
+        name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, "operands of two dtypes", whole=True)
         if _autocasts(operands[0].device.type):
@@ -388,10 +389,6 @@ def _same(a: Any) -> Any:
 
 def _autocasts(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.problem import Layout, contiguous_in_order
+from einops_fast.dtypes import dtype_name
 
 __all__ = [
     "CANONICAL",
@@ -76,7 +77,7 @@ def result_layout(spec: AttentionSpec, rows: int) -> Layout:
 
 def dtype_of(array: Any) -> str:
     """Name of its dtype; empty if there is none."""
-    return "" if array is None else str(array.dtype).removeprefix("torch.")
+    return "" if array is None else dtype_name(array.dtype)
 
 
 def layout_of(array: Any) -> Layout:

@@ -16,6 +16,7 @@ from einops_fast.backends.torch_attention import differentiated_twice
 from einops_fast.backends.torch_attention_layouts import dense_strides, result_layout
 from einops_fast.backends.torch_attention_runs import backward, forward
 from einops_fast.backends.triton.launch import accumulator
+from einops_fast.dtypes import dtype_name
 
 __all__ = ["attention_forward", "constants"]
 
@@ -81,7 +82,7 @@ def _spec(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
         longest_kv,
         q.shape[-1],
         v.shape[-1],
-        str(q.dtype).removeprefix("torch."),
+        dtype_name(q.dtype),
         scale,
         causal,
         alignment,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.dtypes import dtype_name
 
 __all__ = ["TorchMemory", "new_here"]
 
@@ -37,6 +38,13 @@ class TorchMemory(Memory):
     capturing = staticmethod(_capturing)
     empty = staticmethod(torch.Tensor.new_empty_strided)  # type: ignore[assignment]
 
+    def maker(self, dtype: str) -> Callable[[Any, tuple[int, ...], tuple[int, ...]], Any]:
+        new, empty, own = _new_on_gpu, self.empty, getattr(torch, dtype)
+        if new is None:
+            return empty
+        # In Triton's interpreter, tensors aren't on the GPU that there may be.
+        return lambda like, shape, strides: new(shape, strides, own) if like.is_cuda else empty(like, shape, strides)
+
     def here(self, like: Any) -> New:
         """What makes tensors on the device of ``like`` as long as that is the current one."""
         return new_here(like.device)
@@ -53,7 +61,7 @@ class TorchMemory(Memory):
         return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()
 
     def dtype(self, array: Any) -> str:
-        return str(array.dtype).removeprefix("torch.")
+        return dtype_name(array.dtype)
 
     def shared(self, device: int) -> int:
         """Bytes of shared memory that a program may have; as on Hopper where there is no GPU."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from einops_fast import dtypes
 from einops_fast.attention.torch_state import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
@@ -52,7 +53,7 @@ _CAST = (*_HALVES, torch.float32)
 
 _DTYPES = (*_CAST, torch.float64)
 
-_NAMES = {each: str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)}
+_NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
@@ -206,7 +207,7 @@ def new_tensors(like: Any, layouts: Sequence[Layout | None]) -> tuple[Any, ...]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As NumPy spells it."""
+    """As :func:`einops_fast.dtypes.dtype_name`, in less time."""
     return _NAMES[dtype]
 
 

@@ -22,7 +22,7 @@ from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
 from einops_fast.backends.triton import candidates, cluster_tilings, fma_contraction, ring_tilings
 from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.tma_launch import BoxKernel
 
 __all__ = ["boxes_on_cpu", "by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]

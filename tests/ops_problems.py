@@ -33,7 +33,7 @@ def kernels(queued: bool = True) -> Iterator[None]:
     Whether any kernel is ``queued`` is checked.
     """
     pytest.importorskip("triton")
-    from einops_fast.backends.triton.attention.launch import KernelCall
+    from einops_fast.backends.triton.kernel_call import KernelCall
 
     calls: list[str] = []
     call = KernelCall.__call__

@@ -36,7 +36,7 @@ triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention_runs
 from einops_fast.backends.triton.attention import hopper_call
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
 
 on = divmod(capability, 10)

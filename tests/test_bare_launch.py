@@ -40,8 +40,7 @@ from einops_fast import ops
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention_runs, torch_operator
 from einops_fast.backends.torch_memory import TorchMemory
-from einops_fast.backends.triton import bare_launch, launch, mapped_launch
-from einops_fast.backends.triton.attention import launch as attention_launch
+from einops_fast.backends.triton import bare_launch, kernel_call, launch, mapped_launch
 from einops_fast.backends.triton.candidates import kernel_candidates
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -79,7 +78,7 @@ def watched(compiled):
 if sys.argv[1] == "by Triton":
     bare_launch._bare = lambda compiled: None
 launch_of = bare_launch.launch_of
-launch.launch_of = mapped_launch.launch_of = attention_launch.launch_of = watched
+launch.launch_of = mapped_launch.launch_of = kernel_call.launch_of = watched
 
 
 class Numbered(TorchMemory):

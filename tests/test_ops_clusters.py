@@ -27,10 +27,10 @@ from row_problems import (  # noqa: E402
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import cluster_tilings, norm_plan, softmax_plan  # noqa: E402
-from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
 from einops_fast.backends.triton.cluster_tilings import Share  # noqa: E402
 from einops_fast.backends.triton.cluster_way import fit  # noqa: E402
 from einops_fast.backends.triton.contest import Contest  # noqa: E402
+from einops_fast.backends.triton.kernel_call import KernelCall  # noqa: E402
 from einops_fast.backends.triton.occupancy import clusters_at_a_time  # noqa: E402
 from einops_fast.backends.triton.rows import rows_of  # noqa: E402
 

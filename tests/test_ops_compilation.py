@@ -35,7 +35,7 @@ triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 from einops_fast import ops
 from einops_fast.backends import torch_operator
 from einops_fast.backends.torch_memory import TorchMemory
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.contest import Contest
 
 torch_operator.on_gpu = lambda tensor: True

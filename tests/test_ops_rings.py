@@ -26,7 +26,7 @@ from row_problems import (  # noqa: E402
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import ring_tilings  # noqa: E402
-from einops_fast.backends.triton.attention.launch import KernelCall  # noqa: E402
+from einops_fast.backends.triton.kernel_call import KernelCall  # noqa: E402
 from einops_fast.backends.triton.ring_tilings import Cut, Ring, ring_for, ring_of_cut  # noqa: E402
 from einops_fast.backends.triton.rows import Rows, rows_of  # noqa: E402
 

@@ -12,9 +12,9 @@ from einops_fast.backends.triton.activation import (
     activation_gradient_kernel,
     activation_kernel,
 )
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.contest import Contest, Launch, Way
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import column_tilings, element_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of

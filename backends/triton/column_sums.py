@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = ["column_sums", "column_sums_kernel"]

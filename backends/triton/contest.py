@@ -28,7 +28,7 @@ _BONUS = 1.01
 
 
 class Kernel(Protocol):
-    """What is launched, such as :class:`~einops_fast.backends.triton.attention.launch.KernelCall`."""
+    """What is launched, such as :class:`~einops_fast.backends.triton.kernel_call.KernelCall`."""
 
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
         """Queue it on the device, which is the current one."""

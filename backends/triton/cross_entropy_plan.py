@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.cross_entropy import (
     CrossEntropyFeatures,
@@ -13,6 +12,7 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import loss_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of

@@ -17,8 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.ring_softmax import base_two_exp
 from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
 from einops_fast.backends.triton.row_ring import (

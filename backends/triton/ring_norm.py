@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.attention.loading import counted
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.norm import NormFeatures
 from einops_fast.backends.triton.ring_tilings import Cut, ring_call, ring_for
 from einops_fast.backends.triton.row_ring import (

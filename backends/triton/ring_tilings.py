@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.rows import Rows
 

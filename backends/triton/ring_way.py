@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.contest import Launch, Way
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.memory import Memory
 
 __all__ = ["RingWay"]

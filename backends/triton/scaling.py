@@ -9,7 +9,7 @@ from functools import lru_cache
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.launch import KernelCall
+from einops_fast.backends.triton.kernel_call import KernelCall
 
 __all__ = ["scale_kernel", "scaling"]
 

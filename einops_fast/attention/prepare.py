@@ -10,6 +10,7 @@ from einops_fast.attention.axes import Axes, View, bind_axes
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
+from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
@@ -172,7 +173,7 @@ def _device(array: Any, framework: str) -> str:
 def _check_types(arrays: Mapping[str, Any], framework: str) -> str:
     """The dtype of q, k and v, after a look at all arrays."""
     if framework == "torch":
-        dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
     else:
         backend = get_backend(framework)
         dtypes = {name: backend.inspect(array).dtype for name, array in arrays.items()}
@@ -309,7 +310,7 @@ def _views(
         if name in tails:
             shape = tuple(arrays[name].shape)
             view = axes.further(name, patterns.get(name), shape, tails[name], name.endswith("segments"))
-        dtype = str(arrays[name].dtype).removeprefix("torch.")
+        dtype = dtype_name(arrays[name].dtype)
         views.append((name, view, wanted if wanted != dtype else None))
     return tuple(views)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
@@ -87,11 +88,12 @@ def _softmax(
     function, array = function_for("softmax", array)
     shape = array.shape
     rank = len(shape)
-    if not rank and dim in (None, 0, -1):
-        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, _dtype_name(dtype))[0]
-    axis = axis_of(dim, pattern, rank)
+    wanted = None if dtype is None else dtype_name(dtype)
     if not temperature > 0:
         raise EinsumError(f"temperature is positive, not {temperature}")
+    if not rank and dim in (None, 0, -1):
+        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
+    axis = axis_of(dim, pattern, rank)
     if mask is not None:
         _check_mask(mask, shape)
     queries, shift = None, 0
@@ -103,14 +105,7 @@ def _softmax(
         queries = rank - 1 if axis < rank - 1 else rank - 2
         if causal == "bottom_right":
             shift = shape[axis] - shape[queries]
-    return function(array, axis, log, mask, queries, shift, 1.0 / temperature, _dtype_name(dtype))
-
-
-def _dtype_name(dtype: Any) -> str | None:
-    """As NumPy spells it."""
-    if dtype is None:
-        return None
-    return getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
+    return function(array, axis, log, mask, queries, shift, 1.0 / temperature, wanted)
 
 
 def _check_mask(mask: Any, shape: Any) -> None:

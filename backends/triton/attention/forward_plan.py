@@ -9,9 +9,9 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.decode import combine_kernel
 from einops_fast.backends.triton.attention.forward import forward_kernel
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.attention.problem import Problem, contiguous_in_order
 from einops_fast.backends.triton.attention.tilings import Tiling
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES

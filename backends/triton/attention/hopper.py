@@ -25,9 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
+    begun,
     no_sums,
     parts,
-    product,
     scaled,
     stored,
     tiles_of,
@@ -144,14 +144,6 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _scores(queries, keys, count, zeros, tiling: gl.constexpr):
-    """Start the product of the queries with a block of keys."""
-    stages: gl.constexpr = field(tiling, "stages")
-    there(keys, count, stages)
-    return product(queries, flat(keys.buffers, count % stages), zeros, 0, tiling)
-
-
-@gluon.jit
 def _values(weights, sums, values, count, tiling: gl.constexpr):
     """Start adding the product of the weights with a block of values."""
     stages: gl.constexpr = field(tiling, "stages")
@@ -196,7 +188,7 @@ def _step(
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
     my_turn(shared.turns, count, group, tiling)
-    started = _scores(queries, shared.k, count, zeros, tiling)
+    started = begun(queries, shared.k, count, zeros, tiling)
     sums = _values(state.weights, state.sums, shared.v, count - 1, tiling)
     next_turn(shared.turns, group, tiling)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
@@ -232,7 +224,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             there(shared.q, done, own)
             queries = tiles_of(flat(shared.q.buffers, done % own * groups + group), 0, tiling)
             my_turn(shared.turns, count, group, tiling)
-            started = _scores(queries, shared.k, count, zeros, tiling)
+            started = begun(queries, shared.k, count, zeros, tiling)
             next_turn(shared.turns, group, tiling)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.hopper_products import product
+from einops_fast.backends.triton.attention.hopper_products import begun, product
 from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
 from einops_fast.backends.triton.attention.hopper_tiles import flat, second_stages, there
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["Operands", "begun", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
+__all__ = ["Operands", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
 
 
 class Operands(NamedTuple):
@@ -62,14 +62,6 @@ def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
     scores, scale, slope = scored(products, bias, numbers, tiling)
     weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - logs))
     return hidden(weights, mask, 0.0, tiling), slope
-
-
-@gluon.jit
-def begun(left, others, count, zeros, tiling: gl.constexpr):
-    """Start the products of a tile's parts with block ``count`` of keys or queries."""
-    stages: gl.constexpr = field(tiling, "stages")
-    there(others, count, stages)
-    return product(left, flat(others.buffers, count % stages), zeros, 0, tiling)
 
 
 @gluon.jit

@@ -14,10 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_backward import Operands, begun, begun_more, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper_backward import Operands, begun_more, both_products, weights_of
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
+    begun,
     features_of,
     held,
     no_sums,

@@ -12,9 +12,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
+from einops_fast.backends.triton.attention.hopper_tiles import flat, there
+from einops_fast.backends.triton.indexing import field
+
 __all__ = [
     "added",
     "adding",
+    "begun",
     "features_of",
     "held",
     "no_sums",
@@ -76,6 +80,14 @@ def product(left, right, zeros, which: gl.constexpr, tiling: gl.constexpr):
     if _partial(tiling, which):
         found = warpgroup_mma(left[1], others[1].permute((1, 0)), found, is_async=True)
     return found
+
+
+@gluon.jit
+def begun(left, others, count, zeros, tiling: gl.constexpr):
+    """Start the products of a tile's parts with block ``count`` of keys or queries, when it is there."""
+    stages: gl.constexpr = field(tiling, "stages")
+    there(others, count, stages)
+    return product(left, flat(others.buffers, count % stages), zeros, 0, tiling)
 
 
 @gluon.jit

@@ -10,8 +10,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.launch import KernelCall
 from einops_fast.backends.triton.attention.problem import Layout, merged
+from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES

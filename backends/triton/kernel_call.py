@@ -1,4 +1,4 @@
-"""Launching a kernel of attention again and again with as little as possible on the way."""
+"""Launching a kernel that Triton compiles for its arrays, again and again with as little as possible on the way."""
 
 from __future__ import annotations
 

@@ -1,0 +1,17 @@
+"""Names of dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["dtype_name"]
+
+
+def dtype_name(dtype: Any) -> str:
+    """A dtype of any framework as NumPy spells it.
+
+    >>> import numpy as np
+    >>> dtype_name(np.float32), dtype_name(np.dtype("int8")), dtype_name("bfloat16")
+    ('float32', 'int8', 'bfloat16')
+    """
+    return getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
