@@ -28,6 +28,7 @@ _DEVICE_CODE = (
     ".triton.epilogue",
     ".triton.indexing",
     ".triton.norm",
+    ".triton.packed",
     ".triton.ring_",
     ".triton.row_",
     ".triton.softmax",
@@ -319,7 +320,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
 
     gl = SimpleNamespace(
         constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
-        int1=np.bool_, uint32=np.uint32, uint64=np.uint64, static_range=range,
+        int1=np.bool_, uint16=np.uint16, uint32=np.uint32, uint64=np.uint64, static_range=range,
         warp_specialize=_side_by_side,
         program_id=lambda axis: tensor(part if axis else program), num_programs=lambda axis: tensor(programs),
         allocate_shared_memory=_memory, load=_load, store=_store,
@@ -339,6 +340,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         atomic_add=_added, permute=lambda value, axes: tensor(np.asarray(value).transpose(axes)),
         associative_scan=lambda value, axis, add: tensor(np.cumsum(value, axis)),
         fma=tensors(lambda a, b, c: a * b + c), split=lambda value: (value[..., 0], value[..., 1]),
+        join=lambda first, second: tensor(np.stack([first, second], -1)),
         BlockedLayout=_nothing, DotOperandLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
         SwizzledSharedLayout=_nothing, NVMMASharedLayout=SimpleNamespace(get_default_for=_nothing),
     )  # fmt: skip

@@ -60,7 +60,13 @@ def late() -> bool:
 
 
 @pytest.fixture
-def clusters(each: int, late: bool) -> Iterator[list[str]]:
+def kept() -> bool:
+    """In gradients of norms, the weight stays in registers."""
+    return False
+
+
+@pytest.fixture
+def clusters(each: int, late: bool, kept: bool) -> Iterator[list[str]]:
     """Thread blocks with 256 columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
     ran: list[str] = []
     choose = Contest.choose
@@ -69,7 +75,7 @@ def clusters(each: int, late: bool) -> Iterator[list[str]]:
         found = [way for way in self.ways if way.name.startswith("clusters")]
         return (found[0], True) if found else choose(self, arrays)
 
-    one, several = (Share(256, 2, 128, each),), (Share(256, 2, 128, 1, late),)
+    one, several = (Share(256, 2, 128, each),), (Share(256, 2, 128, 1, late, kept),)
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
@@ -112,11 +118,16 @@ def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
     assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
 
 
-@pytest.mark.parametrize(("dtype", "late"), [*zip(DTYPES, [False, True, True], strict=False)])
+GRADIENTS = [("float16", False, True), ("float16", True, True), ("float32", True, False), ("bfloat16", True, True)]
+
+
+@pytest.mark.parametrize(("dtype", "late", "kept"), [each for each in GRADIENTS if each[0] in DTYPES])
 @pytest.mark.parametrize("columns", COLUMNS[1:])
 @pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
 @pytest.mark.parametrize("rms", [False, True])
-def test_norm(rms: bool, parameters: str, columns: int, dtype: str, late: bool, clusters: list[str]) -> None:
+def test_norm(
+    rms: bool, parameters: str, columns: int, dtype: str, late: bool, kept: bool, clusters: list[str]
+) -> None:
     tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
     for at, _ in enumerate(parameters.split()):
         tensors.append(leaf(randn(columns, 2, dtype=dtype, seed=at)[:, 1]))
@@ -146,6 +157,21 @@ def test_statistics_far_from_0(columns: int, each: int, clusters: list[str]) -> 
     assert clusters == ["norm_cluster_kernel"]
     assert torch.equal(summed, x + residual)
     assert_near(found, native_norm(False, summed.double()), native_norm(False, summed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_far_from_0(dtype: str, clusters: list[str]) -> None:
+    """The mean is so large that numbers of 16 bits have few digits left."""
+    x, weight = leaf(randn(5, 656, dtype=dtype) * 4 + 300), leaf(randn(656, dtype=dtype, seed=1))
+    back = randn(5, 656, dtype=dtype, seed=7)
+    with kernels():
+        found = gradients(partial(_ours, False), [x, weight])
+    exact = [leaf(each.double()) for each in (x, weight)]
+    expected = torch.autograd.grad(native_norm(False, *exact), exact, back.double())
+    native = torch.autograd.grad(native_norm(False, x, weight), [x, weight], back)
+    for got, wanted, theirs in zip(found[1:], expected, native, strict=True):
+        assert_near(got, wanted, theirs, 3.0)
+    assert "norm_gradient_cluster_kernel" in clusters
 
 
 def test_norm_of_special_values(clusters: list[str]) -> None:

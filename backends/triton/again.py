@@ -17,6 +17,8 @@ __all__ = ["again"]
 @gluon.jit
 def again(value):
     """The same, but for all that the compiler knows it is something else."""
-    if value.dtype.primitive_bitwidth == 16:
+    if value.dtype == gl.uint32:
+        value = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
+    elif value.dtype.primitive_bitwidth == 16:
         value = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
     return value

@@ -16,6 +16,7 @@ from einops_fast.backends.triton.again import again
 from einops_fast.backends.triton.exchange import heard, meet, notes_here, tell
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.norm_gradient import store_norm_gradient, weighted
+from einops_fast.backends.triton.packed import packed, unpacked
 from einops_fast.backends.triton.row_cluster import from_shared, part_of_row, parts_of, stored, with_parts
 from einops_fast.backends.triton.row_tiles import kept_elements, row_place
 
@@ -23,42 +24,54 @@ __all__ = ["norm_gradient_cluster_kernel"]
 
 
 @gluon.jit
-def _row(h, d_out, means, rstds, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
-    """A row's parts of what was normalised and of the gradient of the result, as they are, its mean and ``rstd``."""
+def _row(of, means, rstds, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+    """A row's parts of what was normalised and of the gradient of the result, packed, its mean and ``rstd``."""
     place = row_place(gl.minimum(row, rows - 1) * field(t, "parts") + number, sizes, strides.row, f)
     rstd = gl.load(rstds + place)
     mean = rstd
     if field(f, "centred"):
         mean = gl.load(means + place)
-    of_h = part_of_row(h, row, rows, number, run, exists, sizes, strides.x, f, t)
-    return of_h, part_of_row(d_out, row, rows, number, run, exists, sizes, strides.out, f, t), mean, rstd
+    of_h = part_of_row(of[0], row, rows, number, run, exists, sizes, strides.x, f, t)
+    back = part_of_row(of[1], row, rows, number, run, exists, sizes, strides.out, f, t)
+    return packed(of_h, _item(t, 0)), packed(back, _item(t, 1)), mean, rstd
+
+
+@gluon.constexpr_function
+def _item(t, at):
+    """Bytes of an element of what was normalised, or of the gradient of the result."""
+    return t.items[at]
 
 
 @gluon.jit
-def _tiles(of_h, back, mean, f: gl.constexpr):
-    """What was normalised, less the mean, and the gradient of the result, which is 0 where there is nothing."""
-    apart = of_h.to(gl.float32)
-    if field(f, "centred"):
-        apart -= mean[:, None]
-    return apart, back.to(gl.float32)
+def _tiles(of_h, back, of, t: gl.constexpr):
+    """What was normalised, and the gradient of the result, which is 0 where there is nothing."""
+    layout: gl.constexpr = field(t, "layout")
+    h = unpacked(of_h, _item(t, 0), of[0].dtype.element_ty, layout)
+    return h, unpacked(back, _item(t, 1), of[1].dtype.element_ty, layout)
 
 
 @gluon.jit
-def _sums(found, weight, of_weight, number, f: gl.constexpr, t: gl.constexpr):
+def _sums(found, of, weight, of_weight, number, f: gl.constexpr, t: gl.constexpr):
     """What each part adds to the sums of its row."""
     of_h, back, mean, rstd = found
-    apart, back = _tiles(of_h, back, mean, f)
+    h, back = _tiles(of_h, back, of, t)
+    # The mean may be taken off the sums of 16-bit numbers: float32 has digits enough for these.
+    subtract: gl.constexpr = field(f, "centred") and _item(t, 0) > 2
+    if subtract:
+        h -= mean[:, None]
     d = weighted(back, weight, from_shared(weight, of_weight, number, t), f)
-    inner = gl.sum(apart * d, 1) * rstd
+    inner = gl.sum(h * d, 1)
     of_d = inner
     if field(f, "centred"):
         of_d = gl.sum(d, 1)
-    return inner, of_d
+        if not subtract:
+            inner -= mean * of_d
+    return inner * rstd, of_d
 
 
 @gluon.jit
 def _finished(
-    found, told, sums, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f: gl.constexpr,
+    found, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f: gl.constexpr,
     t: gl.constexpr,
 ):  # fmt: skip
     """Write the gradient of a row, from what all parts have told; gives the sums with what it adds."""
@@ -66,15 +79,16 @@ def _finished(
     to_weight, to_bias = sums
     of_h, back, mean, rstd = found
     inners, of_ds = told
-    inner = gl.sum(inners, 0) / columns
-    apart, back = _tiles(again(of_h), again(back), mean, f)
+    apart, back = _tiles(again(of_h), again(back), of, t)
+    if field(f, "centred"):
+        apart -= mean[:, None]
     scaled = back * rstd[:, None]
     if part_weight is not None:
         to_weight += scaled * apart
     if part_bias is not None:
         to_bias += back
     # In this order it takes two instructions for an element.
-    gradient = apart * (-inner * rstd * rstd)[:, None]
+    gradient = apart * (-gl.sum(inners, 0) / columns * rstd * rstd)[:, None]
     if field(f, "centred"):
         gradient -= (gl.sum(of_ds, 0) / columns * rstd)[:, None]
     gradient += weighted(scaled, weight, from_shared(weight, of_weight, number, t), f)
@@ -117,35 +131,36 @@ def norm_gradient_cluster_kernel(
     programs = gl.num_programs(0)
     number, run, exists, _ = parts_of(part, columns, t)
     sizes = with_parts(sizes, t)
+    of = h, d_out
     arrays = weight, seed, d_summed, dx, d_residual, part_weight, part_bias
     nothing = gl.zeros([field(t, "parts"), field(t, "block")], gl.float32, field(t, "layout"))
     sums = nothing, nothing
     notes = notes_here(t)
     of_weight = stored(weight, strides.weight[0], number, part, run, exists, t)
-    found = _row(h, d_out, means, rstds, first, rows, number, run, exists, sizes, strides, f, t)
+    found = _row(of, means, rstds, first, rows, number, run, exists, sizes, strides, f, t)
     meet(notes)
     step = 0
     before = found
     if field(t, "late"):
-        inner, of_d = _sums(found, weight, of_weight, number, f, t)
+        inner, of_d = _sums(found, of, weight, of_weight, number, f, t)
         tell(notes, 0, number, inner, of_d, t)
-        found = _row(h, d_out, means, rstds, first + programs, rows, number, run, exists, sizes, strides, f, t)
+        found = _row(of, means, rstds, first + programs, rows, number, run, exists, sizes, strides, f, t)
     for row in range(first, rows, programs):
-        inner, of_d = _sums(found, weight, of_weight, number, f, t)
+        inner, of_d = _sums(found, of, weight, of_weight, number, f, t)
         if field(t, "late"):
             ahead = row + 2 * programs
-            following = _row(h, d_out, means, rstds, ahead, rows, number, run, exists, sizes, strides, f, t)
+            following = _row(of, means, rstds, ahead, rows, number, run, exists, sizes, strides, f, t)
             told = heard(notes, step, t)
             if row + programs < rows:
                 tell(notes, step + 1, number, inner, of_d, t)
         else:
             tell(notes, step, number, inner, of_d, t)
             ahead = row + programs
-            following = _row(h, d_out, means, rstds, ahead, rows, number, run, exists, sizes, strides, f, t)
+            following = _row(of, means, rstds, ahead, rows, number, run, exists, sizes, strides, f, t)
             told = heard(notes, step, t)
             before = found
         sums = _finished(
-            before, told, sums, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f, t
+            before, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f, t
         )
         before = found
         found = following

@@ -51,6 +51,7 @@ class Share(NamedTuple):
         registers: of a thread, at most.
         each: thread blocks for a multiprocessor; 0: as many as there are rows for.
         late: what is told about a row is only heard when the next one has been worked on, if there are several.
+        kept: what all rows share stays in registers, not in shared memory.
     """
 
     block: int
@@ -58,6 +59,7 @@ class Share(NamedTuple):
     registers: int
     each: int = 0
     late: bool = False
+    kept: bool = False
 
 
 EXPONENTIALS = Share(8192, 4, 128), Share(8192, 8, 80), Share(4096, 4, 80)
@@ -77,7 +79,8 @@ NORM_OF_SUM = Share(8192, 8, 80), Share(4096, 8, 64)
 
 GRADIENTS_OF_NORM = (
     Share(8192, 8, 255, 1),
-    Share(8192, 8, 255, 1, late=True),
+    Share(8192, 8, 255, 1, kept=True),
+    Share(8192, 8, 255, 1, late=True, kept=True),
     Share(4096, 8, 128, 2, late=True),
     Share(4096, 8, 128, 2),
 )
@@ -91,20 +94,20 @@ class ClusterTiling:
     Attributes:
         ctas: thread blocks of a cluster, each with a part of the row.
         share: what each has.
-        vector: neighbours in a row that a thread has together.
+        items: bytes of an element of each array that is read.
         ragged: parts don't fill their blocks.
     """
 
     ctas: int
     share: Share
-    vector: int
+    items: tuple[int, ...]
     ragged: bool
 
     @property
     def name(self) -> str:
         """The tiling in a line, unique to it."""
-        block, warps, registers, each, late = self.share
-        several = f", {each} each{', late' if late else ''}" if each else ""
+        block, warps, registers, each, late, kept = self.share
+        several = f", {each} each{', late' if late else ''}{', kept' if kept else ''}" if each else ""
         return f"clusters of {self.ctas}×{block}, {warps} warps, {registers} registers{several}"
 
     @property
@@ -127,9 +130,15 @@ class ClusterTiling:
         return self.share.late
 
     @property
+    def kept(self) -> bool:
+        return self.share.kept
+
+    @property
     def layout(self) -> Any:
         """Of a tile, parts × columns."""
-        return gl.BlockedLayout([1, self.vector], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts)
+        return gl.BlockedLayout(
+            [1, 16 // min(self.items)], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts
+        )
 
     @property
     def shared(self) -> Any:
@@ -185,8 +194,10 @@ def cluster_tilings(
         return []
     found = []
     for share in shares if min(items) == 2 else reversed(shares):
+        if share.late and share.kept and max(items) > 2:
+            continue  # two rows ahead of the one that is finished leave no registers
         ctas = power_of_two(-(-rows.columns // share.block))
-        tiling = ClusterTiling(ctas, share, 16 // min(items), rows.columns != ctas * share.block)
+        tiling = ClusterTiling(ctas, share, tuple(items), rows.columns != ctas * share.block)
         if 2 <= ctas <= _MOST_CTAS:
             found.append(tiling)
     return found

@@ -66,9 +66,11 @@ def parameter(array, stride, number, part, run, exists):
 
 @gluon.jit
 def stored(array, stride, number, part, run, exists, t: gl.constexpr):
-    """The same in shared memory, for many rows; anything if there is none."""
-    found = number
-    if array is not None:
+    """The same in shared memory, for many rows, or in registers as float32; anything if there is none."""
+    found = number[:, None]
+    if field(t, "kept"):
+        found = parameter(array, stride, number, part, run, exists).to(gl.float32)
+    elif array is not None:
         shape: gl.constexpr = [field(t, "parts"), field(t, "block")]
         found = gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
         found.store(parameter(array, stride, number, part, run, exists))
@@ -78,7 +80,7 @@ def stored(array, stride, number, part, run, exists, t: gl.constexpr):
 @gluon.jit
 def from_shared(array, place, number, t: gl.constexpr):
     """The same back in registers, from what :func:`stored` gave."""
-    found = number[:, None]
-    if array is not None:
-        found = place.load(field(t, "layout"))
-    return found
+    if array is None or field(t, "kept"):
+        return place
+    else:
+        return place.load(field(t, "layout"))
