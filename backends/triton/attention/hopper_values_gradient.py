@@ -22,9 +22,9 @@ from einops_fast.backends.triton.attention.hopper_backward import weights_of
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
+    begun,
     no_sums,
     parts,
-    product,
     stored,
     tiles_of,
 )
@@ -95,14 +95,6 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _started(keys, shared, count, zeros, tiling: gl.constexpr):
-    """Start the products of the keys with a block of queries."""
-    stages: gl.constexpr = field(tiling, "stages")
-    there(shared.q, count, stages)
-    return product(tiles_of(keys, 0, tiling), flat(shared.q.buffers, count % stages), zeros, 0, tiling)
-
-
-@gluon.jit
 def _weighed(
     started, pending: gl.constexpr, shared, count, at, j, partly, numbers, zeros,
     dtype: gl.constexpr, tiling: gl.constexpr,
@@ -139,14 +131,14 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    keys = flat(shared.k.buffers, group)
+    keys = tiles_of(flat(shared.k.buffers, group), 0, tiling)
     for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = noted(shared.notes, done)
         sums = no_sums(1, tiling)
         j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         there(shared.k, done, 1)
         if first < end:
-            started = _started(keys, shared, count, zeros, tiling)
+            started = begun(keys, shared.q, count, zeros, tiling)
             at = first
             partly = sides(at, whole, whole_end)
             weights = _weighed(started, 0, shared, count, at, j, partly, numbers, zeros, dtype, tiling)
@@ -157,7 +149,7 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
                         # On to the next element that shares these keys.
                         at = first
                 partly = sides(at, whole, whole_end)
-                started = _started(keys, shared, count + 1, zeros, tiling)
+                started = begun(keys, shared.q, count + 1, zeros, tiling)
                 sums = _adding(weights, shared, count, sums, tiling)
                 pending: gl.constexpr = parts(tiling, 1)
                 weights = _weighed(started, pending, shared, count + 1, at, j, partly, numbers, zeros, dtype, tiling)
