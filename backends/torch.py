@@ -40,6 +40,7 @@ _fp32_setting: Callable[[], Any] = (
 _HALF = (torch.float16, torch.bfloat16)
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 _AUTOCAST = "autocast chooses the dtype"
+_TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -144,7 +145,7 @@ class TorchBackend(Backend):
                 )
         name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
-            return Numerics(name, name, "operands of two dtypes", whole=True)
+            return Numerics(name, name, _TWO_DTYPES, whole=True)
         if _autocasts(operands[0].device.type):
             return Numerics(name, name, _AUTOCAST, whole=True)
         if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
@@ -159,6 +160,8 @@ class TorchBackend(Backend):
 
     def native_step(self, step: Native) -> Run:
         native = super().native_step(step)
+        if step.reason == _TWO_DTYPES:
+            return _naming_dtypes(native)
         terms, _, output = step.equation.partition("->")
         left, _, right = terms.partition(",")
         summed = [(left.index(label), right.index(label)) for label in left if label in right and label not in output]
@@ -381,6 +384,25 @@ def _permuting(perm: tuple[int, ...] | None) -> Run:
 def _one_by_one(numbers: tuple[int, ...]) -> tuple[Any, ...]:
     """What to give to a tensor's ``permute``, ``view`` or ``reshape``: torch takes less time to read no tuple."""
     return numbers or ((),)
+
+
+def _naming_dtypes(native: Run) -> Run:
+    """A call of operands of two dtypes, which torch takes where there is nothing to sum over."""
+
+    def run(*operands: Any) -> Any:
+        try:
+            return native(*operands)
+        except RuntimeError as error:
+            if "type" not in str(error):  # "expected scalar type …", "… to have the same dtype"
+                raise
+            own = [dtype_name(operand.dtype) for operand in operands]
+            at = next(at for at, name in enumerate(own) if name != own[0])
+            raise OperandError(
+                f"operand {at} has dtype {own[at]}, but operand 0 has {own[0]}, and torch doesn't convert what it sums "
+                "products of: convert one of them, or give dtype="
+            ) from error
+
+    return run
 
 
 def _same(a: Any) -> Any:

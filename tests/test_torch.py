@@ -246,6 +246,14 @@ def test_dtype() -> None:
     torch.testing.assert_close(whole, a.long() @ b.long())
 
 
+def test_two_dtypes() -> None:
+    single, half = torch.ones(3, 4), torch.ones(4, 5, dtype=torch.float16)
+    assert fast_einsum("i,j->ij", single[:, 0], half[0]).dtype == torch.float32
+    with pytest.raises(OperandError, match="operand 1 has dtype float16, but operand 0 has float32"):
+        fast_einsum("ij,jk->ik", single, half)
+    assert fast_einsum("ij,jk->ik", single, half, dtype=torch.float32).tolist() == [[4.0] * 5] * 3
+
+
 def test_casting() -> None:
     a, b = tensors("ij,jk")
     with pytest.raises(OperandError, match="casting='safe' doesn't convert"):
