@@ -7,13 +7,11 @@ from operator import attrgetter
 from typing import Any
 
 from einops_fast.backends.triton.bare_launch import MOST_READY, Launch, launch_of
-from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
 
 __all__ = ["KernelCall"]
-
-_ALIGNMENT = 16
 
 
 class KernelCall:
@@ -120,5 +118,5 @@ _dtype = attrgetter("dtype")
 
 def _alignments(addresses: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(
-        _alignments(each) if isinstance(each, tuple) else each is None or each % _ALIGNMENT == 0 for each in addresses
+        [_alignments(each) if isinstance(each, tuple) else each is None or each % ALIGNMENT == 0 for each in addresses]
     )
