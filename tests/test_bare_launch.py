@@ -112,7 +112,6 @@ def half(*shape):
 for equation, *operands in (
     ("ik,kj->ij", half(512, 256), half(256, 384)),
     ("ij,ij->i", half(300, 500), half(300, 500)),
-    ("ai,ij,jb->ab", half(370, 16), half(16, 32), half(32, 70)),
     ("ik,kj->ij", torch.zeros(512, 256), torch.zeros(256, 384)),
 ):
     dtype = str(operands[0].dtype).removeprefix("torch.")
@@ -122,15 +121,13 @@ for equation, *operands in (
         run(*operands)
 q, k, of_bias = half(2, 3, 512, 64), half(2, 3, 512, 64), (2, 3, 512, 512)
 for on_hopper, bias, sinks in ((True, None, None), (False, half(*of_bias), torch.zeros(1, 3))):
-    torch_attention_runs.suits_hopper = torch_attention_runs.suits_hopper_backward = lambda *of: on_hopper
+    torch_attention_runs.suits_hopper = lambda *of: on_hopper
     spec = AttentionSpec(
         (2, 3), (2, 3), (2, 3), (2, 3), 512, 512, 64, 64, "bfloat16", 0.1, causal=True,
         bias=of_bias if bias is not None else None, sinks=sinks is not None,
     )
     arrays = tuple(vars(AttentionInputs(q, k, k, bias, sinks=sinks)).values())
-    out, lse = torch_attention_runs.forward(spec, arrays)
-    wanted = (True, True, True, bias is not None, sinks is not None)
-    torch_attention_runs.backward(spec, arrays, out, lse, out, None, wanted)
+    torch_attention_runs.forward(spec, arrays)
 ops.softmax(torch.zeros(70, 65536))
 """
 
@@ -152,10 +149,9 @@ def test_kernels_are_queued_as_by_triton(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         ran.append([line.split() for line in done.stdout.splitlines()])
     past, by = ran
-    assert {name.removesuffix("_kernel") for name, *_ in past} == {
-        "box", "contract", "fma", "reduce", "chain", "hopper", "hopper_keys", "hopper_queries", "delta", "forward",
-        "keys", "queries", "softmax_cluster",
-    }  # fmt: skip
+    # One of each sort of launch and more: of boxes, of addresses, of tuples of these, of clusters.
+    kernels = {"box", "contract", "fma", "reduce", "hopper", "forward", "softmax_cluster"}
+    assert {name.removesuffix("_kernel") for name, *_ in past} == kernels
     assert {bare for _, bare, _ in past} == {"True"}
     assert {bare for _, bare, _ in by} == {"False"}
     assert [(name, launch) for name, _, launch in past] == [(name, launch) for name, _, launch in by]
