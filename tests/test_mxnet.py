@@ -473,6 +473,34 @@ def test_plans_for_tracing_and_for_computing_are_kept_apart() -> None:
         check(run(*operands), np.einsum(equation, *values), "float32")
 
 
+def test_calls_between_calls_that_are_alike() -> None:
+    """What was kept for one kind of call is used for no other, of other arrays or frameworks."""
+    square, wide = (mnp.arange(size).reshape(3, -1).astype("float32") for size in (9, 12))
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("ij,jk->ik", (square, square)),
+        ("ij,jk->ik", (square, wide)),
+        ("ij,jk->ik", (square.astype("float64"), wide.astype("float64"))),
+        ("ij,jk->ik", (square.asnumpy(), wide.asnumpy())),
+        ("ij,jk,kl->il", (square, square, wide)),
+        ("ij,jk,kl->il", (square, square, square)),
+        ("ij->ji", (wide,)),
+        ("ij->ji", (wide.asnumpy(),)),
+    ]
+
+    def host(array: Any) -> Array:
+        return array if isinstance(array, np.ndarray) else array.asnumpy()
+
+    for _ in range(3):
+        for equation, operands in calls:
+            found = fast_einsum(equation, *operands)
+            assert type(found) is type(operands[0])
+            expected = np.einsum(equation, *map(host, operands))
+            np.testing.assert_allclose(host(found), expected)
+            assert host(found).dtype == expected.dtype
+    with pytest.raises(OperandError, match="two dtypes"):
+        fast_einsum("ij,jk->ik", square, wide.astype("float64"))
+
+
 def test_patched() -> None:
     equation = "bind,bjnd->bnij"
     values = [numbers(*shape) for shape in shapes_of(equation)]
