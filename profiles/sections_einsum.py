@@ -180,10 +180,10 @@ def _backward() -> str:
 def _overhead() -> str:
     head = ("", "native einsum", "the bare GEMM call", "`fast_einsum`", "`contract_expression`", "first call")
     places = (
-        ("NumPy", "overhead-amd-epyc-threads-2", "numpy", "np.matmul"),
-        ("torch, CPU", "overhead-amd-epyc-threads-2", "torch", "torch.bmm"),
+        ("NumPy", "overhead-intel-r-xeon-r-processor-threads-2", "numpy", "np.matmul"),
+        ("torch, CPU", "overhead-intel-r-xeon-r-processor-threads-2", "torch", "torch.bmm"),
         ("torch, CUDA (H200 host)", "overhead-nvidia-h200", "torch", "torch.bmm"),
-        ("MXNet", "overhead-amd-epyc-threads-2", "mxnet", "npx.batch_dot"),
+        ("MXNet", "overhead-intel-r-xeon-r-processor-threads-2", "mxnet", "npx.batch_dot"),
     )
     cells = []
     for where, name, framework, product in places:
