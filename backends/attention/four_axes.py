@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError
+
+if TYPE_CHECKING:
+    from einops_fast.attention.prepare import Plan
 
 __all__ = ["FourAxes", "OnFourAxes", "four_axes"]
 
@@ -168,6 +171,27 @@ class OnFourAxes(Implementation):
         if isinstance(axes, str):
             raise OperandError(axes)
         return self.call(spec, axes)
+
+    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any] | None:
+        spec, axes = plan.spec, self.axes(plan.spec)
+        if isinstance(axes, str) or spec.lse or len(plan.views) > 3 or any(dtype for _, _, dtype in plan.views):
+            return None
+        whole = (spec.q_batch, spec.k_batch, spec.v_batch) == (axes.q_sizes, axes.kv_sizes, axes.kv_sizes)
+        run = self.plain(spec, axes) if whole and len(axes.sizes) == 2 and axes.cut == 1 else None
+        if run is None:
+            return None
+        (_, of_q, _), (_, of_k, _), (_, of_v, _) = plan.views
+        permute, result = plan.permute, plan.result
+
+        def call(arrays: Mapping[str, Any]) -> Any:
+            q, k, v = of_q(arrays["q"], permute), of_k(arrays["k"], permute), of_v(arrays["v"], permute)
+            return result(run(q, k, v), permute)
+
+        return call
+
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
+        """What makes the result of q, k and v with four axes each; ``None`` where it takes more than these."""
+        return None
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         return self.compiled(spec)(inputs)

@@ -63,9 +63,7 @@ class Sdpa(OnFourAxes):
 
         Everything but plain causality becomes a mask.
         """
-        facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
-        folded = spec.alibi or spec.segments or spec.window != (None, None)
-        if spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal):
+        if _is_plain(spec):
             return None, spec.causal, None
         on = arrays_of("torch")
         x = canonical_operands(spec, inputs, on)
@@ -85,6 +83,13 @@ class Sdpa(OnFourAxes):
         return axes.scores(found), False, allowed
 
 
+def _is_plain(spec: AttentionSpec) -> bool:
+    """Whether there is nothing but causality, and that as torch means it."""
+    facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
+    folded = spec.alibi or spec.segments or spec.window != (None, None)
+    return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
+
+
 class Cpu(Sdpa):
     """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
 
@@ -95,6 +100,12 @@ class Cpu(Sdpa):
         if spec.lse:
             return "it doesn't return the log of the denominator"
         return super().lacks(spec)
+
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
+        if not _is_plain(spec):
+            return None
+        options = {"dropout_p": spec.dropout_p, "is_causal": spec.causal, "scale": spec.scale}
+        return partial(native, **options, enable_gqa=axes.grouped)
 
     def unavailable(self, device: str) -> str | None:
         return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None
@@ -242,18 +253,22 @@ class Cudnn(_WithMask):
         return reason
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
-        if spec.bias is None and spec.mask is None and not axes.grouped and (facing or not spec.causal):
-            return partial(self._direct, spec, axes)
-        return super().call(spec, axes)
+        plain = self.plain(spec, axes)
+        if plain is None:
+            return super().call(spec, axes)
+        return lambda inputs: (axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None)
 
-    def _direct(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
         """By the operator itself: to have torch choose it takes twice as long on the host."""
-        result, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
-            axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v), None, spec.gradients, spec.dropout_p, spec.causal,
-            False, scale=spec.scale,
-        )  # fmt: skip
-        return axes.back(result), None
+        if axes.grouped or not _is_plain(spec):
+            return None
+        operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        options = None, spec.gradients, spec.dropout_p, spec.causal, False
+
+        def run(q: Any, k: Any, v: Any) -> Any:
+            return operator(q, k, v, *options, scale=spec.scale)[0]
+
+        return run
 
 
 class Efficient(_WithMask):
