@@ -31,6 +31,12 @@ def _found(x, residual, row, rows, number, run, exists, sizes, strides, f: gl.co
     return found, more
 
 
+@gluon.constexpr_function
+def _narrow(t):
+    """Whether numbers that are read have 16 bits."""
+    return max(t.items) == 2
+
+
 @gluon.jit
 def _of_row(mean, squares, columns, part, f: gl.constexpr, t: gl.constexpr):
     """Mean and sum of squares of a row from those of its parts."""
@@ -75,9 +81,14 @@ def _norm_of_row(
     if field(t, "several"):
         w = from_shared(weight, parameters[0], number, t)
         b = from_shared(bias, parameters[1], number, t)
+    mean, scale = zeros + of_row, zeros + rstd
     if summed is None:
         h = again(of_x).to(gl.float32)  # there is nothing else in it
-    store_norm(out, h, zeros + of_row, zeros + rstd, weight, bias, w, b, at, run, exists, sizes, strides, f)
+        if field(f, "centred") and _narrow(t):
+            # One instruction for an element, not two: float32 has digits enough for 16 bits less their mean.
+            h = h * rstd - of_row * rstd
+            mean, scale = zeros, zeros + 1.0
+    store_norm(out, h, mean, scale, weight, bias, w, b, at, run, exists, sizes, strides, f)
     place = row_place(at, sizes, strides.row, f)
     gl.store(rstds + place, zeros + rstd, mask=number == 0)
     if field(f, "centred"):
