@@ -58,10 +58,14 @@ class Backend(ABC):
         a signature that no own operands have.
         """
 
-    def likeness(self, operands: Sequence[Any]) -> Likeness | None:
-        """What tells sooner than :meth:`signature` whether other operands, in a later call, have the same one.
+    def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
+        """What tells sooner than :meth:`signature` whether what was made for operands is right for others, too.
 
-        It may say no where they have, and raises where that does. ``None`` if there is nothing sooner.
+        It may say no where it is, and raises where that does. ``None`` if there is nothing sooner.
+
+        Args:
+            operands: of the call that it was made for.
+            kernels: whether kernels of our own run however few elements there are; else these are the library's.
         """
         return None
 

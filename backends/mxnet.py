@@ -41,7 +41,7 @@ class MxnetBackend(Backend):
     def signature(self, operands: Sequence[Any]) -> Hashable:
         return (*[(a.shape, a.dtype, a.device, type(a)) for a in operands], is_deferred())
 
-    def likeness(self, operands: Sequence[Any]) -> Likeness | None:
+    def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
         # Each look at an array is a call of MXNet's library, which takes as long as a look-up of all operands.
         if _gpus() or any(type(each) is not mnp.ndarray for each in operands):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from itertools import repeat
+from math import prod
 from typing import Any
 
 import torch
@@ -44,6 +45,9 @@ _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+_FEW = 1 << 16
+"""Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
+
 
 class TorchBackend(Backend):
     """torch tensors of any device; subclasses and sparse ones go to torch.einsum as they are."""
@@ -78,7 +82,7 @@ class TorchBackend(Backend):
             )  # fmt: skip
         return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
 
-    def likeness(self, operands: Sequence[Any]) -> Likeness | None:
+    def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
         transformed = _transforms_active() or forward_ad._current_level >= 0
         if _guards is None or transformed or any(type(each) not in _PLAIN for each in operands):
             return None
@@ -92,7 +96,10 @@ class TorchBackend(Backend):
             return lambda others: (
                 check(*others) and torch.is_grad_enabled() is grad_mode and forward_ad._current_level < 0
             )
-        mode, precision, exactly = current_mode(), _fp32_setting(), operands[0].dtype == torch.float32
+        mode, precision = current_mode(), _fp32_setting()
+        # The library asks for the precision itself.
+        by_library = not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
+        exactly = operands[0].dtype == torch.float32 and not by_library
         return lambda others: (
             check(*others)
             and torch.is_grad_enabled() is grad_mode

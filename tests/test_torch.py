@@ -343,6 +343,24 @@ def test_calls_between_calls_that_are_alike(requires_grad: bool, device: str) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", [16, 512])
+def test_precision_of_float32_takes_effect_at_once(size: int) -> None:
+    """Be it the library or a kernel that was chosen for the call before."""
+    a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
+    exact = a.double() @ b.double()
+    expression = contract_expression("ij,jk->ik", a.shape, b.shape)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            theirs = float((torch.einsum("ij,jk->ik", a, b) - exact).abs().max())
+            for found in (fast_einsum("ij,jk->ik", a, b), expression(a, b)):
+                assert float((found - exact).abs().max()) <= 2 * theirs
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_cuda_graph(equation: str) -> None:
     """After a call to warm up, a call can be captured, and replayed on other values."""

@@ -302,7 +302,7 @@ class _Call:
     def like(self, backend: Backend, arrays: Mapping[str, Any]) -> Likeness | None:
         """What tells whether other arrays are like these; see :meth:`Backend.likeness`."""
         if not self._like:
-            self._like.append(backend.likeness([*arrays.values()]))
+            self._like.append(backend.likeness([*arrays.values()], kernels=True))
         return self._like[0]
 
     def choose(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> Callable[..., Any]:
