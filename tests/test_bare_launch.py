@@ -6,14 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 # Triton decides when its functions are defined whether they're interpreted: hence a process of its own.
 PROGRAM = """
@@ -132,7 +134,8 @@ ops.softmax(torch.zeros(70, 65536))
 """
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA would take the driver for a GPU's")
+@pytest.mark.skipif(not (COMPILER and HEADER.exists()), reason="needs a C compiler, and Python's headers")
 def test_kernels_are_queued_as_by_triton(tmp_path: Path) -> None:
     import triton
 
