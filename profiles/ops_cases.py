@@ -106,11 +106,6 @@ class OpCase:
         """The last axis of the input."""
         return self.shape[-1]
 
-    @property
-    def bound_by_bytes(self) -> bool:
-        """Whether throughput is told in bytes per second; otherwise in FLOP/s."""
-        return self.op in PASSES
-
     def elements(self, backward: bool = False) -> int:
         """What is read and written at least, forward or in both directions."""
         if self.op in PASSES:
