@@ -13,7 +13,7 @@ import torch
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.dtypes import dtype_name
 
-__all__ = ["TorchMemory"]
+__all__ = ["TorchMemory", "new_here"]
 
 New = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes a tensor of a shape, strides and a dtype with nothing in it."""
@@ -47,7 +47,7 @@ class TorchMemory(Memory):
 
     def here(self, like: Any) -> New:
         """What makes tensors on the device of ``like`` as long as that is the current one."""
-        return _new_here(like.device)
+        return new_here(like.device)
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         if _new_on_gpu is not None and like.is_cuda and like.get_device() == _current_device():
@@ -96,7 +96,7 @@ class TorchMemory(Memory):
 
 
 @lru_cache(maxsize=64)
-def _new_here(device: torch.device) -> New:
+def new_here(device: torch.device) -> New:
     """What makes tensors on a device as long as that is the current one."""
     if _new_on_gpu is not None and device.type == "cuda":
         return _new_on_gpu
