@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from einops_fast.backends.triton import bare_launch, mapped_launch
+from einops_fast.backends.triton import bare_launch
 from einops_fast.backends.triton.mapped_launch import MappedLaunch
 from einops_fast.backends.triton.tma_launch import Descriptor
 
@@ -63,7 +63,7 @@ def test_what_describes_an_array_is_made_once_for_each_address() -> None:
         launch(5, (160, 8, 320))
         launch(5, (160, None, 480))
         launch(6, (480, 8, 320))
-        with mock.patch.object(mapped_launch, "MOST_READY", 2):
+        with mock.patch.object(bare_launch, "_MOST_KEPT", 2):
             launch(6, (640, 8, 320))
             launch(6, (160, 8, 320))
     assert made == [(160, 0), (320, 1), (480, 1), (480, 0), (640, 0), (160, 0)]

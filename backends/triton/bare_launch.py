@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["MOST_READY", "Launch", "launch_of"]
+__all__ = ["Launch", "keep", "launch_of"]
 
-MOST_READY = 256
-"""Of a kernel, the arrays' addresses that its arguments are kept for; then all are forgotten."""
+_MOST_KEPT = 256
+"""Of a kernel, the arrays' addresses that something is kept for; then all are forgotten."""
+
+T = TypeVar("T")
 
 _FORMAT = "iiiKKppOOOOOO"
 """What a function that Triton 3.6 writes for a kernel takes before the kernel's arguments."""
@@ -36,6 +38,14 @@ class Launch(NamedTuple):
     def arguments(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """What is queued with the kernel's arguments, constants among them."""
         return (*self.head, given) if self.together else self.head + given
+
+
+def keep(kept: dict[Any, T], addresses: Any, made: T) -> T:
+    """Keep what was made for arrays at some addresses, for the next launch there."""
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[addresses] = made
+    return made
 
 
 def launch_of(compiled: Any) -> Launch:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from einops_fast.backends.triton.bare_launch import MOST_READY, Launch, launch_of
+from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
@@ -75,10 +75,8 @@ class KernelCall:
         key = (device, *addresses, *kinds)
         ready = self._ready.get(key)
         if ready is None:
-            if len(self._ready) >= MOST_READY:
-                self._ready.clear()
             launch = self._launch(device, addresses, kinds, arrays)
-            self._ready[key] = ready = launch.queue, launch.arguments((*addresses, *self._rest))
+            ready = keep(self._ready, key, (launch.queue, launch.arguments((*addresses, *self._rest))))
         queue, arguments = ready
         queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
 

@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
-from einops_fast.backends.triton.bare_launch import MOST_READY, Launch, launch_of
+from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.fma_contraction import fma_kernel
@@ -122,9 +122,7 @@ class Kernel:
         addresses = tuple([pointer(array) for array in (*operands, *results)])
         ready = self._ready.get(addresses)
         if ready is None:
-            if len(self._ready) >= MOST_READY:
-                self._ready.clear()
-            self._ready[addresses] = ready = self._prepared(addresses, len(operands))
+            ready = keep(self._ready, addresses, self._prepared(addresses, len(operands)))
         queue, arguments = ready
         grid = self._grid
         queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)

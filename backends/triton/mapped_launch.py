@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.backends.triton.bare_launch import MOST_READY, launch_of
+from einops_fast.backends.triton.bare_launch import keep, launch_of
 
 if TYPE_CHECKING:
     from einops_fast.backends.triton.tma_launch import Descriptor
@@ -56,19 +56,13 @@ class MappedLaunch:
                 arguments += self._known[at].get(address) or self._mapped(at, address)
             else:
                 arguments.append(descriptor.at(address))
-        if len(self._ready) >= MOST_READY:
-            self._ready.clear()
-        self._ready[addresses] = ready = self._launch.arguments((*arguments, *self._rest))
+        ready = keep(self._ready, addresses, self._launch.arguments((*arguments, *self._rest)))
         self._queue(self._programs, 1, 1, stream, *ready)
 
     def _mapped(self, at: int, address: int) -> Any:
         """A tensor map and what goes with it, as the launcher expands a descriptor."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
-        known = self._known[at]
-        if len(known) >= MOST_READY:
-            known.clear()
         descriptor = self._descriptors[at]
         assert descriptor is not None
-        known[address] = found = make_tensordesc_arg(descriptor.at(address), self._metadata[at])
-        return found
+        return keep(self._known[at], address, make_tensordesc_arg(descriptor.at(address), self._metadata[at]))
