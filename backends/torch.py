@@ -294,13 +294,8 @@ class TorchBackend(Backend):
         from einops_fast.backends.torch_memory import TorchMemory
         from einops_fast.backends.triton.choice import Choice, chosen_run
 
-        copies = any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library)
-        on_copies = None
-        if copies:
-            from einops_fast.backends.torch_copies import CopyingByKernel
-
-            on_copies = CopyingByKernel().library(step)
-        return chosen_run(Choice(step, self.library(step), TorchMemory(), fp32_precision(), current_mode(), on_copies))
+        precision, mode = fp32_precision(), current_mode()
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, _other_libraries(step)))
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)
@@ -356,6 +351,20 @@ class TorchBackend(Backend):
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         arranged = self.arrange(how)
         return (lambda a: arranged(a).mT) if transpose else arranged
+
+
+def _other_libraries(step: Fused) -> dict[str, Run]:
+    """Further ways to make the library's calls for a step, by name."""
+    # Imported here because these are made of this backend.
+    from einops_fast.backends.torch_batches import BatchingSingles, has_single
+    from einops_fast.backends.torch_copies import CopyingByKernel
+
+    found: dict[str, Run] = {}
+    if has_single(step):
+        found["library by a batch of one"] = BatchingSingles().library(step)
+    if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
+        found["library on copies by a kernel"] = CopyingByKernel().library(step)
+    return found
 
 
 def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,12 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
-    def make(
-        *kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, on_copies: Way | None = None
-    ) -> Choice:
-        libraries = {way.name: way for way in (library, on_copies) if way}
+    def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
+        libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
         monkeypatch.setattr(module, "LibraryCandidate", lambda name, *_: libraries[name])
-        copying = on_copies and on_copies.run(memory, 0)
-        return Choice(step, library.run(memory, 0), memory, "ieee", mode, copying)
+        further = {way.name: way.run(memory, 0) for way in others}
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode, further)
 
     return make
 
@@ -95,12 +93,12 @@ def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: TimedMemory) -
     assert not memory.measured
 
 
-def test_the_library_may_get_copies_that_a_kernel_made(offer: Any, memory: TimedMemory) -> None:
-    on_copies = Way("library on copies by a kernel", 10, 3)
-    choose = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
-    assert choose("array")[0] == on_copies.name
+def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory) -> None:
+    others = Way("library on copies by a kernel", 10, 3), Way("library by a batch of one", 10, 4)
+    choose = offer(Way("one", 10, 9), library=library(10, 7), others=others)
+    assert choose("array")[0] == others[0].name
     memory.captured = True
-    late = offer(Way("one", 10, 9), library=library(10, 7), on_copies=on_copies)
+    late = offer(Way("one", 10, 9), library=library(10, 7), others=others)
     assert late("array")[0] == "library"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -50,7 +50,7 @@ class Choice:
         memory: the framework's arrays.
         precision: of float32 products.
         mode: see :func:`einops_fast.autotune`.
-        on_copies: the library calls once more, on operands that a kernel has copied, if any has to be.
+        others: further ways to make the library's calls, by name, stable and unique among all ways.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Choice:
         memory: Memory,
         precision: str,
         mode: str,
-        on_copies: Callable[..., Any] | None = None,
+        others: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        self.step, self.calls, self.memory, self.on_copies = step, calls, memory, on_copies
+        self.step, self.calls, self.memory, self.libraries = step, calls, memory, {"library": calls, **(others or {})}
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
         self._run: Callable[..., Any] | None = None
@@ -91,9 +91,9 @@ class Choice:
     def _choose(self, operands: Sequence[Any]) -> Candidate:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
-        libraries: list[Candidate] = [LibraryCandidate("library", self.step, self.calls, dtype, on)]
-        if self.on_copies is not None:
-            libraries.append(LibraryCandidate("library on copies by a kernel", self.step, self.on_copies, dtype, on))
+        libraries: list[Candidate] = [
+            LibraryCandidate(name, self.step, calls, dtype, on) for name, calls in self.libraries.items()
+        ]
         kernels = kernel_candidates(self.step, dtype, on, self.precision)
         if interpreted():
             return kernels[0]
