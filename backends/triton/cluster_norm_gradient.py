@@ -70,9 +70,19 @@ def _sums(found, of, weight, of_weight, number, f: gl.constexpr, t: gl.constexpr
 
 
 @gluon.jit
+def _of_sum(d_summed, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+    """A row's parts of the gradient of the sum, packed; anything if there is none."""
+    found = number
+    if d_summed is not None:
+        found = part_of_row(d_summed, row, rows, number, run, exists, sizes, strides.d_summed, f, t)
+        found = packed(found, _item(t, 0))
+    return found
+
+
+@gluon.jit
 def _finished(
-    found, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f: gl.constexpr,
-    t: gl.constexpr,
+    found, of_sum, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop,
+    f: gl.constexpr, t: gl.constexpr,
 ):  # fmt: skip
     """Write the gradient of a row, from what all parts have told; gives the sums with what it adds."""
     weight, seed, d_summed, dx, d_residual, part_weight, part_bias = arrays
@@ -92,11 +102,13 @@ def _finished(
     if field(f, "centred"):
         gradient -= (gl.sum(of_ds, 0) / columns * rstd)[:, None]
     gradient += weighted(scaled, weight, from_shared(weight, of_weight, number, t), f)
+    if d_summed is not None:
+        gradient += unpacked(of_sum, _item(t, 0), d_summed.dtype.element_ty, field(t, "layout"))
     at = row * field(t, "parts") + number
     kept = exists
     if field(f, "dropout"):
         kept = kept_elements(row_place(at, sizes, strides.place, f), run, strides.place, seed, drop, f)
-    store_norm_gradient(dx, d_residual, d_summed, gradient, kept, at, run, exists, sizes, strides, drop, f)
+    store_norm_gradient(dx, d_residual, gradient, kept, at, run, exists, sizes, strides, drop, f)
     return to_weight, to_bias
 
 
@@ -146,6 +158,8 @@ def norm_gradient_cluster_kernel(
         tell(notes, 0, number, inner, of_d, t)
         found = _row(of, means, rstds, first + programs, rows, number, run, exists, sizes, strides, f, t)
     for row in range(first, rows, programs):
+        # Wanted last, but asked for first: it takes long to come.
+        of_sum = _of_sum(d_summed, row, rows, number, run, exists, sizes, strides, f, t)
         inner, of_d = _sums(found, of, weight, of_weight, number, f, t)
         if field(t, "late"):
             ahead = row + 2 * programs
@@ -160,7 +174,23 @@ def norm_gradient_cluster_kernel(
             told = heard(notes, step, t)
             before = found
         sums = _finished(
-            before, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop, f, t
+            before,
+            of_sum,
+            told,
+            sums,
+            of,
+            arrays,
+            of_weight,
+            row,
+            number,
+            run,
+            exists,
+            sizes,
+            strides,
+            columns,
+            drop,
+            f,
+            t,
         )
         before = found
         found = following

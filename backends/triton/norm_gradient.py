@@ -53,16 +53,11 @@ def weighted(d, weight, w, f: tl.constexpr):
 
 
 @triton.jit
-def store_norm_gradient(
-    dx, d_residual, d_summed, gradient, kept, row, column, exists, sizes, strides, drop, f: tl.constexpr
-):
+def store_norm_gradient(dx, d_residual, gradient, kept, row, column, exists, sizes, strides, drop, f: tl.constexpr):
     """Write a tile of the gradients, from that of what was normalised.
 
     ``kept`` are the elements of the input that weren't dropped.
     """
-    if d_summed is not None:
-        place = row_place(row, sizes, strides.d_summed, f)
-        gradient += load_tile(d_summed, place, column, strides.d_summed, exists, 0.0, f)
     if d_residual is not None:
         place = row_place(row, sizes, strides.d_residual, f)
         store_tile(d_residual, gradient, place, column, strides.d_residual, exists, f)
@@ -88,7 +83,10 @@ def _store_gradient(
     if field(f, "dropout") and dx is not None:
         kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
     column = start + tl.arange(0, block)
-    store_norm_gradient(dx, d_residual, d_summed, gradient, kept, row, column, exists, sizes, strides, drop, f)
+    if d_summed is not None:
+        place = row_place(row, sizes, strides.d_summed, f)
+        gradient += load_tile(d_summed, place, column, strides.d_summed, exists, 0.0, f)
+    store_norm_gradient(dx, d_residual, gradient, kept, row, column, exists, sizes, strides, drop, f)
 
 
 @triton.jit
