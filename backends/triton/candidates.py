@@ -15,7 +15,7 @@ from einops_fast.backends.triton.copies import with_copies
 from einops_fast.backends.triton.fma_tilings import fma_tilings
 from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, follow_early, interpreted
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.problems import layouts, problem, with_more_rows
+from einops_fast.backends.triton.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_launch import BoxKernel, copies_boxes
 from einops_fast.backends.triton.tma_tiles import BoxTiling
@@ -32,6 +32,10 @@ _BOXES_WORTH_TRYING = 4
 
 _COPIES_WORTH_TRYING = 3
 """Kernels that are tried on a copied operand."""
+
+
+_THIN = 8
+"""Products for each element of operands and result up to which products of matrices are tried as loops, too."""
 
 
 class Candidate:
@@ -242,7 +246,8 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
         on: ceilings of the device.
         precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
     """
-    found = _direct(step, layouts(step), dtype, on, precision)
+    orders = layouts(step)
+    found = [*_direct(step, orders, dtype, on, precision), *_as_loops(step, orders, dtype, on)]
     for copies, then in (
         [] if is_integer(dtype) else with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision))
     ):
@@ -254,6 +259,21 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
 
 def _on_tensor_cores(dtype: str, precision: str) -> bool:
     return ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
+
+
+def _as_loops(step: Fused, orders: Sequence[tuple[int, ...]], dtype: str, on: Ceilings) -> list[Candidate]:
+    """Kernels for products of matrices that have few products for each element: tiles may take longer than loops."""
+    loops = problem(step, orders[0])
+    if not isinstance(loops, Contraction) or loops.epilogue is not None:
+        return []
+    _, m, n, k = loops.extents
+    if m * n * k > _THIN * (m * k + k * n + m * n):
+        return []
+    return [
+        KernelCandidate(order, seconds, tiling, step, strides, False, dtype)
+        for order, strides in enumerate(orders)
+        for seconds, tiling in reduction_tilings.tilings(as_reduction(step, strides), ITEM_SIZES[dtype], on)
+    ]
 
 
 def _direct(

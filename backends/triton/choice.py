@@ -23,6 +23,9 @@ _LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 2.5
 """How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
 library needs no compiling; how it copes with odd strides isn't foreseen."""
 
+_OF_KIND, _KIND_MARGIN = 2, 3.0
+"""The best so many tilings of each kernel are also measured if they may take so many times as long as another one."""
+
 _MOST = {"auto": 6, "always": 24}
 """The most tilings of each kernel that are measured, by mode."""
 
@@ -118,11 +121,13 @@ class Choice:
         least, other = min(way.seconds for way in kernels), libraries[0].seconds
         if least > _KERNEL_MARGIN * other:
             return libraries
-        near = [way for way in kernels if way.seconds <= _MARGIN[self.mode] * least]
-        # Of each kind so many: how one does against another isn't foreseen so well.
-        near = [
-            way for at, way in enumerate(near) if [each.kind for each in near[:at]].count(way.kind) < _MOST[self.mode]
-        ]
+        near: list[Candidate] = []
+        for way in kernels:
+            # Of each kind some: how one does against another isn't foreseen so well.
+            before = [each.kind for each in near].count(way.kind)
+            margin = max(_MARGIN[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
+            if before < _MOST[self.mode] and way.seconds <= margin * least:
+                near.append(way)
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
 

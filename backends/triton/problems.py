@@ -15,7 +15,7 @@ from einops_fast.chains import chain_of
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Loop
 
-__all__ = ["layouts", "multiplies_matrices", "problem", "slowest_first", "with_more_rows"]
+__all__ = ["as_reduction", "layouts", "multiplies_matrices", "problem", "slowest_first", "with_more_rows"]
 
 
 def layouts(step: Fused) -> list[tuple[int, ...]]:
@@ -85,6 +85,12 @@ def problem(step: Fused, strides: Sequence[int]) -> ChainProblem | Contraction |
                 more = [dict(zip(step.labels, step.epilogue.bias, strict=True)).get(loop.label, 0)]
             roles[_role(loop)].append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *more)))
         return contraction(**roles, epilogue=step.epilogue)
+    return as_reduction(step, strides)
+
+
+def as_reduction(step: Fused, strides: Sequence[int]) -> Reduction:
+    """The same as loops over products, be they of matrices or not."""
+    of_result = dict(zip(step.labels, strides, strict=True))
     axes = [(loop, Axis(loop.size, (*loop.strides, of_result.get(loop.label, 0)))) for loop in step.loops]
     free = [axis for loop, axis in axes if loop.kept]
     return reduction(len(step.reads), free, [axis for loop, axis in axes if not loop.kept])

@@ -134,7 +134,8 @@ def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
 def _of_blocks(problem: Reduction, width: int, depth: int) -> ReductionTiling:
     out = problem.operands
     order = sorted(range(out), key=problem.size, reverse=True)
-    free = _role(problem.free, [*order, out] if problem.size(out) < problem.size(order[0]) else [out, *order], width)
+    # The result first of those of one size: what is written in pieces takes longer than what is read so.
+    free = _role(problem.free, sorted([out, *order], key=problem.size, reverse=True), width)
     summed = _role(problem.summed, order, depth)
     return ReductionTiling(out, free, summed, wide=problem.wide)
 
