@@ -3,7 +3,8 @@
 A thread multiplies a few rows with a few columns, one contracted position after the other. Tiles of the operands are
 copied to shared memory as they lie in memory, some steps ahead, and past the registers. Where an operand is contiguous
 along contracted axes, a thread reads two of their positions at once, else four neighbouring rows, or columns. So
-nothing is turned around, and what limits the kernel is how many numbers are read for how many products.
+nothing is turned around, and what limits the kernel is how many numbers are read for how many products. Where many
+products are summed, the sums of chunks are added up in shared memory: registers are full of those of one chunk.
 
 Tiles may consist of several parts down and across, each a power of two, so that they fit extents that are none.
 
@@ -66,6 +67,40 @@ def _nothing(tiling: gl.constexpr):
 def _no_sums(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
     layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
     return gl.zeros(_sums_shape(tiling, row_part, column_part), gl.float32, layout=layout)
+
+
+@gluon.jit
+def _totals(tiling: gl.constexpr):
+    """Shared memory for the sums of chunks: every thread reads and writes its own."""
+    found = ()
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        found = found + (_no_totals(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
+    return found
+
+
+@gluon.jit
+def _no_totals(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
+    layout: gl.constexpr = _layout(tiling, "totals_layout", row_part, column_part)
+    found = gl.allocate_shared_memory(gl.float32, _sums_shape(tiling, row_part, column_part), layout)
+    found.store(_no_sums(tiling, row_part, column_part))
+    return found
+
+
+@gluon.jit
+def _with_totals(sums, totals, tiling: gl.constexpr):
+    """The sums with those of the chunks before."""
+    found = ()
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        found = found + (
+            sums[at] + totals[at].load(_layout(tiling, "sums_layout", at // _parts(tiling, 1), at % _parts(tiling, 1))),
+        )
+    return found
+
+
+@gluon.jit
+def _keep(totals, sums, tiling: gl.constexpr):
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        totals[at].store(sums[at])
 
 
 @gluon.jit
@@ -234,6 +269,7 @@ def fma_kernel(
     programs: gl.constexpr = field(tiling, "programs")
     persistent: gl.constexpr = field(tiling, "persistent")
     tiles: gl.constexpr = field(tiling, "tiles")
+    chunk: gl.constexpr = field(tiling, "chunk")
     depth: gl.constexpr = field(contracted, "block")
     steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
     take_turn(tiling)
@@ -248,6 +284,8 @@ def fma_kernel(
 
     a, b = _buffers(tiling, 0), _buffers(tiling, 1)
     sums = _nothing(tiling)
+    if chunk > 0:
+        totals = _totals(tiling)
     for first in gl.static_range(field(tiling, "stages")):
         if first < count:
             _fetch_both(left, right, a, b, first, program, begin, tiling)
@@ -272,10 +310,15 @@ def fma_kernel(
         async_copy.commit_group()
         sums = _with_products(sums, some, others, tiling)
         some, others = next_some, next_others
+        if chunk > 0 and at % chunk == chunk - 1:
+            _keep(totals, _with_totals(sums, totals, tiling), tiling)
+            sums = _nothing(tiling)
         if persistent and at % steps == steps - 1:
             batch, row_tile, column_tile = _placed(program + at // steps * programs, tiling)
             _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
             sums = _nothing(tiling)
+    if chunk > 0:
+        sums = _with_totals(sums, totals, tiling)
     if not persistent:
         batch, row_tile, column_tile = _placed(program, tiling)
         _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)

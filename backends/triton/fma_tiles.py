@@ -13,8 +13,9 @@ from einops_fast.backends.triton.tiling import Group, Role
 
 __all__ = ["FmaTiling"]
 
-_LANES, _REGISTERS, _SHARED = 32, 1 << 16, 227 << 10
-"""Threads of a warp; registers and bytes of shared memory of a multiprocessor."""
+_LANES, _REGISTERS, _SHARED, _RESERVED = 32, 1 << 16, 228 << 10, 1 << 10
+"""Threads of a warp; registers and bytes of shared memory of a multiprocessor, of which each program takes some more
+than it has."""
 
 _RUN = 4
 """Elements that a thread loads, stores or multiplies next to each other."""
@@ -58,6 +59,11 @@ class FmaTiling(ContractionTiling):
     def persistent(self) -> bool:
         """Whether a program computes several tiles."""
         return self.grid[0] < self.tiles
+
+    @property
+    def chunk(self) -> int:
+        # Where programs compute several tiles, a tile has few steps.
+        return 0 if self.persistent else super().chunk
 
     def parts_of(self, operand: int) -> tuple[Role, ...]:
         """The rows of a tile, or its columns."""
@@ -103,7 +109,9 @@ class FmaTiling(ContractionTiling):
     def resident(self) -> int:
         """How many programs a multiprocessor runs at once."""
         shared = 4 * self.stages * (self.rows.width + self.columns.width) * self.contracted.block
-        return min(_REGISTERS // (_LANES * self.warps * self.most_registers), _SHARED // (shared + 1024))
+        if self.chunk:
+            shared += 4 * self.rows.width * self.columns.width
+        return min(_REGISTERS // (_LANES * self.warps * self.most_registers), _SHARED // (shared + _RESERVED))
 
     @property
     def _lanes(self) -> tuple[tuple[int, int], tuple[int, int], list[int]]:
@@ -146,6 +154,16 @@ class FmaTiling(ContractionTiling):
         )
         shape = [self.block_of(LEFT, row_part), self.block_of(RIGHT, column_part)]
         return gl.DistributedLinearLayout(registers, lanes, warps, [], shape)
+
+    def totals_layout(self, row_part: int, column_part: int) -> Any:
+        """Of sums in shared memory: four of a thread's next to each other, beside those of the next thread."""
+        down, across = self._spread(LEFT, row_part), self._spread(RIGHT, column_part)
+        registers = [[at, 0] for at in down[0]] + [[0, at] for at in across[0]]
+        threads = [
+            [first, second] for level in (1, 2) for first, second in zip(down[level], across[level], strict=True)
+        ]
+        some = _log2(_RUN)
+        return gl.SharedLinearLayout(registers[:some] + threads + registers[some:])
 
     def vector_layout(self, operand: int, part: int) -> Any:
         """Of one position's numbers, that are multiplied with those of the other operand."""

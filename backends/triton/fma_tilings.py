@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
+from math import inf
 
 from einops_fast.backends.triton.contraction_tilings import Contraction, contracted_role
 from einops_fast.backends.triton.fma_tiles import FmaTiling
@@ -182,11 +183,24 @@ def _padded(extent: int, width: int) -> int:
 
 def _in_splits(tiling: FmaTiling, on: Ceilings) -> Iterator[FmaTiling]:
     """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty."""
-    yield tiling
-    side_by_side, steps = on.units * tiling.resident, tiling.contracted.tiles
+    yield _with_room(tiling, -(-tiling.tiles // on.units))
+    side_by_side, steps = on.units * _with_room(tiling).resident, tiling.contracted.tiles
     splits = {min(rounds * side_by_side // tiling.tiles, steps // 4) for rounds in (1, 2)} if steps >= 8 else set()
     for split in sorted({-(-steps // -(-steps // split)) for split in splits if split > 1}):
-        yield replace(tiling, split=split)
+        yield _with_room(replace(tiling, split=split), -(-tiling.tiles * split // on.units))
+
+
+def _with_room(tiling: FmaTiling, programs: float = inf) -> FmaTiling:
+    """The tiling with fewer stages where totals take the room of other programs.
+
+    Args:
+        tiling: with as many stages as are of use.
+        programs: how many there are for each multiprocessor.
+    """
+    if not tiling.chunk:
+        return tiling
+    fewer = (replace(tiling, stages=stages) for stages in range(2, tiling.stages + 1))
+    return max(fewer, key=lambda each: (min(each.resident, programs), each.stages))
 
 
 def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:

@@ -1,0 +1,85 @@
+"""Sums of many products in float32 without tensor cores: what is rounded off doesn't grow as one long sum's error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fused_steps import ON, fused_step
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
+from test_kernels import DEVICE, randn  # noqa: E402
+
+from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
+
+Error = Callable[[Any], float]
+ERRORS: dict[str, Error] = {
+    "rms": lambda off: float(off.square().mean().sqrt()),
+    "max": lambda off: float(off.abs().max()),
+}
+
+on_cpu = pytest.mark.skipif(DEVICE == "cuda" or not interpreted(), reason="Triton's functions aren't Python's")
+
+
+def in_chunks(left: Any, right: Any, step: int) -> Any:
+    """A matrix product in float32: steps are added up to sums of 128 products, and those to totals."""
+    total = torch.zeros(len(left), right.shape[1])
+    for chunk in range(0, len(right), 128):
+        total += sum(
+            left[:, at : at + step] @ right[at : at + step] for at in range(chunk, min(chunk + 128, len(right)), step)
+        )
+    return total
+
+
+def check(found: Any, expected: Any, theirs: Any) -> None:
+    for name, error in ERRORS.items():
+        ours, limit = error(found.double() - expected), 2 * error(theirs.double() - expected)
+        assert ours <= limit, (name, ours / limit * 2)
+
+
+def contraction_of(left: Any, right: Any) -> Contraction:
+    step = fused_step("ik,kj->ij", (left, right))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    return loops
+
+
+@on_cpu
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("shape", [((32,), (32,), 16, 1, 2), ((16, 8), (16, 4), 8, 1, 3)])
+def test_by_threads(shape: tuple[tuple[int, ...], tuple[int, ...], int, int, int], split: int) -> None:
+    left, right = randn(24, 1024 * split), randn(1024 * split, 20, seed=1)
+    tiling = tiling_of(contraction_of(left, right), *shape, split=split)
+    assert tiling is not None
+    parts = torch.full((split, 24, 20), torch.nan)
+    by_threads_on_cpu(tiling, left, right, parts)
+    check(parts.sum(0), left.double() @ right.double(), in_chunks(left, right, 1))
+
+
+def test_short_sums_have_no_totals() -> None:
+    for k, totals in ((64, False), (128, False), (176, False), (288, True), (4096, True)):
+        loops = contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta"))
+        tilings = [tiling for _, tiling in fma_tilings(loops, ON) if tiling.split == 1]
+        assert tilings
+        assert {bool(tiling.chunk) for tiling in tilings} == {totals}
+
+
+def test_totals_leave_room() -> None:
+    """As many programs run at once as there would be without totals, if there are as many."""
+    short, long = (
+        {
+            (tiling.rows.width, tiling.columns.width, tiling.warps): tiling.resident
+            for _, tiling in fma_tilings(
+                contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta")), ON
+            )
+        }
+        for k in (176, 4096)
+    )
+    assert all(long[shape] >= short[shape] for shape in short)
