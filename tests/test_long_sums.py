@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,12 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
-from test_kernels import DEVICE, randn  # noqa: E402
+from test_kernels import DEVICE, MEMORY, randn  # noqa: E402
 
+from einops_fast.backends.triton.candidates import Candidate, KernelCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
@@ -63,6 +66,24 @@ def test_by_threads(shape: tuple[tuple[int, ...], tuple[int, ...], int, int, int
     check(parts.sum(0), left.double() @ right.double(), in_chunks(left, right, 1))
 
 
+@on_cpu
+@pytest.mark.parametrize(("columns", "in_two"), [(64, False), (96, True)])
+def test_by_blocks(columns: int, in_two: bool) -> None:
+    """Of small steps; also where columns are in two parts."""
+    left, right = randn(128, 4096), randn(4096, columns, seed=1)
+    ways = unsplit(kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float32", ON))
+    way = next(
+        way
+        for way in ways
+        if way.tiling.rows.block == 128 and way.tiling.contracted.block == 16 and way.tiling.in_two == in_two
+    )
+    check(way.run(MEMORY, 0)(left, right), left.double() @ right.double(), in_chunks(left, right, 16))
+
+
+def unsplit(ways: Sequence[Candidate]) -> list[KernelCandidate]:
+    return [way for way in ways if isinstance(way, KernelCandidate) and way.tiling.split == 1]
+
+
 def test_short_sums_have_no_totals() -> None:
     for k, totals in ((64, False), (128, False), (176, False), (288, True), (4096, True)):
         loops = contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta"))
@@ -83,3 +104,30 @@ def test_totals_leave_room() -> None:
         for k in (176, 4096)
     )
     assert all(long[shape] >= short[shape] for shape in short)
+
+
+LONG = [
+    ("ij,jk->ik", "mk", "kn"),
+    ("ij,kj->ik", "mk", "nk"),
+    ("ji,jk->ik", "km", "kn"),
+    ("aij,jbi->ab", "mkx", "xnk"),
+    ("iaj,jib->ab", "xmk", "kxn"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [512, 1728, 8192])
+@pytest.mark.parametrize(("equation", "first", "second"), LONG)
+def test_every_kernel_on_a_gpu(equation: str, first: str, second: str, k: int) -> None:
+    """The best prediction, and both kernels with the sum in one part, against torch in the same precision."""
+    sizes = {"m": 512, "n": 384, "x": 8 if "x" in first else 1, "k": k // 8 if "x" in first else k}
+    operands = [randn(*(sizes[each] for each in term), seed=at) for at, term in enumerate((first, second))]
+    expected = torch.einsum(equation, *(each.double() for each in operands))
+    theirs = torch.einsum(equation, *operands)
+    step = fused_step(equation, operands)
+    read = [operands[slot] for slot in step.reads]
+    ways = kernel_candidates(step, "float32", ON)
+    whole = [next((way for way in unsplit(ways) if way.kind is kind), None) for kind in (ContractionTiling, FmaTiling)]
+    for way in (ways[0], *whole):
+        if way is not None:
+            check(way.run(MEMORY, 0)(*read), expected, theirs)

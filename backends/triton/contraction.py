@@ -152,6 +152,11 @@ def contract_kernel(
     product = _beginning(third, row_tile, column_tile, tiling, columns, acc_type)
     if in_two:
         further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), acc_type)
+    chunk: tl.constexpr = _chunk(tiling, left.dtype.element_ty)
+    if chunk > 0:
+        total = tl.zeros_like(product)
+        if in_two:
+            further_total = tl.zeros_like(further)
     steps: tl.constexpr = (field(contracted, "tiles") + split - 1) // split
     begin = part * steps
     for step in range(begin, min(begin + steps, field(contracted, "tiles"))):
@@ -176,12 +181,28 @@ def contract_kernel(
         if in_two:
             b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
             further = _with_product(further, a, b, tiling, acc_type, upcast)
+        if chunk > 0 and (step - begin) % chunk == chunk - 1:
+            total += product
+            product = tl.zeros_like(product)
+            if in_two:
+                further_total += further
+                further = tl.zeros_like(further)
 
+    if chunk > 0:
+        product += total
+        if in_two:
+            further += further_total
     if split > 1:
         out += part.to(tl.int64) * field(tiling, "elements")
     _finish(out, before + placed, product, row_tile, column_tile, tiling, columns)
     if in_two:
         _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+
+
+@triton.constexpr_function
+def _chunk(tiling, dtype):
+    """Steps of a chunk; 0 where tensor cores, or wider types, leave nothing to gain by totals."""
+    return tiling.chunk if dtype.is_fp32() and tiling.precision == "ieee" else 0
 
 
 @triton.jit
