@@ -24,7 +24,8 @@ from triton.tools.disasm import get_sass
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton import launch, tma_launch
-from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import BoxCandidate, KernelCandidate, kernel_candidates
+from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
@@ -56,7 +57,9 @@ for case in cases:
         ways = kernel_candidates(step, dtype, on)
         boxes = [way for way in ways if isinstance(way, BoxCandidate)]
         threads = [way for way in ways if way.kind is FmaTiling]
-        for way in {ways[0], *boxes[:2], *boxes[-1:], *threads[:1]}:
+        kernels = [way for way in ways if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
+        long = [way for way in kernels if dtype == "float32" and way.tiling.chunk]
+        for way in {ways[0], *boxes[:2], *boxes[-1:], *threads[:1], *long[:1]}:
             way.compile()
             print(equation, way.name)
             if way in boxes:
@@ -71,6 +74,7 @@ CASES = [
     "bind,bjnd->bnij 8x512x4x64 8x512x4x64",  # contraction, plain
     "ik,kj->ij 4096x288 288x288",  # columns in two parts
     "bik,bjk->bij 512x100x128 512x50x128",  # rows and columns in three parts
+    "bik,bjk->bij 64x100x512 64x50x512",  # the same, with totals of a long sum in float32
     "bda,dc->abc 64x96x288 96x288",  # contiguous along rows: one warp group's far from the other's
     "dbea,ec->abcd 64x64x64x64 64x64",  # another order of the result
     "acd,dbc->ab 288x64x288 288x288x64",  # on a copy, split
