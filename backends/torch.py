@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from itertools import repeat
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -22,6 +22,9 @@ from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tuning import current_mode, unchecked_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.candidates import LibraryCalls
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
@@ -353,17 +356,18 @@ class TorchBackend(Backend):
         return (lambda a: arranged(a).mT) if transpose else arranged
 
 
-def _other_libraries(step: Fused) -> dict[str, Run]:
-    """Further ways to make the library's calls for a step, by name."""
-    # Imported here because these are made of this backend.
-    from einops_fast.backends.torch_batches import BatchingSingles, has_single
+def _other_libraries(step: Fused) -> list[LibraryCalls]:
+    """Further ways to make the library's calls for a step."""
+    # Imported here because these are made of this backend, and of Triton.
     from einops_fast.backends.torch_copies import CopyingByKernel
+    from einops_fast.backends.torch_turned import TurningSingles, has_single
+    from einops_fast.backends.triton.candidates import LibraryCalls
 
-    found: dict[str, Run] = {}
-    if has_single(step):
-        found["library by a batch of one"] = BatchingSingles().library(step)
+    found = []
+    if has_single(step) and step.any_order:
+        found.append(LibraryCalls("library the other way round", TurningSingles().library(step), in_order=False))
     if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
-        found["library on copies by a kernel"] = CopyingByKernel().library(step)
+        found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step)))
     return found
 
 

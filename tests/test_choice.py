@@ -18,7 +18,7 @@ from fake_memory import FakeMemory  # noqa: E402
 
 from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton import measuring  # noqa: E402
-from einops_fast.backends.triton.candidates import Candidate  # noqa: E402
+from einops_fast.backends.triton.candidates import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402
@@ -73,8 +73,8 @@ def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[...,
     def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
         libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
-        monkeypatch.setattr(module, "LibraryCandidate", lambda name, *_: libraries[name])
-        further = {way.name: way.run(memory, 0) for way in others}
+        monkeypatch.setattr(module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
+        further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
         return Choice(step, library.run(memory, 0), memory, "ieee", mode, further)
 
     return make
@@ -94,7 +94,7 @@ def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: TimedMemory) -
 
 
 def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory) -> None:
-    others = Way("library on copies by a kernel", 10, 3), Way("library by a batch of one", 10, 4)
+    others = Way("library on copies by a kernel", 10, 3), Way("library the other way round", 10, 4)
     choose = offer(Way("one", 10, 9), library=library(10, 7), others=others)
     assert choose("array")[0] == others[0].name
     memory.captured = True

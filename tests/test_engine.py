@@ -129,7 +129,7 @@ def test_a_chain_of_small_matrices_is_one_kernel(kernels: list[str]) -> None:
 
 def test_the_library_multiplies_a_chain_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(self: Choice, arrays: Sequence[Any]) -> Any:
-        return LibraryCandidate("library", self.step, self.calls, "float32", gpu_ceilings("H200"))
+        return LibraryCandidate(self.libraries[0], self.step, "float32", gpu_ceilings("H200"))
 
     monkeypatch.setattr(Choice, "_choose", choose)
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
@@ -255,7 +255,7 @@ def test_a_small_product_that_is_broadcast_keeps_its_digits(monkeypatch: pytest.
 def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(self: Choice, arrays: Sequence[Any]) -> Any:
         if len(self.step.library) > 1 or self.step.labels != "ac":
-            return LibraryCandidate("library", self.step, self.calls, "float32", gpu_ceilings("H200"))
+            return LibraryCandidate(self.libraries[0], self.step, "float32", gpu_ceilings("H200"))
         return kernel_candidates(self.step, "float32", gpu_ceilings("H200"))[0]
 
     monkeypatch.setattr(Choice, "_choose", choose)

@@ -332,8 +332,8 @@ def test_a_copied_matrix_needs_no_transposing() -> None:
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba"])
-def test_single_products_as_batches_of_one_are_right(equation: str) -> None:
-    from einops_fast.backends.torch_batches import BatchingSingles, has_single
+def test_single_products_the_other_way_round_are_right(equation: str) -> None:
+    from einops_fast.backends.torch_turned import TurningSingles, has_single
 
     sizes = dict(zip("ijklab", (40, 30, 50, 70, 90, 60), strict=True))
     operands = [
@@ -341,12 +341,12 @@ def test_single_products_as_batches_of_one_are_right(equation: str) -> None:
     ]
     step = fused_step(equation, operands)
     assert has_single(step)
-    found = BatchingSingles().library(step)(*operands)
+    found = TurningSingles().library(step)(*operands)
     torch.testing.assert_close(found, torch.einsum(equation, *operands), rtol=1e-5, atol=1e-4)
 
 
 def test_batches_and_vectors_stay_as_they_are() -> None:
-    from einops_fast.backends.torch_batches import has_single
+    from einops_fast.backends.torch_turned import has_single
 
     for equation, shapes in (("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))), ("ij,j->i", ((3, 4), (4,)))):
         assert not has_single(fused_step(equation, [randn(*shape, dtype="float32") for shape in shapes]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
 from einops_fast.backends.triton.chain_tilings import ChainProblem
@@ -23,7 +23,7 @@ from einops_fast.backends.triton.tma_tilings import box_tilings
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer, step_costs
 from einops_fast.steps import Fused
 
-__all__ = ["Candidate", "LibraryCandidate", "kernel_candidates"]
+__all__ = ["Candidate", "LibraryCalls", "LibraryCandidate", "kernel_candidates"]
 
 Run = Callable[..., Any]
 
@@ -61,20 +61,32 @@ class Candidate:
         raise NotImplementedError
 
 
+class LibraryCalls(NamedTuple):
+    """A way to run a step by the framework's own calls.
+
+    Attributes:
+        name: stable, and unique among the ways to run the step.
+        run: what takes the operands.
+        in_order: the result lies in the order that users of the framework are used to.
+    """
+
+    name: str
+    run: Run
+    in_order: bool = True
+
+
 class LibraryCandidate(Candidate):
     """The framework's own calls."""
 
-    in_order = True  # or in whatever order users of the framework are used to
-
-    def __init__(self, name: str, step: Fused, calls: Run, dtype: str, on: Ceilings) -> None:
-        self.name, self._calls = name, calls
+    def __init__(self, calls: LibraryCalls, step: Fused, dtype: str, on: Ceilings) -> None:
+        self.name, self._run, self.in_order = calls
         operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
         self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
         if step.epilogue is not None and step.epilogue.activation != "none":
             self.seconds += 2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call
 
     def run(self, memory: Memory, device: int) -> Run:
-        return self._calls
+        return self._run
 
 
 class KernelCandidate(Candidate):

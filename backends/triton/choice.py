@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton.candidates import Candidate, LibraryCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import Candidate, LibraryCalls, LibraryCandidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
 from einops_fast.backends.triton.memory import Memory
@@ -53,7 +53,7 @@ class Choice:
         memory: the framework's arrays.
         precision: of float32 products.
         mode: see :func:`einops_fast.autotune`.
-        others: further ways to make the library's calls, by name, stable and unique among all ways.
+        others: further ways to make the library's calls.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class Choice:
         memory: Memory,
         precision: str,
         mode: str,
-        others: Mapping[str, Callable[..., Any]] | None = None,
+        others: Sequence[LibraryCalls] = (),
     ) -> None:
-        self.step, self.calls, self.memory, self.libraries = step, calls, memory, {"library": calls, **(others or {})}
+        self.step, self.calls, self.memory = step, calls, memory
+        self.libraries = LibraryCalls("library", calls), *others
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
         self._run: Callable[..., Any] | None = None
@@ -94,9 +95,7 @@ class Choice:
     def _choose(self, operands: Sequence[Any]) -> Candidate:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
-        libraries: list[Candidate] = [
-            LibraryCandidate(name, self.step, calls, dtype, on) for name, calls in self.libraries.items()
-        ]
+        libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
         kernels = kernel_candidates(self.step, dtype, on, self.precision)
         if interpreted():
             return kernels[0]

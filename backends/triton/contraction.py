@@ -10,7 +10,7 @@ stored if the result is contiguous along another axis than the operands are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 
 import triton
 import triton.language as tl
@@ -33,8 +33,9 @@ from einops_fast.steps import Epilogue
 
 __all__ = ["ContractionTiling", "contract_kernel"]
 
-_CHUNK = 128
-"""About how many products are added up one after the other in float32: errors grow with their number."""
+_LONG, _EVEN = 384, 32
+"""From how many products on their sum in float32 is made of those of chunks, since errors grow with the number that is
+added up one after the other. Of k products there are about the root of k / 32 chunks, as the end of each takes time."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class ContractionTiling:
         That is for float32 without tensor cores.
         """
         steps = -(-self.contracted.tiles // self.split)
-        chunks = (steps * self.contracted.block + _CHUNK // 2) // _CHUNK
-        return -(-steps // chunks) if chunks > 1 else 0
+        products = steps * self.contracted.block
+        return -(-steps // isqrt(products // _EVEN)) if products >= _LONG else 0
 
     @property
     def elements(self) -> int:

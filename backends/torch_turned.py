@@ -1,6 +1,7 @@
-"""torch's library calls, with single products made as batches of one.
+"""torch's library calls, with single products made the other way round: of both operands transposed, last one first.
 
-cuBLAS chooses its kernel by other rules for a batch, also of one matrix: which of them is the faster isn't foreseen.
+The result's rows and columns change places in memory. For cuBLAS that is another problem, with other kernels: which of
+the two takes longer isn't foreseen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from einops_fast.backends.base import Run
 from einops_fast.backends.torch import TorchBackend
 from einops_fast.steps import Fused, Gemm
 
-__all__ = ["BatchingSingles", "has_single"]
+__all__ = ["TurningSingles", "has_single"]
 
 
 def has_single(step: Fused) -> bool:
@@ -26,8 +27,8 @@ def _is_single(step: Gemm) -> bool:
     return not step.batch and step.m > 1 and step.n > 1 and step.buffer is None
 
 
-class BatchingSingles(TorchBackend):
-    """Emits the calls of :class:`TorchBackend`, but ``bmm`` in the place of ``mm``."""
+class TurningSingles(TorchBackend):
+    """Emits the calls of :class:`TorchBackend`, but for products of two matrices."""
 
     def gemm(self, step: Gemm) -> Run:
         if not _is_single(step):
@@ -37,6 +38,6 @@ class BatchingSingles(TorchBackend):
         shape = step.shape
 
         def run(a: Any, b: Any) -> Any:
-            return torch.bmm(left(a).unsqueeze(0), right(b).unsqueeze(0)).view(shape)
+            return torch.mm(right(b).mT, left(a).mT).mT.view(shape)
 
         return run
