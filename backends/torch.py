@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -22,9 +22,6 @@ from einops_fast.plan import Plan
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tuning import current_mode, unchecked_mode
-
-if TYPE_CHECKING:
-    from einops_fast.backends.triton.candidates import LibraryCalls
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
@@ -294,11 +291,13 @@ class TorchBackend(Backend):
         return (lambda a: a.permute(*perm).contiguous()) if step.how.moves else (lambda a: a.permute(*perm))
 
     def fused(self, step: Fused) -> Run:
+        # Imported here because these need Triton, and some of them are made of this backend.
+        from einops_fast.backends.torch_libraries import other_libraries
         from einops_fast.backends.torch_memory import TorchMemory
         from einops_fast.backends.triton.choice import Choice, chosen_run
 
         precision, mode = fp32_precision(), current_mode()
-        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, _other_libraries(step)))
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)
@@ -354,21 +353,6 @@ class TorchBackend(Backend):
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         arranged = self.arrange(how)
         return (lambda a: arranged(a).mT) if transpose else arranged
-
-
-def _other_libraries(step: Fused) -> list[LibraryCalls]:
-    """Further ways to make the library's calls for a step."""
-    # Imported here because these are made of this backend, and of Triton.
-    from einops_fast.backends.torch_copies import CopyingByKernel
-    from einops_fast.backends.torch_turned import TurningSingles, has_single
-    from einops_fast.backends.triton.candidates import LibraryCalls
-
-    found = []
-    if has_single(step) and step.any_order:
-        found.append(LibraryCalls("library the other way round", TurningSingles().library(step), in_order=False))
-    if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
-        found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step)))
-    return found
 
 
 def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:

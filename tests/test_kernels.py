@@ -22,6 +22,7 @@ from einops_fast.backends.triton.candidates import Candidate, kernel_candidates 
 from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -333,7 +334,7 @@ def test_a_copied_matrix_needs_no_transposing() -> None:
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba"])
 def test_single_products_the_other_way_round_are_right(equation: str) -> None:
-    from einops_fast.backends.torch_turned import TurningSingles, has_single
+    from einops_fast.backends.torch_libraries import TurningSingles, has_single
 
     sizes = dict(zip("ijklab", (40, 30, 50, 70, 90, 60), strict=True))
     operands = [
@@ -346,7 +347,27 @@ def test_single_products_the_other_way_round_are_right(equation: str) -> None:
 
 
 def test_batches_and_vectors_stay_as_they_are() -> None:
-    from einops_fast.backends.torch_turned import has_single
+    from einops_fast.backends.torch_libraries import has_single
 
     for equation, shapes in (("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))), ("ij,j->i", ((3, 4), (4,)))):
         assert not has_single(fused_step(equation, [randn(*shape, dtype="float32") for shape in shapes]))
+
+
+def test_thin_products_are_tried_as_loops() -> None:
+    """Where tiles of matrices would be mostly empty; the loops compute the same in every order of the result."""
+    for shapes, thin in ((((40, 5, 8), (40, 30, 5)), True), (((40, 64, 64), (40, 30, 64)), False)):
+        left, right = (randn(*shape, dtype="float32", seed=at) for at, shape in enumerate(shapes))
+        equation = "abc,adb->acd" if thin else "abc,adc->abd"
+        ways = kernel_candidates(fused_step(equation, (left, right)), "float32", ON)
+        loops = [way for way in ways if way.kind is ReductionTiling]
+        assert bool(loops) == thin
+        for way in loops[:3]:
+            torch.testing.assert_close(way.run(MEMORY, 0)(left, right), torch.einsum(equation, left, right))
+
+
+def test_loops_run_along_the_largest_arrays() -> None:
+    """Not along what a small operand is contiguous along."""
+    large, small = randn(96, 1000, 3, 31, dtype="float32"), randn(3, 1000, dtype="float32")
+    way = kernel_candidates(fused_step("badc,da->cab", (large, small)), "float32", ON)[0]
+    runs = {axis.size for group in way.tiling.free.groups for axis in group.axes[-1:]}
+    assert runs == {31, 96}

@@ -174,24 +174,9 @@ def norm_gradient_cluster_kernel(
             told = heard(notes, step, t)
             before = found
         sums = _finished(
-            before,
-            of_sum,
-            told,
-            sums,
-            of,
-            arrays,
-            of_weight,
-            row,
-            number,
-            run,
-            exists,
-            sizes,
-            strides,
-            columns,
-            drop,
-            f,
-            t,
-        )
+            before, of_sum, told, sums, of, arrays, of_weight, row, number, run, exists, sizes, strides, columns, drop,
+            f, t,
+        )  # fmt: skip
         before = found
         found = following
         step += 1  # noqa: SIM113 - Gluon has no enumerate
