@@ -1,4 +1,4 @@
-"""Further ways to make torch's library calls for a step on a GPU: which takes the least time is found by measurement."""
+"""Further ways to make the calls of torch for a step on a GPU: which takes the least time is found by measurement."""
 
 from __future__ import annotations
 
