@@ -99,6 +99,7 @@ def _with_totals(sums, totals, tiling: gl.constexpr):
 
 @gluon.jit
 def _keep(totals, sums, tiling: gl.constexpr):
+    """Write totals anew."""
     for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
         totals[at].store(sums[at])
 
