@@ -50,12 +50,14 @@ class Effort:
         seconds: rounds start while these last, but three in any case.
         warm_up: seconds of calls that don't count, for each way.
         lost: a way that takes this many times as long as the fastest stops after :data:`LOST_ROUNDS` rounds.
+        settling: seconds of rounds that don't count: under heavy work, a device's clock falls within some of them.
     """
 
     rounds: int
     seconds: float
     warm_up: float
     lost: float = inf
+    settling: float = 0.0
 
 
 FULL = Effort(rounds=21, seconds=5.0, warm_up=0.1)
@@ -218,8 +220,13 @@ def _take_turns(
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle
-    start = perf_counter()
     with _no_collection():
+        start = perf_counter()
+        while perf_counter() - start < effort.settling:
+            for place in order:
+                with arounds[place]():
+                    clock.sample(calls[place], counts[place])
+        start = perf_counter()
         for done in range(effort.rounds):
             if done >= 3 and perf_counter() - start > effort.seconds:
                 break

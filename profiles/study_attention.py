@@ -65,7 +65,7 @@ CPU_CASES = (
 
 EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
-    "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5),
+    "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5, settling=0.1),
 }
 
 FIRST_CALL = 60.0

@@ -50,7 +50,7 @@ ON_CPU = (OURS, NATIVE, PACKED, LINEAR)
 
 EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
-    "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5),
+    "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5, settling=0.1),
 }
 
 FIRST_CALL = 60.0

@@ -102,6 +102,21 @@ def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory
     assert late("array")[0] == "library"
 
 
+def test_a_device_that_slows_down_is_no_disadvantage(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        name, seconds = run()
+        memory.measured += [name] * repeat
+        return [seconds * (1.0 if len(memory.measured) < 12 else 1.2)] * repeat
+
+    monkeypatch.setattr(memory, "seconds", seconds)
+    choose = offer(Way("two", 11, 0.0009), library=library(10, 0.001))
+    assert choose("array")[0] == "two"
+    # The library's turns first, some of these while the device is fast still; then one and the other.
+    assert memory.measured[8:] == ["library", "two"] * ((len(memory.measured) - 8) // 2)
+
+
 def test_what_takes_long_is_timed_once_and_not_all_of_it(
     offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,6 +306,17 @@ def test_a_way_far_behind_stops_early():
     assert [len(rounds) for rounds in times] == [21, 21]
 
 
+def test_rounds_until_a_device_has_settled_do_not_count():
+    begun = time.perf_counter()
+
+    def slows_down() -> float:
+        time.sleep(0.001)
+        return 1.0 if time.perf_counter() - begun < 0.05 else 2.0
+
+    effort = measure.Effort(rounds=4, seconds=60.0, warm_up=0.0, settling=0.1)
+    assert measure.time_calls([slows_down, slows_down], ScriptedClock(), effort=effort) == [[2.0] * 4] * 2
+
+
 def test_ratios_are_of_the_rounds_that_both_have():
     ours = measure.Timing("ours", rounds=(2.0, 4.0, 6.0, 100.0))
     peer = measure.Timing("peer", rounds=(1.0, 1.0, 2.0))

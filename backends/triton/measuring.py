@@ -24,6 +24,9 @@ _SPREAD = 1.25
 _LONGEST, _LONG = 2.0, 0.02
 """Seconds after which no further way is timed, and from which on a run is timed once and not several times."""
 
+_TURNS = 10
+"""Further runs of those that aren't out."""
+
 
 class Measurable(Protocol):
     """One of several ways to compute the same.
@@ -78,11 +81,12 @@ def measure(ways: Sequence[Way], operands: Sequence[Any], memory: Memory, device
         except Exception:  # out of memory for a copy, say: then it isn't a way
             continue
         runs[way], times[way] = run, spent
-    for _ in range(2 if times else 0):
-        best = min(map(min, times.values()))
-        for way in runs:
-            if min(times[way]) <= _SPREAD * best and perf_counter() - began <= _LONGEST:
-                times[way] += memory.seconds(runs[way], device, 5 if best < _LONG else 1)
+    best = min(map(min, times.values()), default=0.0)
+    near = [way for way in runs if min(times[way]) <= _SPREAD * best]
+    for _ in range(_TURNS if best < _LONG else 2):
+        # In turns: a device that gets hot slows down, and not only for those that come last.
+        for way in near if perf_counter() - began <= _LONGEST else ():
+            times[way] += memory.seconds(runs[way], device, 1)
     return {way: statistics.median(each) for way, each in times.items()}
 
 

@@ -22,8 +22,11 @@ __all__ = ["Clock", "choose_by_time", "forget_choices", "problem_class"]
 _MARGIN = {"auto": 2.5, "always": 8.0}
 """How many times the best prediction an implementation may be predicted to take and still be measured, by mode."""
 
-_ROUNDS, _SPREAD = 3, 1.25
-"""Rounds of runs, and how many times the best an implementation may take in one to be in the next."""
+_ROUNDS, _RUNS, _SPREAD = 7, 2, 1.25
+"""Rounds, runs in each, and how many times the best an implementation may take in one to be in the next.
+
+Many short rounds: a device that gets hot slows down, and not only for those that come last.
+"""
 
 
 class Clock(Protocol):
@@ -147,7 +150,7 @@ def _measure(
             best = min(map(min, times.values()))
             for way in ways:
                 if way.name in times and min(times[way.name]) <= _SPREAD * best:
-                    times[way.name] += clock.seconds(way, spec, inputs, device, 5)
+                    times[way.name] += clock.seconds(way, spec, inputs, device, _RUNS)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
