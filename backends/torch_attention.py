@@ -106,7 +106,7 @@ class GivenAttention:
             if not _in_memory(given):
                 return self._by_operators(arrays)
             if call is None:
-                call = self._call = AttentionCall(plan.spec, given, _given(plan))
+                call = self._call = AttentionCall(plan.spec, given, _given(plan), joins=True)
         if plan.spec.gradients:
             out, lse = _differentiable(call, q, k, v, extras)
         else:

@@ -26,6 +26,7 @@ __all__ = [
     "extras_of",
     "kernel_layouts",
     "layout_of",
+    "neighbouring",
     "result_layout",
 ]
 
@@ -108,3 +109,35 @@ def dense_strides(array: Any) -> tuple[int, ...]:
 def example(shape: Sequence[int], strides: Sequence[int]) -> Any:
     """An array of this layout without memory."""
     return torch.empty_strided(shape, strides, device="meta")
+
+
+def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
+    """How arrays of these layouts may lie for them to be one array without gaps, side by side along one of its axes.
+
+    Returns:
+        The elements of all, by how many elements each one begins after the one before it.
+    """
+    shapes, (strides, *others) = [shape for shape, _ in layouts], [own for _, own in layouts]
+    if any(own != strides for own in others):
+        return {}
+    found = {}
+    for axis, stride in enumerate(strides):
+        apart_from = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        if len(apart_from) > 1:
+            continue
+        whole = list(shapes[0])
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        elements = _dense(whole, strides)
+        if elements:
+            found[tuple([shape[axis] * stride for shape in shapes[:-1]])] = elements
+    return found
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of an array without gaps; 0 if it has any."""
+    elements = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and stride != elements:
+            return 0
+        elements *= size
+    return elements

@@ -21,6 +21,7 @@ from einops_fast.backends.torch_attention_layouts import (
     extras_of,
     kernel_layouts,
     layout_of,
+    neighbouring,
     result_layout,
 )
 from einops_fast.backends.torch_memory import TorchMemory
@@ -80,9 +81,10 @@ class AttentionCall:
         spec: what is computed.
         arrays: of what, as they are given.
         given: how that is.
+        joins: gradients of q, k and v may be parts of one array where these are; they share memory then.
     """
 
-    def __init__(self, spec: AttentionSpec, arrays: Arrays, given: Given = CANONICAL) -> None:
+    def __init__(self, spec: AttentionSpec, arrays: Arrays, given: Given = CANONICAL, joins: bool = False) -> None:
         self.spec, self.given = spec, given
         canonical = given.canonical(arrays)
         q = canonical[0]
@@ -95,6 +97,7 @@ class AttentionCall:
         self._present = tuple([at for at, array in enumerate(arrays[3:]) if array is not None])
         self._nothing = not (prod(shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
+        self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, _Backward] = {}
         capability, units = _device(q.device)
         of_bias = dtype_of(arrays[_BIAS])
@@ -163,11 +166,13 @@ class AttentionCall:
         d_out = torch.zeros_like(out) if d_out is None else d_out.resolve_neg()
         if d_lse is not None:
             d_lse = d_lse.resolve_neg().contiguous()
-        key = d_out.stride(), d_lse is None, wanted
+        steps = self._steps(q, k, v) if self._together else None
+        key = d_out.stride(), d_lse is None, wanted, steps
         prepared = self._backward.get(key)
         if prepared is None:
             arrays, like_result = (q, k, v, *extras), layout_of(self.canonical_result(d_out))
-            prepared = self._backward[key] = _Backward(self.spec, self.given, arrays, like_result, wanted)
+            together = None if steps is None else (self._together[steps], (0, steps[0], sum(steps)))
+            prepared = self._backward[key] = _Backward(self.spec, self.given, arrays, like_result, wanted, together)
         given = (q, k, v), (out, lse), (d_out, d_lse), extras
         if MEMORY.current_device() == self._device:
             into, delta = prepared(self._device, *given)
@@ -187,6 +192,15 @@ class AttentionCall:
             d_bias,
             self._of_sinks(extras, lse, delta.view(lse.shape)) if of_sinks else None,
         )
+
+    def _steps(self, q: Any, k: Any, v: Any) -> tuple[int, int] | None:
+        """How many elements k begins after q, and v after k, if these are parts of one array."""
+        first, second, third = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        item = q.element_size()
+        steps = (second - first) // item, (third - second) // item
+        # Other arrays may be neighbours by chance.
+        together = steps in self._together and q.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+        return steps if together else None
 
     def _of_nothing(
         self, q: Any, k: Any, v: Any, extras: Extras, lse: Any, d_lse: Any, wanted: Sequence[bool]
@@ -209,16 +223,28 @@ class AttentionCall:
 
 
 class _Backward:
-    """A plan, and the layouts of the gradients that it writes."""
+    """A plan, and the layouts of the gradients that it writes.
+
+    Where q, k and v are parts of one array, their gradients are, too: then nobody has to put them together.
+    ``together`` says how many elements that has, and after how many each of the three begins.
+    """
 
     def __init__(
-        self, spec: AttentionSpec, given: Given, arrays: Arrays, d_out: Layout, wanted: Sequence[bool]
+        self,
+        spec: AttentionSpec,
+        given: Given,
+        arrays: Arrays,
+        d_out: Layout,
+        wanted: Sequence[bool],
+        together: tuple[int, tuple[int, int, int]] | None,
     ) -> None:
         self.wanted = of_q, of_k, of_v, of_bias, of_sinks = (*wanted, *(False,) * (5 - len(wanted)))
         self._sums = accumulator(spec.dtype)
         self._views = given.views
         canonical = given.canonical(arrays)
         self._missing = [missing_axes(spec, name) for name in ("q", "k", "v")]
+        self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
+        self._together = together if self.simple else None
         # The kernel for q writes the gradient of a bias with all axes, too.
         needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v
         self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None, None, None]
@@ -257,11 +283,11 @@ class _Backward:
         else:
             self.run = BackwardPlan(spec, found, rows, tilings)
         self._zeros = spec.varlen
-        self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
-        """Of an array without gaps that is like one of these: its layout, and that in canonical order."""
-        layout = tuple(arrays[at].shape), dense_strides(arrays[at])
+        """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
+        array = arrays[at]
+        layout = layout_of(array) if self._together else (tuple(array.shape), dense_strides(array))
         return layout, layout_of(self._views[at](example(*layout), torch.permute))
 
     def __call__(
@@ -273,9 +299,7 @@ class _Backward:
         extras: Extras,
     ) -> tuple[Gradients, Any]:
         """Make the gradients; and ``delta``, a flat array."""
-        new = self._new
-        of_q, of_k, of_v = self._layouts
-        into = Gradients(of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v))
+        into = self._arrays()
         if self.wanted[3]:
             into.bias = self._bias_array(extras.bias)
         if self._zeros:
@@ -283,6 +307,16 @@ class _Backward:
                 if array is not None:
                     array.zero_()
         return into, self.run(MEMORY, device, operands, results, given, extras, into)
+
+    def _arrays(self) -> Gradients:
+        """Memory for the gradients of q, k and v that are wanted."""
+        new = self._new
+        of_q, of_k, of_v = self._layouts
+        if self._together is None or not (of_q and of_k and of_v):
+            return Gradients(of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v))
+        elements, (q, k, v) = self._together
+        whole = new((elements,), (1,), of_q[2])
+        return Gradients(whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v))
 
     def _bias_array(self, bias: Any) -> Any:
         """Memory for the gradient of the bias, or for the parts that it is the sum of."""

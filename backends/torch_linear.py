@@ -169,7 +169,7 @@ def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
         # The bias is in what is kept already; its gradient is made on the way.
         d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
     elif of_bias:
-        d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
+        d_bias = fast_einsum("...n->n", d_out)
     return (
         fast_einsum("...n,nk->...k", d_out, weight) if of_x else None,
         fast_einsum("...n,...k->nk", d_out, x) if of_weight else None,

@@ -16,12 +16,15 @@ pytest.importorskip("triton")
 
 from attention_oracle import oracle  # noqa: E402
 
+from einops_fast.attention import attend  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
+from einops_fast.backends.attention.triton import Triton  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.plan_cache import clear_plans  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not interpreted():
@@ -82,6 +85,19 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
         mock.patch.object(torch_attention_runs, "backward_candidates", return_value=[chosen]),
     ):
         yield
+
+
+@contextmanager
+def whole_calls() -> Iterator[None]:
+    """Calls of `attention` by the kernels, which are for CPUs too then; nothing is known of calls before."""
+    with (
+        mock.patch.object(Triton, "unavailable", return_value=None),
+        mock.patch.object(attend, "_calls", {}),
+        tiles(),
+    ):
+        clear_plans()
+        yield
+    clear_plans()
 
 
 def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:

@@ -12,13 +12,12 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from attention_problems import DEVICE, tiles  # noqa: E402
+from attention_problems import DEVICE, whole_calls  # noqa: E402
 
 from einops_fast import attention, attention_backend, autotune  # noqa: E402
 from einops_fast.attention import attend  # noqa: E402
 from einops_fast.backends import torch_attention  # noqa: E402
 from einops_fast.backends.attention.triton import Triton  # noqa: E402
-from einops_fast.plan_cache import clear_plans  # noqa: E402
 from einops_fast.tuning import current_mode  # noqa: E402
 
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
@@ -49,15 +48,8 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(autouse=True)
 def by_kernels() -> Iterator[None]:
-    """The kernels are for CPUs too, and nothing is known."""
-    with (
-        mock.patch.object(Triton, "unavailable", return_value=None),
-        mock.patch.object(attend, "_calls", {}),
-        tiles(),
-    ):
-        clear_plans()
+    with whole_calls():
         yield
-    clear_plans()
 
 
 def _arguments(case: Case, seed: int) -> tuple[list[Any], dict[str, Any], list[Any]]:

@@ -11,6 +11,7 @@ from einops_fast.arguments import is_tracing, own_arrays
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
 from einops_fast.backends import Backend, awake_types, backend_for_type
@@ -172,11 +173,7 @@ def _read_operands(
             f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "
             f"{tuple(packed.shape)}"
         )
-    if hasattr(packed, "unbind"):
-        q, k, v = packed.unbind(axis)
-    else:
-        q, k, v = (packed[(slice(None),) * axis + (at,)] for at in range(3))
-    return read.pattern, read.sequence, q, k, v, read.varlen
+    return (read.pattern, read.sequence, *apart(packed, axis), read.varlen)
 
 
 def _named(value: Any) -> tuple[Any, str | None]:

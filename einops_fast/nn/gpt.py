@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.attention.packed import apart
 from einops_fast.nn.heads import attend_heads, head_dim_of, refuse
 
 __all__ = ["Conv1D", "GPTAttention", "gpt_attention"]
@@ -119,7 +120,7 @@ class GPTAttention(nn.Module):
 def gpt_attention(module: Any, hidden_states: Tensor, mask: Any, cache: Any, causal: bool, more: Any = None) -> Tensor:
     """What a module with these parts computes, but for the dropout of its result."""
     packed = module.c_attn(hidden_states).unflatten(-1, (3, module.num_heads, module.head_dim))
-    q, k, v = packed.unbind(-3)
+    q, k, v = apart(packed, -3)
     attended = attend_heads(
         q, k, v, mask, causal=causal, scale=module.scaling, dropout_p=module.attn_dropout.p if module.training else 0.0,
         cache=cache, layer=module.layer_idx, cache_options=more,

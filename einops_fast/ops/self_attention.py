@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from einops_fast.attention.attend import attention
+from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.activation import linear
 from einops_fast.ops.norm import check_probability
@@ -74,7 +75,7 @@ def qkv_self_attention(
     if wrong:
         raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
     packed = linear(input, in_proj_weight, in_proj_bias).unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
-    q, k, v = packed.split((num_heads, kv_heads, kv_heads), -2)
+    q, k, v = apart(packed, -2, (num_heads, kv_heads, kv_heads))
     if attn_mask is not None:
         name = "mask" if "bool" in str(attn_mask.dtype) else "bias"
         options[name] = attn_mask

@@ -1,0 +1,37 @@
+"""Queries, keys and values that are parts of one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import accumulate
+from typing import Any
+
+from einops_fast.arguments import is_tracing
+from einops_fast.backends import awake_types
+
+__all__ = ["apart"]
+
+
+def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
+    """Views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.attention.packed import apart
+        >>> [part.shape for part in apart(np.zeros((2, 3, 5)), 1)]
+        [(2, 5), (2, 5), (2, 5)]
+        >>> [part.shape for part in apart(np.zeros((2, 3, 5)), -1, (4, 1))]
+        [(2, 3, 4), (2, 3, 1)]
+    """
+    if hasattr(packed, "unbind"):
+        backend = None if is_tracing() else awake_types.get(type(packed))
+        if backend is not None and backend.name == "torch":
+            found: tuple[Any, ...] = import_module("einops_fast.backends.torch_parts").apart(packed, axis, sizes)
+            return found
+        return tuple(packed.unbind(axis) if sizes is None else packed.split(sizes, axis))
+    before = (slice(None),) * (axis % len(packed.shape))
+    if sizes is None:
+        return tuple([packed[(*before, at)] for at in range(packed.shape[axis])])
+    ends = list(accumulate(sizes))
+    return tuple([packed[(*before, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True)])
