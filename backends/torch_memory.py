@@ -6,11 +6,13 @@ import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.queueing import Sample, times_behind
 from einops_fast.dtypes import dtype_name
 
 __all__ = ["TorchMemory", "new_here"]
@@ -22,6 +24,8 @@ New = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 _new_on_gpu: New | None = None
 if torch.version.cuda:
     _new_on_gpu = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+_new_event: Any = torch.cuda.Event
 
 # torch without CUDA has none of these; its tensors are for Triton's interpreter then.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
@@ -82,17 +86,21 @@ class TorchMemory(Memory):
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         flush = _cache_flush(device)
-        new_event: Any = torch.cuda.Event
-        events = []
-        for _ in range(repeat):
-            start, end = new_event(enable_timing=True), new_event(enable_timing=True)
-            flush.zero_()
+
+        def sample(flushes: int) -> Sample:
+            before, start, end = (_new_event(enable_timing=True) for _ in range(3))
+            before.record()
+            for _ in range(flushes):
+                flush.zero_()
             start.record()
+            began = perf_counter()
             run()
+            host = perf_counter() - began
             end.record()
-            events.append((start, end))
-        torch.cuda.synchronize(device)
-        return [start.elapsed_time(end) / 1e3 for start, end in events]
+            torch.cuda.synchronize(device)
+            return Sample(before.elapsed_time(start) / 1e3, host, start.elapsed_time(end) / 1e3)
+
+        return times_behind(sample, repeat)
 
 
 @lru_cache(maxsize=64)
@@ -104,7 +112,7 @@ def new_here(device: torch.device) -> New:
 
 
 def _cache_flush(device: int) -> torch.Tensor:
-    """Memory to overwrite so that the device's cache holds nothing else; long enough to hide the next launch."""
+    """Memory to overwrite so that the device's cache holds nothing else; that takes longer than a launch."""
     size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
     return torch.empty(4 * size, dtype=torch.int8, device=torch.device("cuda", device))
 

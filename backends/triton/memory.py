@@ -105,4 +105,7 @@ class Memory(ABC):
 
     @abstractmethod
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
-        """Times of ``repeat`` runs, each with nothing of the operands left in the cache."""
+        """Times of ``repeat`` runs on the device, each with nothing of the operands left in the cache.
+
+        What the host takes to queue a run isn't in it: that's hidden behind other work.
+        """
