@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from einops_fast.backends.triton.queueing import Sample, times_behind  # noqa: E402
+from einops_fast.backends.triton.queueing import Sample, times_behind
 
 
 def test_a_run_that_waited_for_the_host_does_not_count() -> None:
