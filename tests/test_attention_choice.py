@@ -201,6 +201,13 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     assert clock.calls
 
 
+@pytest.mark.parametrize(("measured", "expected"), [(1.01, "one"), (1.03, "other")])
+def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
+    fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
+    fakes["one"].preferred = True
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes[expected]
+
+
 def test_modes(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
     never = choose(SPEC, "cuda:0", "never", INPUTS)

@@ -36,6 +36,7 @@ class Triton(Implementation):
     efficiency = 0.7
     efficiencies = MappingProxyType({"float32": 0.2})  # Triton multiplies float32 slowly
     seeded = True
+    preferred = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.transforms:

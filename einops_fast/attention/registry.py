@@ -43,6 +43,8 @@ class Implementation(ABC):
     efficiencies: ClassVar[Mapping[str, float]] = {}
     #: Whether it wants ``inputs.seed`` where there is dropout.
     seeded: ClassVar[bool] = False
+    #: Whether it may take a little longer than another one and still be chosen: its calls take the host less time.
+    preferred: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, spec: AttentionSpec) -> str | None:
