@@ -26,10 +26,10 @@ from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
     begun,
+    leave,
     no_sums,
     parts,
     scaled,
-    stored,
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import (
@@ -249,9 +249,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
         if _reused(tiling):
             there(shared.q, done, own)
             mine = done % own * groups + group
-            stored(flat(shared.q.buffers, mine), sums, 1.0, dtype, 1, tiling)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(out_desc, place, shared.q.buffers.index(mine))
+            leave(out_desc, place, shared.q.buffers, mine, sums, 1.0, dtype, 1, tiling)
             tma.store_wait(0)
             released(shared.q, done, own)
             done += 1
@@ -259,9 +257,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
-            stored(flat(shared.out, group), sums, 1.0, dtype, 1, tiling)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(out_desc, place, shared.out.index(group))
+            leave(out_desc, place, shared.out, group, sums, 1.0, dtype, 1, tiling)
         # Not before the fence, which would wait for it.
         logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
         gl.store(lse + element.to(gl.int64) * numbers.q_len + i, logs, mask=i < numbers.q_len)

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from einops_fast.backends.triton.attention.hopper_tiles import flat, there
 from einops_fast.backends.triton.indexing import field
@@ -21,6 +26,7 @@ __all__ = [
     "begun",
     "features_of",
     "held",
+    "leave",
     "no_sums",
     "parts",
     "product",
@@ -148,3 +154,13 @@ def stored(tile, sums, factor, dtype: gl.constexpr, which: gl.constexpr, tiling:
     into[0].store((sums[0] * factor).to(dtype))
     if _partial(tiling, which):
         into[1].store((sums[1] * factor).to(dtype))
+
+
+@gluon.jit
+def leave(
+    descriptor, place, buffers, at, sums, factor, dtype: gl.constexpr, which: gl.constexpr, tiling: gl.constexpr
+):  # fmt: skip
+    """Have the hardware write the sums times a factor to an array, through tile ``at`` of some in shared memory."""
+    stored(flat(buffers, at), sums, factor, dtype, which, tiling)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(descriptor, place, buffers.index(at))

@@ -20,9 +20,9 @@ from einops_fast.backends.triton.attention.hopper_products import (
     adding,
     features_of,
     held,
+    leave,
     no_sums,
     parts,
-    stored,
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
@@ -254,9 +254,7 @@ def _own_queries(
             # It leaves from where the queries were.
             there(shared.q, done, own)
             mine = done % own * groups + group
-            stored(flat(out, mine), sums, scale, dtype, 0, tiling)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(dq_desc, place, out.index(mine))
+            leave(dq_desc, place, out, mine, sums, scale, dtype, 0, tiling)
             tma.store_wait(0)
             released(shared.q, done, own)
             done += 1
@@ -264,9 +262,7 @@ def _own_queries(
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
-            stored(flat(out, group), sums, scale, dtype, 0, tiling)
-            fence_async_shared()
-            tma.async_copy_shared_to_global(dq_desc, place, out.index(group))
+            leave(dq_desc, place, out, group, sums, scale, dtype, 0, tiling)
     tma.store_wait(0)
 
 

@@ -23,9 +23,9 @@ from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
     begun,
+    leave,
     no_sums,
     parts,
-    stored,
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_tiles import (
@@ -159,10 +159,8 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
             sums = added(_adding(weights, shared, count, sums, tiling), 0, 1, tiling)
             released(shared.d_out, count, stages)
             count += 1
-        stored(flat(out, group), sums, 1.0, dtype, 1, tiling)
-        fence_async_shared()
         place = coordinates(element * numbers.share, start + 64 * group, 0, V, numbers, tiling)
-        tma.async_copy_shared_to_global(dv_desc, place, out.index(group))
+        leave(dv_desc, place, out, group, sums, 1.0, dtype, 1, tiling)
         tma.store_wait(0)
         released(shared.k, done, 1)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
