@@ -7,12 +7,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import DEVICE, Poisoned, attention, check
+from attention_problems import DEVICE, Poisoned, attention, check, randn, whole_calls
 
 torch: Any = pytest.importorskip("torch")
 
 from gluon_on_cpu import functions_on_cpu, hopper_on_cpu  # noqa: E402
 
+from einops_fast import attention as whole_attention  # noqa: E402
+from einops_fast import attention_backend  # noqa: E402
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan, hopper_shapes, hopper_tiles  # noqa: E402
@@ -102,6 +104,24 @@ def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     ):
         check(spec, inputs, tolerance=3e-3)
     assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
+
+
+@pytest.mark.parametrize("layout", ["bs3hd", "3bhsd"])
+def test_gradients_of_parts_of_one_array(layout: str, ran: list[str]) -> None:
+    sizes = {"b": 2, "s": 140, "3": 3, "h": 2, "d": 16}
+    packed = randn(*map(sizes.__getitem__, layout), dtype="float16").requires_grad_()
+    exact = packed.detach().double().requires_grad_()
+    with whole_calls():
+        with attention_backend("triton"):
+            found = whole_attention(packed, layout=layout, causal=True)
+        with attention_backend("math"):
+            expected = whole_attention(exact, layout=layout, causal=True)
+    given = randn(*found.shape, dtype="float16", seed=1)
+    with mock.patch.object(torch, "stack", side_effect=AssertionError("the gradients are put together")):
+        (gradient,) = torch.autograd.grad(found, packed, given)
+    assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
+    assert gradient.is_contiguous()
+    assert torch.allclose(gradient.double(), *torch.autograd.grad(expected, exact, given.double()), atol=3e-3)
 
 
 @pytest.mark.parametrize("turned", [False, True])
