@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.torch_operator import transformed
+
 __all__ = ["apart"]
 
 
@@ -25,7 +27,7 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
 
 def _seen_through() -> bool:
     """Whether somebody looks at what is called, to whom torch's own functions say more."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or transformed()
 
 
 def _views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:

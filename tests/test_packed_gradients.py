@@ -127,6 +127,17 @@ def test_gradients_of_gradients_go_through_the_joint() -> None:
     assert close(gradient("triton"), gradient("math"))
 
 
+def test_forward_mode() -> None:
+    packed, direction = randn(2, 9, 3, 2, 16).requires_grad_(), randn(2, 9, 3, 2, 16, seed=1)
+
+    def tangent(split: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            q, k, v = split(torch.autograd.forward_ad.make_dual(packed, direction))
+            return torch.autograd.forward_ad.unpack_dual(q * k + v).tangent
+
+    assert close(tangent(lambda dual: apart(dual, 2)), tangent(lambda dual: dual.unbind(2)))
+
+
 def test_parts_are_views() -> None:
     packed = randn(2, 3, 4).requires_grad_()
     for axis, sizes, shapes in ((1, None, [(2, 4)] * 3), (-1, (3, 1), [(2, 3, 3), (2, 3, 1)])):
