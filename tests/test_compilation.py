@@ -100,7 +100,8 @@ FINISHED = [
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    cases = CASES[3:4] + CASES[-2:] if dtype.startswith("int") else CASES
+    # What differs between the two is in the compiler: a case of each kernel will do for the older one.
+    cases = CASES[3:4] + CASES[-2:] if dtype.startswith("int") else CASES[:: 3 if capability == 80 else 1]
     if dtype == "float16":
         cases = cases + FINISHED if capability == 90 else cases + FINISHED[:1]
     command = [sys.executable, "-c", PROGRAM, str(capability), dtype, *cases]

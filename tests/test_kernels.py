@@ -237,7 +237,7 @@ def test_every_part_of_a_split_is_deterministic() -> None:
     for way in split[:2]:
         run = way.run(MEMORY, 0)
         first = run(left, right)
-        assert all(torch.equal(run(left, right), first) for _ in range(3))
+        assert all(torch.equal(run(left, right), first) for _ in range(1 if interpreted() else 3))
 
 
 def test_infinity_beyond_the_edge_stays_out() -> None:
