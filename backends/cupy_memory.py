@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from math import prod
-from time import perf_counter
 from typing import Any
 
 import cupy as cp
 
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.queueing import Sample, times_behind
+from einops_fast.backends.triton.queueing import gpu_times
 
 __all__ = ["CupyMemory"]
 
@@ -65,20 +65,6 @@ class CupyMemory(Memory):
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         size = int(cp.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
-        flush = cp.empty(4 * size, cp.int8)
-
-        def sample(flushes: int) -> Sample:
-            before, start, end = (cp.cuda.Event() for _ in range(3))
-            before.record()
-            for _ in range(flushes):
-                flush.fill(0)
-            start.record()
-            began = perf_counter()
-            run()
-            host = perf_counter() - began
-            end.record()
-            cp.cuda.get_current_stream().synchronize()
-            ahead, own = (cp.cuda.get_elapsed_time(*pair) / 1e3 for pair in ((before, start), (start, end)))
-            return Sample(ahead, host, own)
-
-        return times_behind(sample, repeat)
+        overwrite = partial(cp.empty(4 * size, cp.int8).fill, 0)
+        synchronize = cp.cuda.get_current_stream().synchronize
+        return gpu_times(run, repeat, overwrite, cp.cuda.Event, cp.cuda.get_elapsed_time, synchronize)

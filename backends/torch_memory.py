@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import lru_cache
-from time import perf_counter
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.queueing import Sample, times_behind
+from einops_fast.backends.triton.queueing import gpu_times
 from einops_fast.dtypes import dtype_name
 
 __all__ = ["TorchMemory", "new_here"]
@@ -25,7 +24,7 @@ _new_on_gpu: New | None = None
 if torch.version.cuda:
     _new_on_gpu = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
-_new_event: Any = torch.cuda.Event
+_event: Any = torch.cuda.Event
 
 # torch without CUDA has none of these; its tensors are for Triton's interpreter then.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
@@ -85,22 +84,9 @@ class TorchMemory(Memory):
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
 
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
-        flush = _cache_flush(device)
-
-        def sample(flushes: int) -> Sample:
-            before, start, end = (_new_event(enable_timing=True) for _ in range(3))
-            before.record()
-            for _ in range(flushes):
-                flush.zero_()
-            start.record()
-            began = perf_counter()
-            run()
-            host = perf_counter() - began
-            end.record()
-            torch.cuda.synchronize(device)
-            return Sample(before.elapsed_time(start) / 1e3, host, start.elapsed_time(end) / 1e3)
-
-        return times_behind(sample, repeat)
+        new_event = partial(_event, enable_timing=True)
+        synchronize = partial(torch.cuda.synchronize, device)
+        return gpu_times(run, repeat, _cache_flush(device).zero_, new_event, _event.elapsed_time, synchronize)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from einops_fast.attention.packed import views
 from einops_fast.backends.torch_operator import transformed
 
 __all__ = ["apart"]
@@ -19,25 +20,16 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
     them, they are one already; else they are copied, as torch's ``split`` and ``unbind`` always do.
     """
     plain = type(packed) is torch.Tensor or type(packed) is torch.nn.Parameter
-    if plain and packed.requires_grad and torch.is_grad_enabled() and not packed.is_nested and not _seen_through():
+    if plain and packed.requires_grad and torch.is_grad_enabled() and not packed.is_nested and not transformed():
         found: tuple[Any, ...] = _Apart.apply(packed, axis, sizes)  # type: ignore[no-untyped-call]
         return found
-    return _views(packed, axis, sizes)
-
-
-def _seen_through() -> bool:
-    """Whether somebody looks at what is called, to whom torch's own functions say more."""
-    return torch.compiler.is_compiling() or transformed()
-
-
-def _views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:
-    return tuple(packed.unbind(axis) if sizes is None else packed.split(sizes, axis))
+    return views(packed, axis, sizes)
 
 
 class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, packed: Any, axis: int, sizes: Sequence[int] | None) -> Any:
-        parts = _views(packed, axis, sizes)
+        parts = views(packed, axis, sizes)
         ctx.whole, ctx.cut = (packed.shape, packed.stride()), (axis, sizes)
         ctx.places = [(part.storage_offset() - packed.storage_offset(), part.stride()) for part in parts]
         return parts

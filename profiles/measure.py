@@ -220,12 +220,16 @@ def _take_turns(
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle
+
+    def sample(place: int) -> float:
+        with arounds[place]():
+            return clock.sample(calls[place], counts[place])
+
     with _no_collection():
         start = perf_counter()
         while perf_counter() - start < effort.settling:
             for place in order:
-                with arounds[place]():
-                    clock.sample(calls[place], counts[place])
+                sample(place)
         start = perf_counter()
         for done in range(effort.rounds):
             if done >= 3 and perf_counter() - start > effort.seconds:
@@ -235,8 +239,7 @@ def _take_turns(
                 order = [place for place in order if min(times[place]) < behind]
             shuffle(order)
             for place in order:
-                with arounds[place]():
-                    times[place].append(clock.sample(calls[place], counts[place]))
+                times[place].append(sample(place))
     return times
 
 

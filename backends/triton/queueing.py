@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
-__all__ = ["Sample", "times_behind"]
+__all__ = ["Sample", "gpu_times", "times_behind"]
 
 _MOST = 64
 """How often other work is queued first at most: as often, the host waits for what it has queued itself."""
@@ -24,6 +25,41 @@ class Sample(NamedTuple):
     ahead: float
     host: float
     seconds: float
+
+
+def gpu_times(
+    run: Callable[[], Any],
+    repeat: int,
+    overwrite: Callable[[], Any],
+    new_event: Callable[[], Any],
+    milliseconds: Callable[[Any, Any], float],
+    synchronize: Callable[[], Any],
+) -> list[float]:
+    """Seconds of ``repeat`` runs on the current stream of a GPU, by events of the framework's.
+
+    Args:
+        run: queues the work.
+        repeat: runs that count.
+        overwrite: queues work that leaves nothing of the operands in the cache.
+        new_event: makes an event that knows its time once it's been recorded and passed.
+        milliseconds: between two of these.
+        synchronize: waits for all that is queued.
+    """
+
+    def sample(pieces: int) -> Sample:
+        before, start, end = (new_event() for _ in range(3))
+        before.record()
+        for _ in range(pieces):
+            overwrite()
+        start.record()
+        began = perf_counter()
+        run()
+        host = perf_counter() - began
+        end.record()
+        synchronize()
+        return Sample(milliseconds(before, start) / 1e3, host, milliseconds(start, end) / 1e3)
+
+    return times_behind(sample, repeat)
 
 
 def times_behind(sample: Callable[[int], Sample], repeat: int) -> list[float]:

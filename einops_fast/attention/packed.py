@@ -8,13 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 from einops_fast.arguments import is_tracing
-from einops_fast.backends import awake_types
 
-__all__ = ["apart"]
+__all__ = ["apart", "views"]
 
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
     """Views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
+
+    Of torch's tensors, the gradients of the parts are joined without a copy where our kernels have written them.
 
     Example:
         >>> import numpy as np
@@ -24,11 +25,15 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
         >>> [part.shape for part in apart(np.zeros((2, 3, 5)), -1, (4, 1))]
         [(2, 3, 4), (2, 3, 1)]
     """
+    if is_tracing() or not hasattr(packed, "unbind"):
+        return views(packed, axis, sizes)
+    found: tuple[Any, ...] = import_module("einops_fast.backends.torch_parts").apart(packed, axis, sizes)
+    return found
+
+
+def views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:
+    """The same with gradients as the framework makes them."""
     if hasattr(packed, "unbind"):
-        backend = None if is_tracing() else awake_types.get(type(packed))
-        if backend is not None and backend.name == "torch":
-            found: tuple[Any, ...] = import_module("einops_fast.backends.torch_parts").apart(packed, axis, sizes)
-            return found
         return tuple(packed.unbind(axis) if sizes is None else packed.split(sizes, axis))
     before = (slice(None),) * (axis % len(packed.shape))
     if sizes is None:
