@@ -1,10 +1,12 @@
-"""Hypothesis profiles, and the ``gpu`` marker."""
+"""Hypothesis profiles, the ``gpu`` marker, and what every test starts from."""
 
 import functools
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
+from quick_interpreter import remember_builtins
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
@@ -32,6 +34,8 @@ def has_cuda() -> bool:
 # Before anything imports Triton: without a GPU, kernels are tested in its interpreter.
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    with suppress(ImportError):
+        remember_builtins()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
