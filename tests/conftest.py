@@ -4,6 +4,7 @@ import functools
 import os
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import remember_builtins
@@ -46,6 +47,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def same_numbers_in_every_run() -> None:
     """So that a red run can be repeated, in whatever order and process its tests ran."""
+    np.random.seed(0)
     try:
         import torch
     except ImportError:
