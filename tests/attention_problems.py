@@ -23,7 +23,7 @@ from einops_fast.backends.attention.triton import Triton  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling  # noqa: E402
-from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.launch import accumulator, interpreted  # noqa: E402
 from einops_fast.plan_cache import clear_plans  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -151,7 +151,7 @@ def attention(
     if alibi is not None:
         inputs.alibi_slopes = torch.rand(tuple(alibi), generator=generator).to(DEVICE)
     if sinks is not None:
-        inputs.sinks = randn(*sinks, seed=4)
+        inputs.sinks = randn(*sinks, dtype=accumulator(dtype), seed=4)
     if segments is not None:
         inputs.q_segments = torch.randint(0, 3, (*segments, q_len), generator=generator).sort()[0].int().to(DEVICE)
         inputs.kv_segments = torch.randint(0, 3, (*segments, kv_len), generator=generator).sort()[0].int().to(DEVICE)
@@ -187,9 +187,10 @@ def run(spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, wa
 
 
 def check(
-    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, kept: Any = None, tolerance: float = 3e-5
+    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, kept: Any = None, tolerance: float = 0.0
 ) -> dict[str, Any]:
     """Everything is as in float64, up to rounding."""
+    tolerance = tolerance or (1e-12 if spec.dtype == "float64" else 3e-5)
     assert torch_attention.unsupported(replace(spec, gradients=gradients)) is None
     found = run(spec, inputs, gradients)
     doubles = AttentionInputs(

@@ -37,7 +37,7 @@ def kept_weights(spec: AttentionSpec, seed: Any) -> Any:
     return (out >= spec.dropout_p).double()
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": (2, 1, 1, 21, 37), "causal": True}])
+@pytest.mark.parametrize("options", [{}, {"bias": (2, 1, 1, 21, 37), "causal": True}, {"dtype": "float64"}])
 def test_dropout_is_the_same_in_every_kernel(options: dict[str, Any]) -> None:
     spec, inputs = attention((2, 1, 2), k_batch=(2, 1, 1), dropout_p=0.3, **options)
     inputs.seed = torch.tensor([(1 << 40) + 12345], device=DEVICE)

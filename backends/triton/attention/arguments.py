@@ -29,8 +29,8 @@ class Features:
         page_size: keys in a page; 0 without pages.
         wide: offsets inside a tile need 64 bits.
         wide_scores: offsets in the bias and the mask do.
-        double: scores, sums and numbers are float64. ``scale`` and ``cap`` are then constants.
-        scale, cap: of the scores, for float64 only.
+        double: scores, sums and numbers are float64. ``scale``, ``cap`` and ``drop`` are then constants.
+        scale, cap, drop: of the scores and of dropout, for float64 only.
         precision: of float32 products: ``'ieee'`` or ``'tf32'``.
         upcast: multiply in float32, since Triton's interpreter is wrong about products of bfloat16.
     """
@@ -58,6 +58,7 @@ class Features:
     double: bool = False
     scale: float = 0.0
     cap: float = 0.0
+    drop: float = 0.0
     precision: str = "ieee"
     upcast: bool = False
 

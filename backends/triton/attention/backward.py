@@ -84,7 +84,7 @@ def score_gradients(
         weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)
     kept = weights
     if field(f, "dropout"):
-        kept = dropped(weights, i, j, seed, head, numbers)
+        kept = dropped(weights, i, j, seed, head, numbers, f)
         gradient = kept * d_weights - weights * delta
     else:
         gradient = weights * (d_weights - delta)

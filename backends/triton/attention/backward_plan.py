@@ -105,7 +105,7 @@ class BackwardPlan:
         self.bias_starts_at_zero = self._direct and (features.left or features.right or spec.varlen or spec.cache)
         self._bias: KernelCall | None = None
         self.bias_parts = 1
-        if spec.bias is not None and not self._direct:
+        if problem.strides.d_bias is not None and not self._direct:
             self._bias = self._bias_call(spec, problem, tilings.bias)
 
     def _bias_call(self, spec: AttentionSpec, problem: Problem, tiling: Tiling) -> KernelCall:

@@ -96,7 +96,7 @@ def _step(
     fade = tl.exp2(most - reference)
     total = total * fade + tl.sum(weights, 1)
     if field(f, "dropout"):
-        weights = dropped(weights, i, j, seed, head, numbers)
+        weights = dropped(weights, i, j, seed, head, numbers, f)
     values, more_values = load_keys(
         v,
         strides.v,

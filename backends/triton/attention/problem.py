@@ -144,6 +144,7 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         double=double,
         scale=spec.scale if double else 0.0,
         cap=spec.softcap if double else 0.0,
+        drop=spec.dropout_p if double else 0.0,
         precision=precision if spec.dtype == "float32" else "ieee",
         upcast=upcast,
     )

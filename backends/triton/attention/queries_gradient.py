@@ -176,8 +176,8 @@ def queries_kernel(
                 at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, lengths, numbers,
                 f, block_n, True,
             )  # fmt: skip
-        scale = scale_of(numbers, f)
+        factor = scale_of(numbers, f)
         store_rows(
             query_rows(dq, strides.dq, sizes, head, start, i, f, False), exists, strides.dq[axes + 1],
-            d_queries * scale, more_d_queries * scale, field(f, "head"), field(f, "head_dim"),
+            d_queries * factor, more_d_queries * factor, field(f, "head"), field(f, "head_dim"),
         )  # fmt: skip

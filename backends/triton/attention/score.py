@@ -21,13 +21,19 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def _number(f: tl.constexpr, name: tl.constexpr, otherwise):
+    """Of float64, the constant of that name, which keeps its digits only as a tensor; a scalar argument has 24 bits."""
+    if field(f, "double"):
+        number = tl.full((), field(f, name), tl.float64)
+    else:
+        number = otherwise
+    return number
+
+
+@triton.jit
 def scale_of(numbers, f: tl.constexpr):
     """What products of queries and keys are multiplied with."""
-    if field(f, "double"):
-        scale: tl.constexpr = field(f, "scale")
-    else:
-        scale = numbers.scale
-    return scale
+    return _number(f, "scale", numbers.scale)
 
 
 @triton.jit
@@ -46,7 +52,8 @@ def _tanh(x):
     size = (1.0 - small) / (1.0 + small)
     # Near 0, the difference has lost its digits.
     square = x * x
-    near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315 - square * (62.0 / 2835)))))
+    rest = 62.0 / 2835 - square * (1382.0 / 155925 - square * (21844.0 / 6081075))
+    near = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315 - square * rest))))
     return tl.where(square < 0.01, near, tl.where(x < 0, -size, size))
 
 
@@ -89,10 +96,7 @@ def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
     else:
         score = products * scale_of(numbers, f)
         if field(f, "softcap"):
-            if field(f, "double"):
-                cap: tl.constexpr = field(f, "cap")
-            else:
-                cap = numbers.cap
+            cap = _number(f, "cap", numbers.cap)
             bent = _tanh(score / cap)
             score = cap * bent
             derivative = 1.0 - bent * bent
@@ -150,7 +154,7 @@ def drawn(seed, number, i, j):
 
 
 @triton.jit
-def dropped(weights, i, j, seed, head, numbers):
+def dropped(weights, i, j, seed, head, numbers, f: tl.constexpr):
     """Weights with some of them 0 and the others made up for it; the same ones for the same places."""
     kept = drawn(seed, head.number, i, j) >= numbers.drop
-    return tl.where(kept, weights / (1.0 - numbers.drop), 0.0)
+    return tl.where(kept, weights / (1.0 - _number(f, "drop", numbers.drop)), 0.0)
