@@ -17,7 +17,13 @@ from einops_fast import attention as whole_attention  # noqa: E402
 from einops_fast import attention_backend  # noqa: E402
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan, hopper_shapes, hopper_tiles  # noqa: E402
+from einops_fast.backends.triton.attention import (  # noqa: E402
+    backward_plan,
+    hopper_padded_plan,
+    hopper_positions,
+    hopper_shapes,
+    hopper_tiles,
+)
 from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
 from einops_fast.backends.triton.attention.problem import contiguous_in_order, problem  # noqa: E402
 
@@ -139,7 +145,7 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
     layouts = Layouts(spec, given, tiling, "")
     numbers = layouts.numbers(heads, length, units)
     programs = layouts.programs(heads, length, units)
-    deal = functions_on_cpu(hopper_tiles.__name__, programs=programs)["queries_of" if turned else "keys_of"]
+    deal = functions_on_cpu(hopper_positions.__name__, programs=programs)["queries_of" if turned else "keys_of"]
     seen: list[tuple[int, int]] = []
     blocks = [0] * programs
     for turn in range(numbers.turns):

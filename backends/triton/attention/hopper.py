@@ -22,6 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from einops_fast.backends.triton.attention.hopper_pipes import fetch, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_positions import keys_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -40,23 +42,7 @@ from einops_fast.backends.triton.attention.hopper_scores import (
     hidden,
     scored,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    OUT,
-    K,
-    Q,
-    V,
-    added_bytes,
-    coordinates,
-    fetch,
-    flat,
-    keys_of,
-    pipe,
-    released,
-    room,
-    sides,
-    there,
-    without,
-)
+from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, added_bytes, boxes
 from einops_fast.backends.triton.attention.hopper_turns import my_turn, next_turn, note, noted, notes, turns_of
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -96,7 +82,7 @@ class _State(NamedTuple):
 @gluon.constexpr_function
 def _reused(tiling):
     """Whether the result leaves from where the queries were: there is no memory for both."""
-    return tiling.wide and tiling.head == tiling.v_head
+    return tiling.wide and tiling.alike
 
 
 @gluon.jit
@@ -104,7 +90,7 @@ def _fetch_queries(q_desc, shared, done, element, start, numbers, tiling: gl.con
     """Have a tile's queries copied."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
-    q_bytes: gl.constexpr = q_desc.block_type.nbytes * groups
+    q_bytes: gl.constexpr = q_desc.block_type.nbytes * boxes(tiling, Q) * groups
     full = room(shared.q, done, own, q_bytes)
     for group in gl.static_range(groups):
         mine = done % own * groups + group
@@ -116,7 +102,8 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    k_bytes: gl.constexpr = k_desc.block_type.nbytes + added_bytes(tiling)
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + added_bytes(tiling)
+    v_bytes: gl.constexpr = v_desc.block_type.nbytes * boxes(tiling, V)
     count = 0
     done = 0
     lap = 0
@@ -138,7 +125,7 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
                 # After the first block, for which there is room earlier.
                 _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
                 done += 1
-            full = room(shared.v, count, stages, v_desc.block_type.nbytes)
+            full = room(shared.v, count, stages, v_bytes)
             fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
             count += 1
 
@@ -148,7 +135,7 @@ def _values(weights, sums, values, count, tiling: gl.constexpr):
     """Start adding the product of the weights with a block of values."""
     stages: gl.constexpr = field(tiling, "stages")
     there(values, count, stages)
-    return adding(weights, flat(values.buffers, count % stages), sums, 1, tiling)
+    return adding(weights, tiles_of(values.buffers, count % stages, V, tiling), sums, 1, tiling)
 
 
 @gluon.jit
@@ -188,7 +175,7 @@ def _step(
     stages: gl.constexpr = field(tiling, "stages")
     count = state.count
     my_turn(shared.turns, count, group, tiling)
-    started = begun(queries, shared.k, count, zeros, tiling)
+    started = begun(queries, shared.k, count, zeros, K, tiling)
     sums = _values(state.weights, state.sums, shared.v, count - 1, tiling)
     next_turn(shared.turns, group, tiling)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
@@ -222,9 +209,9 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
         sums = no_sums(1, tiling)
         if first < end:
             there(shared.q, done, own)
-            queries = tiles_of(flat(shared.q.buffers, done % own * groups + group), 0, tiling)
+            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
             my_turn(shared.turns, count, group, tiling)
-            started = begun(queries, shared.k, count, zeros, tiling)
+            started = begun(queries, shared.k, count, zeros, K, tiling)
             next_turn(shared.turns, group, tiling)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
@@ -245,11 +232,11 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             released(shared.v, count - 1, stages)
         divisor = gl.where(total == 0.0, 1.0, total)
         sums = scaled(sums, 1.0 / divisor, 1, tiling)
-        place = coordinates(element, start + 64 * group, 0, OUT, numbers, tiling)
+        row = start + 64 * group
         if _reused(tiling):
             there(shared.q, done, own)
             mine = done % own * groups + group
-            leave(out_desc, place, shared.q.buffers, mine, sums, 1.0, dtype, 1, tiling)
+            leave(out_desc, shared.q.buffers, mine, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
             tma.store_wait(0)
             released(shared.q, done, own)
             done += 1
@@ -257,7 +244,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
-            leave(out_desc, place, shared.out, group, sums, 1.0, dtype, 1, tiling)
+            leave(out_desc, shared.out, group, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
         # Not before the fence, which would wait for it.
         logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
         gl.store(lse + element.to(gl.int64) * numbers.q_len + i, logs, mask=i < numbers.q_len)
@@ -280,12 +267,13 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     own: gl.constexpr = field(tiling, "own")
-    q = pipe(q_desc, groups * own, own, groups)
-    k = pipe(k_desc, stages, stages, groups)
-    v = pipe(v_desc, stages, stages, groups)
+    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
+    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
+    v = pipe(v_desc, stages * boxes(tiling, V), stages, groups)
     out = q.buffers
     if not _reused(tiling):
-        out = gl.allocate_shared_memory(dtype, [groups] + out_desc.block_type.shape, out_desc.layout)
+        of_out: gl.constexpr = groups * boxes(tiling, OUT)
+        out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
     added = added_arrays(bias, mask, lse, tiling)
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()

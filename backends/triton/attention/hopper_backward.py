@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.hopper_products import begun, product
+from einops_fast.backends.triton.attention.hopper_pipes import second_stages, there
+from einops_fast.backends.triton.attention.hopper_products import begun, product, tiles_of
 from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
-from einops_fast.backends.triton.attention.hopper_tiles import flat, second_stages, there
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["Operands", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
@@ -65,19 +65,21 @@ def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def begun_more(right, more, count, zeros, tiling: gl.constexpr):
+def begun_more(right, more, count, zeros, operand: gl.constexpr, tiling: gl.constexpr):
     """The same with values or gradients of the result, which may come with the others."""
     stages: gl.constexpr = second_stages(tiling)
     if field(tiling, "second"):
         there(more, count, stages)
-    return product(right, flat(more.buffers, count % stages), zeros, 1, tiling)
+    return product(right, tiles_of(more.buffers, count % stages, operand, tiling), zeros, 1, tiling)
 
 
 @gluon.jit
-def both_products(left, right, others, more, count, zeros, tiling: gl.constexpr):
+def both_products(
+    left, right, others, more, count, zeros, first: gl.constexpr, second: gl.constexpr, tiling: gl.constexpr
+):  # fmt: skip
     """Start the products of two tiles' parts, of one's own rows, with block ``count`` of the other two operands.
 
-    Keys and values meet queries and gradients of the result, or the other way round.
+    Keys and values meet queries and gradients of the result (``first`` and ``second``), or the other way round.
     """
-    started = begun(left, others, count, zeros, tiling)
-    return started, begun_more(right, more, count, zeros, tiling)
+    started = begun(left, others, count, zeros, first, tiling)
+    return started, begun_more(right, more, count, zeros, second, tiling)

@@ -20,29 +20,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, delta_of, logs_of, weights_of
-from einops_fast.backends.triton.attention.hopper_scores import Added, added_arrays, bias_of, mask_of
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    BIAS,
-    D_BIAS,
-    MASK,
-    OUT,
-    K,
-    Q,
-    V,
+from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
-    blocks_seen,
     coordinates,
     fetch,
     flat,
-    has,
-    pair_bytes,
     pipe,
     released,
     room,
-    sides,
     there,
-    without,
 )
+from einops_fast.backends.triton.attention.hopper_positions import blocks_seen, sides, without
+from einops_fast.backends.triton.attention.hopper_scores import Added, added_arrays, bias_of, mask_of
+from einops_fast.backends.triton.attention.hopper_tiles import BIAS, D_BIAS, MASK, OUT, K, Q, V, has, pair_bytes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 

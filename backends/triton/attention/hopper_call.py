@@ -186,7 +186,7 @@ class Layouts:
         # Tiles are of keys or of queries, blocks of the others.
         rows = GROUP_ROWS if of_keys == tiling.turned else tiling.block
         tail = (spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim)
-        return self._copied(name, spec.dtype, tail, (rows, tiling.v_head if of_values else tiling.head))
+        return self._copied(name, spec.dtype, tail, (rows, tiling.box(int(of_values))))
 
     def added(self, name: str) -> Array | None:
         """Of the bias, its gradient or the mask: in tiles, or an address."""

@@ -33,8 +33,8 @@ from einops_fast.backends.triton.attention.hopper_decode_work import (
     run_of,
     slot_of,
 )
+from einops_fast.backends.triton.attention.hopper_pipes import pipe_of, released, there
 from einops_fast.backends.triton.attention.hopper_scores import scored
-from einops_fast.backends.triton.attention.hopper_tiles import pipe_of, released, there
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 

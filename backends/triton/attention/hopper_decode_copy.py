@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from einops_fast.backends.triton.attention.hopper_decode_work import keys_seen, outer_of
-from einops_fast.backends.triton.attention.hopper_tiles import room
+from einops_fast.backends.triton.attention.hopper_pipes import room
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["copy_blocks"]

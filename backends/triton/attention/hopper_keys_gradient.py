@@ -15,6 +15,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, begun_more, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper_pipes import (
+    beside,
+    fetch,
+    handed_over,
+    pipe,
+    released,
+    room,
+    second_pipe,
+    second_stages,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper_positions import queries_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -27,26 +39,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    OUT,
-    K,
-    Q,
-    V,
-    beside,
-    coordinates,
-    fetch,
-    flat,
-    pipe,
-    queries_of,
-    released,
-    room,
-    second_pipe,
-    second_stages,
-    sides,
-    stage_bytes,
-    there,
-    without,
-)
+from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -120,9 +113,12 @@ def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     own: gl.constexpr = field(tiling, "own")
-    own_bytes: gl.constexpr = (arrays.k.block_type.nbytes + arrays.v.block_type.nbytes) * groups
+    own_bytes: gl.constexpr = groups * (
+        arrays.k.block_type.nbytes * boxes(tiling, K) + arrays.v.block_type.nbytes * boxes(tiling, V)
+    )
     second: gl.constexpr = second_stages(tiling)
-    apart_bytes: gl.constexpr = arrays.d_out.block_type.nbytes if field(tiling, "second") else 0
+    d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
+    apart_bytes: gl.constexpr = d_out_bytes if field(tiling, "second") else 0
     block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * rows.block_type.nbytes - apart_bytes
     count = 0
     done = 0
@@ -186,10 +182,11 @@ def _keys_step(
     block: gl.constexpr = field(tiling, "block")
     count = state.count
     stage = count % stages
-    queries = flat(shared.q.buffers, stage)
+    queries = tiles_of(shared.q.buffers, stage, Q, tiling)
     dv = state.dv
     if field(tiling, "dv"):
-        dv = adding(state.weights.to(dtype), flat(shared.d_out.buffers, stage), dv, 1, tiling)
+        d_out = tiles_of(shared.d_out.buffers, stage, OUT, tiling)
+        dv = adding(state.weights.to(dtype), d_out, dv, 1, tiling)
     delta = shared.rows.buffers.index(2 * stage + 1).reshape([block])
     delta = delta.load(gl.SliceLayout(0, zeros.type.layout))
     d_scores = state.weights * (state.d_weights - delta[None, :]) * state.slope
@@ -201,13 +198,13 @@ def _keys_step(
         state = _State(dk, dv, state.weights, state.slope, state.d_weights, count + 1)
     else:
         if _early(tiling) == 1:
-            started = begun(keys, shared.q, count + 1, zeros, tiling)
+            started = begun(keys, shared.q, count + 1, zeros, Q, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
             dk, dv = _waited(0, dk, dv, tiling)
             released(shared.q, count, stages)
-            more = begun_more(values, shared.d_out, count + 1, zeros, tiling)
+            more = begun_more(values, shared.d_out, count + 1, zeros, OUT, tiling)
         else:
-            started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, tiling)
+            started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, Q, OUT, tiling)
             products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
             if _early(tiling) == 2:
                 dk, dv = _waited(parts(tiling, 1), dk, dv, tiling)
@@ -240,16 +237,14 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             dv = no_sums(1, tiling)
         j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         mine = done % own * groups + group
-        keys = flat(shared.k.buffers, mine)
-        values = flat(shared.v.buffers, mine)
         there(shared.k, done, own)
         if first < end:
-            left = tiles_of(keys, 0, tiling)
-            right = tiles_of(values, 1, tiling)
+            left = tiles_of(shared.k.buffers, mine, K, tiling)
+            right = tiles_of(shared.v.buffers, mine, V, tiling)
             if _held(tiling):
                 left = held(left, 0, of_left, tiling)
                 right = held(right, 1, of_left, tiling)
-            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, tiling)
+            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, Q, OUT, tiling)
             products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
             at = first
             partly = sides(at, whole, whole_end)
@@ -276,15 +271,14 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             dv = state.dv
             count = state.count
         # The gradients leave from where the keys and values were.
-        stored(keys, dk, scale, dtype, 0, tiling)
+        row = start + 64 * group
+        stored(shared.k.buffers, mine, dk, scale, dtype, K, tiling)
         if field(tiling, "dv"):
-            stored(values, dv, 1.0, dtype, 1, tiling)
+            stored(shared.v.buffers, mine, dv, 1.0, dtype, V, tiling)
         fence_async_shared()
-        place = coordinates(element * numbers.share, start + 64 * group, 0, K, numbers, tiling)
-        tma.async_copy_shared_to_global(dk_desc, place, shared.k.buffers.index(mine))
+        handed_over(dk_desc, shared.k.buffers, mine, element * numbers.share, row, K, numbers, tiling)
         if field(tiling, "dv"):
-            place = coordinates(element * numbers.share, start + 64 * group, 0, V, numbers, tiling)
-            tma.async_copy_shared_to_global(dv_desc, place, shared.v.buffers.index(mine))
+            handed_over(dv_desc, shared.v.buffers, mine, element * numbers.share, row, V, numbers, tiling)
         tma.store_wait(0)
         released(shared.k, done, own)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
@@ -302,10 +296,10 @@ def hopper_keys_kernel(
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     own: gl.constexpr = field(tiling, "own")
-    k = pipe(k_desc, groups * own, own, groups)
-    v = beside(k, v_desc, groups * own)
-    q = pipe(q_desc, stages, stages, groups)
-    d_out = second_pipe(q, d_out_desc, tiling)
+    k = pipe(k_desc, groups * own * boxes(tiling, K), own, groups)
+    v = beside(k, v_desc, groups * own * boxes(tiling, V))
+    q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
+    d_out = second_pipe(q, d_out_desc, OUT, tiling)
     added = added_arrays(bias, mask, k_desc, tiling)
     shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)

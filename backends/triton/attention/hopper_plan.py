@@ -209,7 +209,7 @@ class HopperBackwardPlan(BackwardPlan):
                 problem, bias_dtype, shapes[0 if is_small(spec) else 2 :], spec.q_len, shared_bytes, turned=True
             )
             return (self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len),)
-        tiling = fitting(problem, bias_dtype, [Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
+        tiling = fitting(problem, bias_dtype, [Shape(2, 64, 3), Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
         values = self._call(hopper_values_kernel, tiling, ("q", "k", "d_out", "dv"), (), {}, elements, spec.kv_len)
         tiling = fitting(problem, bias_dtype, WIDE_SHAPES, spec.q_len, shared_bytes, turned=True, dv=False)
         return values, self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len)
@@ -226,7 +226,7 @@ class HopperBackwardPlan(BackwardPlan):
             bias_dtype,
             shapes,
             spec.kv_len,
-            lambda tiling: shared_bytes(tiling) + tiling.rows * tiling.head * ITEM * (not tiling.wide),
+            lambda tiling: shared_bytes(tiling) + tiling.rows * tiling.kept(0) * ITEM * (not tiling.wide),
             d_bias=d_bias,
         )
         scalars = {"scale": spec.scale}

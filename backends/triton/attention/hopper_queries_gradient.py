@@ -15,6 +15,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_pipes import (
+    beside,
+    coordinates,
+    fetch,
+    flat,
+    pipe,
+    released,
+    room,
+    second_pipe,
+    second_stages,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper_positions import keys_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -26,27 +39,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    D_BIAS,
-    OUT,
-    K,
-    Q,
-    V,
-    beside,
-    coordinates,
-    fetch,
-    flat,
-    keys_of,
-    pipe,
-    released,
-    room,
-    second_pipe,
-    second_stages,
-    sides,
-    stage_bytes,
-    there,
-    without,
-)
+from einops_fast.backends.triton.attention.hopper_tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -91,7 +84,9 @@ def _fetch_own(arrays, shared, done, element, start, numbers, tiling: gl.constex
     """Have a tile's queries and gradients of the result copied."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
-    own_bytes: gl.constexpr = (arrays.q.block_type.nbytes + arrays.d_out.block_type.nbytes) * groups
+    own_bytes: gl.constexpr = groups * (
+        arrays.q.block_type.nbytes * boxes(tiling, Q) + arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
+    )
     full = room(shared.q, done, own, own_bytes)
     for group in gl.static_range(groups):
         row = start + 64 * group
@@ -106,7 +101,7 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     second: gl.constexpr = second_stages(tiling)
-    v_bytes: gl.constexpr = arrays.v.block_type.nbytes
+    v_bytes: gl.constexpr = arrays.v.block_type.nbytes * boxes(tiling, V)
     block_bytes: gl.constexpr = stage_bytes(tiling) - (v_bytes if field(tiling, "second") else 0)
     count = 0
     done = 0
@@ -161,7 +156,7 @@ def _queries_step(
     block: gl.constexpr = field(tiling, "block")
     count = state.count
     stage = count % stages
-    keys = flat(shared.k.buffers, stage)
+    keys = tiles_of(shared.k.buffers, stage, K, tiling)
     d_scores = state.weights * (state.d_weights - delta[:, None])
     if field(tiling, "d_bias"):
         # They leave from where the bias was.
@@ -174,7 +169,7 @@ def _queries_step(
     if last or not _early(tiling):
         sums = added(sums, 0, 0, tiling)
     if not last:
-        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, tiling)
+        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, K, V, tiling)
         products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
         if _early(tiling):
             sums = added(sums, parts(tiling, 1), 0, tiling)
@@ -217,14 +212,14 @@ def _own_queries(
             logs = logs_of(rows, element, i, numbers)
             delta = delta_of(rows, element, i, numbers)
             there(shared.q, done, own)
-            queries = tiles_of(flat(shared.q.buffers, done % own * groups + group), 0, tiling)
-            d_out = tiles_of(flat(shared.d_out.buffers, done % own * groups + group), 1, tiling)
+            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
+            d_out = tiles_of(shared.d_out.buffers, done % own * groups + group, OUT, tiling)
             if _held(tiling):
                 # From here on their memory is for the next tile's.
                 queries = held(queries, 0, of_left, tiling)
                 d_out = held(d_out, 1, of_left, tiling)
                 released(shared.q, done, own)
-            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, tiling)
+            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, K, V, tiling)
             products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
             partly = sides(end - 1, whole, whole_end)
             weights, slope = _weighed(
@@ -249,12 +244,12 @@ def _own_queries(
                 released(shared.q, done, own)
             if not field(tiling, "wide"):
                 done += 1
-        place = coordinates(element, start + 64 * group, 0, Q, numbers, tiling)
+        row = start + 64 * group
         if field(tiling, "wide"):
             # It leaves from where the queries were.
             there(shared.q, done, own)
             mine = done % own * groups + group
-            leave(dq_desc, place, out, mine, sums, scale, dtype, 0, tiling)
+            leave(dq_desc, out, mine, sums, scale, element, row, dtype, Q, numbers, tiling)
             tma.store_wait(0)
             released(shared.q, done, own)
             done += 1
@@ -262,7 +257,7 @@ def _own_queries(
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
-            leave(dq_desc, place, out, group, sums, scale, dtype, 0, tiling)
+            leave(dq_desc, out, group, sums, scale, element, row, dtype, Q, numbers, tiling)
     tma.store_wait(0)
 
 
@@ -278,14 +273,14 @@ def hopper_queries_kernel(
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     own: gl.constexpr = field(tiling, "own")
-    q = pipe(q_desc, groups * own, own, groups)
-    d_out = beside(q, d_out_desc, groups * own)
-    k = pipe(k_desc, stages, stages, groups)
-    v = second_pipe(k, v_desc, tiling)
+    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
+    d_out = beside(q, d_out_desc, groups * own * boxes(tiling, OUT))
+    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
+    v = second_pipe(k, v_desc, V, tiling)
     if field(tiling, "wide"):
         out = q.buffers
     else:
-        out = gl.allocate_shared_memory(dtype, [groups] + dq_desc.block_type.shape, dq_desc.layout)
+        out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, Q)] + dq_desc.block_type.shape, dq_desc.layout)
     added = added_arrays(bias, mask, rows, tiling)
     shared = Operands(q, k, v, d_out, added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)

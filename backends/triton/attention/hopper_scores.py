@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.hopper_tiles import BIAS, MASK, fetch, flat
+from einops_fast.backends.triton.attention.hopper_pipes import fetch, flat
+from einops_fast.backends.triton.attention.hopper_tiles import BIAS, MASK
 from einops_fast.backends.triton.indexing import field
 
 __all__ = [

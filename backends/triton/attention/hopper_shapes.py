@@ -113,13 +113,13 @@ def shared_bytes(tiling: HopperTiling) -> int:
     """Of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
     rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
     fewer = tiling.stages - tiling.second if tiling.second else 0
-    blocks = tiling.stages * (stage_bytes(tiling) + rows) - fewer * tiling.block * tiling.v_head * ITEM
+    blocks = tiling.stages * (stage_bytes(tiling) + rows) - fewer * tiling.block * tiling.kept(1) * ITEM
     return int(own_bytes(tiling) + blocks)
 
 
 def bytes_of_one(tiling: HopperTiling) -> int:
     """The same where a program has tiles of one array, and another leaves: from the same memory if it's as wide."""
-    return shared_bytes(tiling) - tiling.rows * tiling.v_head * ITEM * (tiling.wide and tiling.head == tiling.v_head)
+    return shared_bytes(tiling) - tiling.rows * tiling.kept(1) * ITEM * (tiling.wide and tiling.alike)
 
 
 def is_wide(spec: AttentionSpec) -> bool:
@@ -127,7 +127,7 @@ def is_wide(spec: AttentionSpec) -> bool:
     return max(spec.head_dim, spec.v_head_dim) > 128
 
 
-WIDE_SHAPES = [Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
+WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
 """Of the kernels for the gradients of k and of q of wide heads."""
 
 
@@ -149,7 +149,7 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     """
     features = problem.features
     if is_wide(spec):
-        return [Shape(2, 64, 2)]
+        return [Shape(2, 64, 3), Shape(2, 64, 2)]
     turns = features.mask is None and not features.left and spec.kv_len >= _LONG
     if not is_small(spec):
         few = max(spec.head_dim, spec.v_head_dim) <= 96

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from einops_fast.backends.triton.attention.hopper_tiles import pipe_of, released, there
+from einops_fast.backends.triton.attention.hopper_pipes import pipe_of, released, there
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["my_turn", "next_turn", "note", "noted", "notes", "turns_of"]

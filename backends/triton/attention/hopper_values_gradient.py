@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import weights_of
+from einops_fast.backends.triton.attention.hopper_pipes import beside, fetch, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_positions import queries_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -28,23 +30,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import (
-    OUT,
-    K,
-    Q,
-    V,
-    beside,
-    coordinates,
-    fetch,
-    flat,
-    pipe,
-    queries_of,
-    released,
-    room,
-    sides,
-    there,
-    without,
-)
+from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -68,8 +54,9 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    own_bytes: gl.constexpr = arrays.k.block_type.nbytes * groups
-    q_bytes: gl.constexpr = arrays.q.block_type.nbytes + arrays.rows.block_type.nbytes
+    own_bytes: gl.constexpr = arrays.k.block_type.nbytes * boxes(tiling, K) * groups
+    q_bytes: gl.constexpr = arrays.q.block_type.nbytes * boxes(tiling, Q) + arrays.rows.block_type.nbytes
+    d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
@@ -89,7 +76,7 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
                 fetch(arrays.q, shared.q.buffers, stage, full, reader, at * block, Q, numbers, tiling)
                 into = shared.rows.buffers.index(stage)
                 tma.async_copy_global_to_shared(arrays.rows, (2 * reader, at * block), full, into)
-                full = room(shared.d_out, count, stages, arrays.d_out.block_type.nbytes)
+                full = room(shared.d_out, count, stages, d_out_bytes)
                 fetch(arrays.d_out, shared.d_out.buffers, stage, full, reader, at * block, OUT, numbers, tiling)
                 count += 1
 
@@ -119,7 +106,7 @@ def _adding(weights, shared, count, sums, tiling: gl.constexpr):
     """Start adding the product of a block's weights with the gradients of the result."""
     stages: gl.constexpr = field(tiling, "stages")
     there(shared.d_out, count, stages)
-    return adding(weights, flat(shared.d_out.buffers, count % stages), sums, 1, tiling)
+    return adding(weights, tiles_of(shared.d_out.buffers, count % stages, OUT, tiling), sums, 1, tiling)
 
 
 @gluon.jit
@@ -131,14 +118,14 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    keys = tiles_of(flat(shared.k.buffers, group), 0, tiling)
+    keys = tiles_of(shared.k.buffers, group, K, tiling)
     for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = noted(shared.notes, done)
         sums = no_sums(1, tiling)
         j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         there(shared.k, done, 1)
         if first < end:
-            started = begun(keys, shared.q, count, zeros, tiling)
+            started = begun(keys, shared.q, count, zeros, Q, tiling)
             at = first
             partly = sides(at, whole, whole_end)
             weights = _weighed(started, 0, shared, count, at, j, partly, numbers, zeros, dtype, tiling)
@@ -149,7 +136,7 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
                         # On to the next element that shares these keys.
                         at = first
                 partly = sides(at, whole, whole_end)
-                started = begun(keys, shared.q, count + 1, zeros, tiling)
+                started = begun(keys, shared.q, count + 1, zeros, Q, tiling)
                 sums = _adding(weights, shared, count, sums, tiling)
                 pending: gl.constexpr = parts(tiling, 1)
                 weights = _weighed(started, pending, shared, count + 1, at, j, partly, numbers, zeros, dtype, tiling)
@@ -159,8 +146,8 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
             sums = added(_adding(weights, shared, count, sums, tiling), 0, 1, tiling)
             released(shared.d_out, count, stages)
             count += 1
-        place = coordinates(element * numbers.share, start + 64 * group, 0, V, numbers, tiling)
-        leave(dv_desc, place, out, group, sums, 1.0, dtype, 1, tiling)
+        of = element * numbers.share
+        leave(dv_desc, out, group, sums, 1.0, of, start + 64 * group, dtype, V, numbers, tiling)
         tma.store_wait(0)
         released(shared.k, done, 1)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
@@ -172,13 +159,13 @@ def hopper_values_kernel(q_desc, k_desc, d_out_desc, dv_desc, rows, numbers, til
     dtype: gl.constexpr = q_desc.dtype
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
-    k = pipe(k_desc, groups, 1, groups)
-    q = pipe(q_desc, stages, stages, groups)
-    d_out = pipe(d_out_desc, stages, stages, groups)
+    k = pipe(k_desc, groups * boxes(tiling, K), 1, groups)
+    q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
+    d_out = pipe(d_out_desc, stages * boxes(tiling, OUT), stages, groups)
     shared = _Arrays(k, q, d_out, beside(q, rows, stages), notes(groups))
     out = k.buffers
-    if field(tiling, "head") != field(tiling, "v_head"):
-        out = gl.allocate_shared_memory(dtype, [groups] + dv_desc.block_type.shape, dv_desc.layout)
+    if not field(tiling, "alike"):
+        out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, V)] + dv_desc.block_type.shape, dv_desc.layout)
     fence_async_shared()
     barrier()
     arrays = _Arrays(k_desc, q_desc, d_out_desc, rows)
