@@ -145,7 +145,8 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     """Of the forward kernel.
 
     Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
-    mask, or a tile with few blocks, has groups wait for each other too long.
+    bias, a mask, or a tile with few blocks has groups wait for each other too long; but for a bias beside a softcap.
+    With a softcap, which is more arithmetic, two groups take three quarters of the time of three.
     """
     features = problem.features
     if is_wide(spec):
@@ -158,8 +159,6 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
         return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
     narrow = max(spec.head_dim, spec.v_head_dim) <= 32
     long = _LONG * (4 if features.right and not narrow else 1)
-    if spec.q_len < long or features.left or has_added(problem):
-        turns = turns and has_added(problem)
-        shapes = [*(Shape(2, 128, stages, 2, turns=turns) for stages in (4, 3, 2)), Shape(2, 128, 2, turns=turns)]
-        return [*shapes, Shape(2, 64, 2)]
+    if spec.q_len < long or features.left or features.softcap or has_added(problem):
+        return [*(Shape(2, 128, stages, 2) for stages in (4, 3, 2)), Shape(2, 128, 2), Shape(2, 64, 2)]
     return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
