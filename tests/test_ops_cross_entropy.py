@@ -127,6 +127,20 @@ def test_precision(dtype: str) -> None:
     assert_near(gradient, torch.autograd.grad(expected, exact)[0], torch.autograd.grad(native, x)[0], 3.0)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 5])
+def test_few_classes(classes: int, dtype: str) -> None:
+    """Fewer than a thread reads at once."""
+    x, target = leaf(randn(7, classes, dtype=dtype)), targets(7, classes=classes)
+    exact = leaf(x.double())
+    with kernels():
+        found = ops.cross_entropy(x, target, label_smoothing=0.1)
+        (gradient,) = torch.autograd.grad(found, x)
+    expected = oracle(exact, target, label_smoothing=0.1)
+    assert_near(found, expected)
+    assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+
+
 def test_long_rows_nan_and_no_class() -> None:
     x, target = randn(4, 50_257, dtype="float32"), torch.tensor([50_256, 3, 60_000, 0], device=DEVICE)
     x[1, 7], x[3, 0] = torch.nan, torch.inf

@@ -74,7 +74,7 @@ def cross_entropy_contest(
     def features(tiling: RowTiling) -> CrossEntropyFeatures:
         return CrossEntropyFeatures(
             len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64",
-            vector if even and tiling.rows == 1 else 0, neighbours(rows, size),
+            vector if even and tiling.rows == 1 else 0, min(neighbours(rows, size), tiling.block),
         )  # fmt: skip
 
     tilings = loss_tilings(alike, size, gradient, shared)
