@@ -82,7 +82,8 @@ def attention(
         block_table: per sequence, the pages that hold its keys: (n, pages). k and v then have an axis of pages, called
             ``page`` say, in place of the batch axis.
         alignment: which query faces which key, for ``window`` and ``alibi_slopes``, as for ``causal``.
-        return_lse: also return the log of the denominator, in the order of the result without features, in float32.
+        return_lse: also return the log of the denominator, in the order of the result without features, in float32 or,
+            of float64, in float64.
             It has a gradient.
         deterministic: gradients have the same bits on every run; also where torch's own setting says so.
         sequence: names of the axes of the queries and the keys, where the pattern leaves that open.

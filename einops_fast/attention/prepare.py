@@ -18,12 +18,12 @@ __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
-# What each further array has to be, and what it is converted to.
+# What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores.
 _KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "bias": (FLOATS, None),
     "mask": (("bool",), None),
-    "alibi_slopes": (FLOATS, "float32"),
-    "sinks": (FLOATS, "float32"),
+    "alibi_slopes": (FLOATS, "scores"),
+    "sinks": (FLOATS, "scores"),
     "q_segments": (INTEGERS, "int32"),
     "kv_segments": (INTEGERS, "int32"),
     "cu_seqlens_q": (INTEGERS, "int32"),
@@ -303,9 +303,11 @@ def _views(
         "q_segments": axes.queries,
         "kv_segments": axes.keys,
     }
+    of_scores = "float64" if dtype_name(arrays["q"].dtype) == "float64" else "float32"
     for name, (_, wanted) in _KINDS.items():
         if name not in arrays:
             continue
+        wanted = of_scores if wanted == "scores" else wanted
         view = View()
         if name in tails:
             shape = tuple(arrays[name].shape)
@@ -369,4 +371,4 @@ def _cast(array: Any, dtype: str) -> Any:
 
 def _cast_torch(array: Any, dtype: str) -> Any:
     # Without importing torch here: it has methods by these names.
-    return {"float32": array.float, "int32": array.int}[dtype]()
+    return {"float32": array.float, "float64": array.double, "int32": array.int}[dtype]()

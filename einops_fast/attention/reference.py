@@ -186,7 +186,8 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     ])  # fmt: skip
     shape = (*batch, q.shape[-2])
     if k.shape[-2] == 0 or 0 in shape:
-        result = on.full((*shape, v.shape[-1]), 0.0, q)
+        # Zeros, which depend on the operands: they have gradients, zeros too.
+        result = on.einsum("...ij,...je->...ie", on.einsum("...id,...jd->...ij", q, k), v)
         if x.sinks is None:
             return result, on.full(shape, float("-inf"), q)
         return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
