@@ -47,7 +47,7 @@ def _widths(tiling, which):
 
 @gluon.constexpr_function
 def features_of(tiling, which):
-    """That are worked on."""
+    """How many of them are worked on."""
     return sum(_widths(tiling, which))
 
 
