@@ -8,14 +8,14 @@ import pytest
 from attention_problems import attention, check, tiles
 
 FEATURES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "causal, last facing last": {"causal": True, "alignment": "bottom_right"},
-    "window": {"window": (5, 9)},
-    "window, last facing last": {"window": (20, 3), "alignment": "bottom_right"},
-    "causal window": {"window": (11, None), "causal": True},
-    "softcap": {"softcap": 2.0},
-    "negative scale": {"scale": -0.3},
+    "plain": {"batch": (2,)},
+    "causal": {"causal": True, "batch": (2,)},
+    "causal, last facing last": {"causal": True, "alignment": "bottom_right", "batch": (2,)},
+    "window": {"window": (5, 9), "batch": (2,)},
+    "window, last facing last": {"window": (20, 3), "alignment": "bottom_right", "batch": (2,)},
+    "causal window": {"window": (11, None), "causal": True, "batch": (2,)},
+    "softcap": {"softcap": 2.0, "batch": (2,)},
+    "negative scale": {"scale": -0.3, "batch": (2,)},
     "bias": {"bias": (2, 2, 21, 37)},
     "causal bias": {"bias": (2, 2, 21, 37), "causal": True},
     "bias over batch": {"bias": (1, 2, 21, 37)},
