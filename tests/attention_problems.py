@@ -158,41 +158,45 @@ def attention(
     return spec, inputs
 
 
-def leaves(inputs: AttentionInputs, cast: Any = None) -> AttentionInputs:
-    """The same tensors, of which the differentiable ones are leaves, with the same strides."""
+def leaves(inputs: AttentionInputs, cast: Any = None, wanted: Sequence[str] = DIFFERENTIABLE) -> AttentionInputs:
+    """The same tensors, of which the differentiable ones are leaves, with the same strides; some want gradients."""
     found = {}
     for name, each in vars(inputs).items():
         if name in DIFFERENTIABLE and each is not None:
             each = each.detach() if cast is None else each.detach().to(cast)
-            each = each.requires_grad_()
+            each = each.requires_grad_(name in wanted)
         found[name] = each
     return AttentionInputs(**found)
 
 
-def run(spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, way: Any = None) -> dict[str, Any]:
-    """Result, logarithms, and gradients through both, by name."""
+def run(
+    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, way: Any = None,
+    wanted: Sequence[str] = DIFFERENTIABLE,
+) -> dict[str, Any]:  # fmt: skip
+    """Result, logarithms, and the gradients ``wanted`` through both, by name."""
     way = way or torch_attention.triton_attention
     if not gradients:
         out, lse = way(spec, inputs)
         return {"out": out, "lse": lse}
-    inputs = leaves(inputs)
+    inputs = leaves(inputs, wanted=wanted)
     out, lse = way(spec, inputs)
     d_out = randn(*out.shape, seed=5).to(out.dtype)
     d_lse = randn(*lse.shape, seed=6).to(lse.dtype)
-    wanted = {name: getattr(inputs, name) for name in DIFFERENTIABLE if getattr(inputs, name) is not None}
+    of = {name: getattr(inputs, name) for name in wanted if getattr(inputs, name) is not None}
     # Where there is no key, the logarithm is -inf whatever the operands are.
     finite = torch.where(lse == -math.inf, 0.0, lse)
-    found = torch.autograd.grad([out, finite], list(wanted.values()), [d_out, d_lse])
-    return {"out": out, "lse": lse, **dict(zip(wanted, found, strict=True))}
+    found = torch.autograd.grad([out, finite], list(of.values()), [d_out, d_lse])
+    return {"out": out, "lse": lse, **dict(zip(of, found, strict=True))}
 
 
 def check(
-    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, kept: Any = None, tolerance: float = 0.0
-) -> dict[str, Any]:
+    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, kept: Any = None, tolerance: float = 0.0,
+    wanted: Sequence[str] = DIFFERENTIABLE,
+) -> dict[str, Any]:  # fmt: skip
     """Everything is as in float64, up to rounding."""
     tolerance = tolerance or (1e-12 if spec.dtype == "float64" else 3e-5)
     assert torch_attention.unsupported(replace(spec, gradients=gradients)) is None
-    found = run(spec, inputs, gradients)
+    found = run(spec, inputs, gradients, wanted=wanted)
     doubles = AttentionInputs(
         **{
             name: each.double() if name in DIFFERENTIABLE and each is not None else each
@@ -201,15 +205,15 @@ def check(
     )
     expected = run(spec, doubles, gradients, lambda spec, inputs: oracle(spec, inputs, kept))
     for name, value in found.items():
-        wanted = expected[name]
-        assert value.shape == wanted.shape, name
-        infinite = wanted == -math.inf
+        exact = expected[name]
+        assert value.shape == exact.shape, name
+        infinite = exact == -math.inf
         assert torch.equal(value == -math.inf, infinite), name
-        value, wanted = (each.detach().double().masked_fill(infinite, 0) for each in (value, wanted))
+        value, exact = (each.detach().double().masked_fill(infinite, 0) for each in (value, exact))
         assert not value.isnan().any(), name
         if value.numel():
-            error = float((value - wanted).abs().max())
-            assert error <= tolerance * max(1.0, float(wanted.abs().max())), (name, error)
+            error = float((value - exact).abs().max())
+            assert error <= tolerance * max(1.0, float(exact.abs().max())), (name, error)
     return found
 
 

@@ -146,7 +146,7 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
 
     Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
     bias, a mask, or a tile with few blocks has groups wait for each other too long; but for a bias beside a softcap.
-    With a softcap, which is more arithmetic, two groups take three quarters of the time of three.
+    With a softcap, which is more arithmetic, two groups take 0.73 to 0.88 of the time of three.
     """
     features = problem.features
     if is_wide(spec):
