@@ -95,6 +95,25 @@ def test_groups_that_take_turns(head_dim: int, case: str, ran: list[str]) -> Non
     assert ran == ["hopper_kernel"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": True, "q_len": 330, "alignment": "bottom_right"},
+        {"window": (120, 40), "q_len": 300, "kv_len": 330},
+        {"window": (130, None), "kv_len": 300},
+        {"causal": True, "batch": (2, 1, 3), "k_batch": (2, 1, 1)},
+    ],
+    ids=["causal", "none seen", "window", "left", "grouped"],
+)
+@pytest.mark.parametrize("head_dim", [40, 72, 136])
+def test_groups_that_leave_blocks_out(head_dim: int, options: dict[str, Any], ran: list[str]) -> None:
+    spec, inputs = attention(dtype="float16", head_dim=head_dim, **{"q_len": 260, "kv_len": 200, **options})
+    with mock.patch.object(hopper_shapes, "_LONG", 70):
+        check(spec, inputs, gradients=head_dim > 64, tolerance=3e-3)
+    assert ran[0] == "hopper_kernel"
+
+
 @pytest.mark.parametrize("moved", ["", "k", "v"])
 def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     """Some of them because an array's features aren't contiguous; and of short arrays none."""

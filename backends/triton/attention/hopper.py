@@ -22,8 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_pipes import fetch, pipe, released, room, there
-from einops_fast.backends.triton.attention.hopper_positions import keys_of, sides, without
+from einops_fast.backends.triton.attention.hopper_pipes import fetch, passed, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_positions import keys_of, own_blocks, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -188,6 +188,17 @@ def _step(
 
 
 @gluon.jit
+def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
+    """Let blocks go by of which the warp group's queries see nothing, and count them."""
+    for at in range(count, count + blocks):
+        my_turn(shared.turns, at, group, tiling)
+        next_turn(shared.turns, group, tiling)
+    passed(shared.k, count, blocks, field(tiling, "stages"))
+    passed(shared.v, count, blocks, field(tiling, "stages"))
+    return count + blocks
+
+
+@gluon.jit
 def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
     """What a warp group does: its queries of every tile."""
     groups: gl.constexpr = field(tiling, "groups")
@@ -203,6 +214,11 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
     for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = noted(shared.notes, lap)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        fetched = first < end
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = _passed(shared, count, after, tiling, group)
         i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
         most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
@@ -230,6 +246,11 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             total = state.total
             sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
             released(shared.v, count - 1, stages)
+        elif fetched and not _reused(tiling):
+            there(shared.q, done, own)
+            released(shared.q, done, own)
+            done += 1
+        count = _passed(shared, count, before, tiling, group)
         divisor = gl.where(total == 0.0, 1.0, total)
         sums = scaled(sums, 1.0 / divisor, 1, tiling)
         row = start + 64 * group

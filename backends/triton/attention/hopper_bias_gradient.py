@@ -94,7 +94,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
                 numbers, tiling, at * block,
             )  # fmt: skip
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
-        first, _, _, end = blocks_seen(start, numbers, tiling)
+        first, _, _, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
         if (at >= first) & (at < end):
             for sharer in range(counts.sharers):
                 element = _element(own, sharer, numbers, tiling)
@@ -151,7 +151,7 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
     done = 0
     for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
         own, start, at = _position(tile, counts, numbers, tiling)
-        first, whole, whole_end, end = blocks_seen(start, numbers, tiling)
+        first, whole, whole_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
         total = gl.zeros([64, block], gl.float32, layout=of_scores)

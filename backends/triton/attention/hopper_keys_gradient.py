@@ -19,6 +19,7 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
     fetch,
     handed_over,
+    passed_both,
     pipe,
     released,
     room,
@@ -26,7 +27,7 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper_positions import queries_of, sides, without
+from einops_fast.backends.triton.attention.hopper_positions import own_blocks, queries_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -230,6 +231,10 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
     done = 0
     for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = noted(shared.notes, done)
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = passed_both(shared.q, shared.d_out, count, before, tiling)
         reader = element * numbers.share
         dk = no_sums(0, tiling)
         dv = (0.0,)
@@ -270,6 +275,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             dk = state.dk
             dv = state.dv
             count = state.count
+        count = passed_both(shared.q, shared.d_out, count, after, tiling)
         # The gradients leave from where the keys and values were.
         row = start + 64 * group
         stored(shared.k.buffers, mine, dk, scale, dtype, K, tiling)

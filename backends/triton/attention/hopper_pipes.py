@@ -20,6 +20,8 @@ __all__ = [
     "fetch",
     "flat",
     "handed_over",
+    "passed",
+    "passed_both",
     "pipe",
     "pipe_of",
     "released",
@@ -145,3 +147,21 @@ def there(tiles, count, stages: gl.constexpr):
 def released(tiles, count, stages: gl.constexpr):
     """Say that a warp group doesn't need stage number ``count`` any more."""
     mbarrier.arrive(tiles.empty.index(count % stages))
+
+
+@gluon.jit
+def passed(tiles, count, blocks, stages: gl.constexpr):
+    """Let so many stages go by from number ``count`` on."""
+    for at in range(count, count + blocks):
+        # Not before it's full: else it would be released for what it had before.
+        there(tiles, at, stages)
+        released(tiles, at, stages)
+
+
+@gluon.jit
+def passed_both(first, second, count, blocks, tiling: gl.constexpr):
+    """Let so many blocks of two arrays go by from number ``count`` on, see :func:`second_pipe`, and count them."""
+    passed(first, count, blocks, field(tiling, "stages"))
+    if field(tiling, "second"):
+        passed(second, count, blocks, second_stages(tiling))
+    return count + blocks

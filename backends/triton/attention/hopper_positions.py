@@ -12,6 +12,7 @@ from einops_fast.backends.triton.indexing import field
 __all__ = [
     "blocks_seen",
     "keys_of",
+    "own_blocks",
     "queries_of",
     "sides",
     "without",
@@ -53,14 +54,13 @@ def keys_of(turn, numbers, tiling: gl.constexpr):
     """
     element, at = _position(turn, numbers, field(tiling, "right"), tiling)
     start = at * field(tiling, "rows")
-    first, full, full_end, end = blocks_seen(start, numbers, tiling)
+    first, full, full_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
     return element, start, first, full, full_end, end if at < numbers.tiles else first
 
 
 @gluon.jit
-def blocks_seen(start, numbers, tiling: gl.constexpr):
-    """The blocks of keys that the tile of queries from ``start`` on sees; see :func:`keys_of`."""
-    rows: gl.constexpr = field(tiling, "rows")
+def blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The blocks of keys that so many queries from ``start`` on see; see :func:`keys_of`."""
     block: gl.constexpr = field(tiling, "block")
     end = numbers.kv_len
     full_end = numbers.kv_len // block
@@ -82,10 +82,16 @@ def queries_of(turn, numbers, tiling: gl.constexpr):
 
     See :func:`keys_of`; ``element`` counts what has keys of its own.
     """
-    rows: gl.constexpr = field(tiling, "rows")
-    block: gl.constexpr = field(tiling, "block")
     element, at = _position(turn, numbers, False, tiling)
-    start = at * rows
+    start = at * field(tiling, "rows")
+    first, full, full_end, end = _blocks_seeing(start, field(tiling, "rows"), numbers, tiling)
+    return element, start, first, full, full_end, end if at < numbers.tiles else first
+
+
+@gluon.jit
+def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The blocks of queries that see so many keys from ``start`` on; see :func:`keys_of`."""
+    block: gl.constexpr = field(tiling, "block")
     # Beyond the last query, and after the last key, weights are zero or go nowhere.
     end = numbers.q_len
     full_end = (numbers.q_len + block - 1) // block
@@ -97,8 +103,33 @@ def queries_of(turn, numbers, tiling: gl.constexpr):
     if field(tiling, "left"):
         end = gl.minimum(end, gl.maximum(start + rows - numbers.left, 0))
         full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // block)
-    end = (end + block - 1) // block if at < numbers.tiles else 0
-    return element, start, gl.minimum(first, end), full, full_end, end
+    end = (end + block - 1) // block
+    return gl.minimum(first, end), full, full_end, end
+
+
+@gluon.jit
+def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """Of what :func:`keys_of` or :func:`queries_of` says of a tile's blocks, what holds for the rows of a warp group.
+
+    Returns:
+        Its first block, those that are seen in whole, its end, and how many blocks the tile has before and after.
+    """
+    before = 0
+    after = 0
+    if field(tiling, "apart"):
+        tile_first = first
+        tile_end = end
+        row = start + 64 * group
+        if field(tiling, "turned"):
+            first, full, full_end, end = _blocks_seeing(row, 64, numbers, tiling)
+        else:
+            first, full, full_end, end = blocks_seen(row, 64, numbers, tiling)
+        # A tile that there isn't has no blocks.
+        first = gl.minimum(gl.maximum(first, tile_first), tile_end)
+        end = gl.maximum(gl.minimum(end, tile_end), first)
+        before = first - tile_first
+        after = tile_end - end
+    return first, full, full_end, end, before, after
 
 
 @gluon.jit

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
     coordinates,
     fetch,
     flat,
+    passed_both,
     pipe,
     released,
     room,
@@ -27,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper_positions import keys_of, sides, without
+from einops_fast.backends.triton.attention.hopper_positions import keys_of, own_blocks, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
     adding,
@@ -206,6 +207,11 @@ def _own_queries(
     for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = noted(shared.notes, lap)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        fetched = first < end
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = passed_both(shared.k, shared.v, count, after, tiling)
         sums = no_sums(0, tiling)
         if first < end:
             i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
@@ -244,6 +250,11 @@ def _own_queries(
                 released(shared.q, done, own)
             if not field(tiling, "wide"):
                 done += 1
+        elif fetched and not field(tiling, "wide"):
+            there(shared.q, done, own)
+            released(shared.q, done, own)
+            done += 1
+        count = passed_both(shared.k, shared.v, count, before, tiling)
         row = start + 64 * group
         if field(tiling, "wide"):
             # It leaves from where the queries were.

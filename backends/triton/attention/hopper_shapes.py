@@ -29,7 +29,7 @@ _BARRIERS = 1 << 10
 """Bytes of shared memory that aren't for tiles, amply."""
 
 _LONG = 2048
-"""Queries from which on a tile of three warp groups pays; with causality, of whose tiles more is hidden, four times."""
+"""Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
 
 
 def has_added(problem: Problem) -> bool:
@@ -151,14 +151,18 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     features = problem.features
     if is_wide(spec):
         return [Shape(2, 64, 3), Shape(2, 64, 2)]
-    turns = features.mask is None and not features.left and spec.kv_len >= _LONG
+    seen = spec.kv_len
+    if features.left and features.right:
+        seen = min(seen, int(problem.numbers.left) + int(problem.numbers.right) + 1)
+    turns = features.mask is None and seen >= _LONG
     if not is_small(spec):
         few = max(spec.head_dim, spec.v_head_dim) <= 96
         return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
     if features.bias is not None and features.softcap:
         return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
     narrow = max(spec.head_dim, spec.v_head_dim) <= 32
-    long = _LONG * (4 if features.right and not narrow else 1)
-    if spec.q_len < long or features.left or features.softcap or has_added(problem):
+    # With causality, most queries see fewer keys.
+    long = _LONG * 3 // 2 if features.right and not features.left and not narrow else _LONG
+    if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
         return [*(Shape(2, 128, stages, 2) for stages in (4, 3, 2)), Shape(2, 128, 2), Shape(2, 64, 2)]
     return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]

@@ -132,6 +132,18 @@ class HopperTiling:
         return self.boxes(which) * self.box(which)
 
     @property
+    def apart(self) -> bool:
+        """Whether a warp group leaves out the tile's blocks of which its own rows see nothing.
+
+        They are at the ends of tiles that are longer than a block. Where several elements of the batch share keys, the
+        blocks of all of them make up one row, and all that a tile sees of a bias has to have a gradient. The gradients
+        of up to 64 features take as long or longer with it.
+        """
+        some = (self.left or self.right) and self.rows > self.block
+        whole = (self.turned and self.grouped) or self.d_bias
+        return some and not whole and (self.groups > 2 or max(self.head, self.v_head) > 64)
+
+    @property
     def alike(self) -> bool:
         """Whether tiles of ``head`` and of ``v_head`` fit into each other's memory."""
         return (self.head, self.boxes(0)) == (self.v_head, self.boxes(1))
