@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from quick_interpreter import remember_builtins
+from quick_interpreter import hurry
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
@@ -36,7 +36,7 @@ def has_cuda() -> bool:
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with suppress(ImportError):
-        remember_builtins()
+        hurry()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
