@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from compiling import printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-# Triton decides when its functions are defined whether they're interpreted: hence a process of its own. What it
-# would load and launch stays on the host.
+# What Triton would load and launch stays on the host.
 PROGRAM = """
 import sys
 from types import SimpleNamespace
@@ -23,8 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-sys.path.insert(0, sys.argv[1])
-capability = int(sys.argv[2])
+capability = int(sys.argv[1])
 driver.set_active(SimpleNamespace(
     get_current_target=lambda: GPUTarget("cuda", capability, 32),
     get_current_device=lambda: 0,
@@ -56,7 +52,7 @@ on_hopper = hopper_call.compiled_for
 hopper_call.compiled_for = lambda function, *given: report(function, on_hopper(function, *given), shared_memory((9, 0)))
 of_hopper = "suits_hopper", "suits_hopper_backward", "suits_decode"
 suits = [getattr(torch_attention_runs, name) for name in of_hopper]
-for case in sys.argv[3:]:
+for case in sys.argv[2:]:
     dtype, length, head_dim, v_head_dim, *flags = case.split()
     for name, suit in zip(of_hopper, suits, strict=True):
         setattr(torch_attention_runs, name, suit if "hopper" in flags else lambda *of: False)
@@ -131,13 +127,8 @@ LENGTHS = ["bfloat16 512 64 64 causal", "bfloat16 528 64 64 causal"]
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    folder = str(Path(__file__).parents[1])
     cases = [*CASES, *LENGTHS] if capability == 90 else CASES[:1]
-    command = [sys.executable, "-c", PROGRAM, folder, str(capability), *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = printed(PROGRAM, tmp_path, str(capability), *cases)
     for case in cases:
         kernels = [line.split()[-4] for line in lines if line.startswith(case)]
         assert "forward_kernel" in kernels
@@ -154,11 +145,7 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
 
 
 def test_hopper_kernels_compile(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), "90", *HOPPER]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = printed(PROGRAM, tmp_path, "90", *HOPPER)
     for case in HOPPER:
         of_case = [line.split() for line in lines if line.startswith(case)]
         kernels = {"hopper_kernel", "delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"}
@@ -169,10 +156,6 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
 
 
 def test_hopper_kernel_for_few_queries_compiles(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), "90", *DECODE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split() for line in done.stdout.splitlines()]
+    lines = [line.split() for line in printed(PROGRAM, tmp_path, "90", *DECODE)]
     assert [line[-4] for line in lines] == ["hopper_decode_kernel"] * len(DECODE)
     assert all(line[-1] == "True" for line in lines)

@@ -1,0 +1,25 @@
+"""Programs that compile kernels for GPUs that needn't be here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def printed(program: str, folder: Path, *given: str) -> list[str]:
+    """Lines that a program prints. Whether Triton interprets is decided when it is imported: hence a new process.
+
+    Args:
+        program: its text.
+        folder: an empty one, for what is cached.
+        given: its arguments.
+    """
+    # Line numbers take the compiler some time, and nobody reads them here.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+    environment |= dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), str(folder))
+    command, root = [sys.executable, "-c", program, *given], Path(__file__).parents[1]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
