@@ -34,6 +34,7 @@ from einops_fast.backends import torch_attention_runs
 from einops_fast.backends.triton.attention import hopper_call
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
+from einops_fast.backends.triton.ptx import untangled
 
 on = divmod(capability, 10)
 torch_attention_runs._device = lambda device: (on, 132)
@@ -41,7 +42,9 @@ compile = KernelCall.compile
 
 def report(function, compiled, most):
     # Threads may compile side by side: a line has to be written at once.
-    wgmma = "wgmma" in compiled.asm["ptx"]
+    ptx = compiled.asm["ptx"]
+    assert untangled(ptx) == ptx
+    wgmma = "wgmma" in ptx
     shared = compiled.metadata.shared
     sys.stdout.write(f"{case} {function.fn.__name__} {compiled.hash} {shared} {wgmma}\\n")
     assert shared <= most
@@ -58,6 +61,7 @@ for case in sys.argv[2:]:
         setattr(torch_attention_runs, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
     keys = 4096 if "long" in flags else 512
+    odd = "odd" in flags
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
     bias = {"bias": (*batch, length, keys), "broadcast-bias": (1, 4, 2, length, keys)}
     bias = next((shape for flag, shape in bias.items() if flag in flags), None)
@@ -72,8 +76,8 @@ for case in sys.argv[2:]:
         cache="cache" in flags, page_size=page, dropout_p=0.1 * ("dropout" in flags),
     )
     q, k, v, out = (
-        torch.zeros(*sizes, dtype=getattr(torch, dtype))
-        for sizes in ((*batch, length, head_dim), (*kv_batch, page or keys, head_dim),
+        torch.zeros(*sizes, last + odd, dtype=getattr(torch, dtype))[..., :last]
+        for *sizes, last in ((*batch, length, head_dim), (*kv_batch, page or keys, head_dim),
                       (*kv_batch, page or keys, v_head_dim), (*batch, length, v_head_dim))
     )
     inputs = AttentionInputs(
@@ -104,6 +108,7 @@ CASES = [
     "bfloat16 4 128 128 grouped causal cache page16",
     "float32 512 64 64 causal backward",
     "float64 512 32 32 mask backward",
+    "bfloat16 512 64 32 odd causal bias",
 ]
 
 HOPPER = [

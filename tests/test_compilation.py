@@ -27,6 +27,7 @@ from einops_fast.backends.triton import launch, tma_launch
 from einops_fast.backends.triton.candidates import BoxCandidate, KernelCandidate, kernel_candidates
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.fma_tiles import FmaTiling
+from einops_fast.backends.triton.ptx import untangled
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
@@ -68,9 +69,13 @@ for case in cases:
         threads = [way for way in ways if way.kind is FmaTiling]
         kernels = [way for way in ways if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
         long = [way for way in kernels if dtype == "float32" and way.tiling.chunk]
-        for way in {ways[0], *boxes[:2], *boxes[-1:], *threads[:1], *long[:1]}:
+        parts = [way for way in kernels if way.tiling.in_two]
+        for way in {ways[0], *boxes[:2], *boxes[-1:], *threads[:1], *long[:1], *parts[:1]}:
             way.compile()
             print(equation, way.name)
+            if way in kernels:
+                ptx = way._kernel.compile().asm["ptx"]
+                assert untangled(ptx) == ptx
             if way in boxes:
                 # Two results in pieces, with the next bias on its way, take some registers too many, once a tile.
                 epilogue = way.tiling.epilogue
@@ -91,6 +96,7 @@ CASES = [
     "bi,oij,bj->bo 4096x128 128x128x128 4096x128",  # a product on the way
     "ai,ij,jk,kb->ab 4096x32 32x32 32x16 16x4096",  # a chain
     "nai,ij,nbj->abn 8x1024x24 24x17 8x1000x17",
+    "adb,dc->acb 16x384x1000 384x65",  # columns in two parts, at odd places
     "bi,bj->bij 64x1024 64x1024",  # reductions
     "bij,bij->b 64x1024x1024 64x1024x1024",
     "bij,bji->ij 16x512x512 16x512x512",

@@ -10,6 +10,7 @@ from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
+from einops_fast.backends.triton.ptx import compiling
 
 __all__ = ["KernelCall"]
 
@@ -90,7 +91,8 @@ class KernelCall:
 
     def compile(self, *arrays: Any) -> Any:
         """Compile for the current device and arrays such as these, or take the kernel from Triton's own cache."""
-        compiled = self.function.warmup(*arrays, *self.tail, grid=self.grid, **self.constants, **self.options)
+        with compiling():
+            compiled = self.function.warmup(*arrays, *self.tail, grid=self.grid, **self.constants, **self.options)
         _ = compiled.run  # loads it on the device, which may fail
         if self.options["num_ctas"] > 1:
             ask_for_shared(compiled.function, compiled.metadata.shared)

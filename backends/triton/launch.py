@@ -17,6 +17,7 @@ from einops_fast.backends.triton.contraction import ContractionTiling, contract_
 from einops_fast.backends.triton.fma_contraction import fma_kernel
 from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.ptx import compiling
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 from einops_fast.cost import is_integer
 
@@ -152,7 +153,8 @@ class Kernel:
         hints = {path: [["tt.divisibility", ALIGNMENT]] for path in arrays} if aligned else {}
         written_in = GluonASTSource if isinstance(self.tiling, FmaTiling) else ASTSource
         source = written_in(self._function, types, self._constants, hints)
-        compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
+        with compiling():
+            compiled = triton.compile(source, target=driver.active.get_current_target(), options=self._options)
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled[aligned] = compiled
         return compiled

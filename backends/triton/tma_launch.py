@@ -13,6 +13,7 @@ from triton.runtime import driver
 from einops_fast.backends.triton.launch import ALIGNMENT, DTYPES, interpreted, spelled
 from einops_fast.backends.triton.mapped_launch import MappedLaunch
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.ptx import compiling
 from einops_fast.backends.triton.tma_contraction import box_kernel
 from einops_fast.backends.triton.tma_tiles import BoxTiling
 
@@ -116,7 +117,8 @@ class BoxKernel:
             options["maxnreg"] = self.tiling.registers
         if self.tiling.follows:
             options["launch_pdl"] = True
-        compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
+        with compiling():
+            compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
         _ = compiled.run  # loads it on the device, which may fail
         self._compiled = compiled
         return compiled

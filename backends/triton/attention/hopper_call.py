@@ -19,6 +19,7 @@ from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launch import ALIGNMENT, spelled
 from einops_fast.backends.triton.mapped_launch import MappedLaunch
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.ptx import compiling
 from einops_fast.backends.triton.tma_launch import Descriptor, descriptor_type
 from einops_fast.cost import ITEM_SIZES
 
@@ -167,7 +168,8 @@ def compiled_for(
     constants = {name: None for name, each in types if each == "constexpr"}
     source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {**constants, "tiling": tiling}, hints)
     options = {"num_warps": 4, "maxnreg": tiling.registers}
-    compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
+    with compiling():
+        compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
     _ = compiled.run  # loads it on the device, which may fail
     return compiled
 
