@@ -18,8 +18,9 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton.candidates import Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import Candidate, KernelCandidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
+from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
@@ -267,6 +268,19 @@ def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, 
     copying = {way.name.split(", contraction")[0]: way for way in found if way.name.startswith("copy")}
     assert copying
     check(equation, operands, list(copying.values()))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_columns_in_two_parts_at_odd_places(dtype: str, offset: int) -> None:
+    """These aren't copied ahead of time, so that both parts lie at one address, one after the other."""
+    left = randn(2 * 130 * 140 + offset, dtype=dtype)[offset:].view(2, 130, 140)
+    right = randn(130 * 65 + offset, dtype=dtype, seed=1)[offset:].view(130, 65)
+    found = kernel_candidates(fused_step("adb,dc->acb", (left, right)), dtype, ON)
+    kernels = [way for way in found if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
+    in_two = [way for way in kernels if way.tiling.in_two]
+    assert in_two
+    check("adb,dc->acb", (left, right), in_two[: 2 * MOST])
 
 
 @pytest.mark.parametrize(
