@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast.attention.arrays import Arrays
+from einops_fast.attention.torch_state import autocasts
 
 __all__ = ["TorchArrays"]
 
@@ -20,9 +21,8 @@ class TorchArrays(Arrays):
         super().__init__(torch)
 
     def einsum(self, equation: str, a: Any, b: Any) -> Any:
-        device = a.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
+        if autocasts(a):
+            with torch.autocast(a.device.type, enabled=False):
                 return super().einsum(equation, a, b)
         return super().einsum(equation, a, b)
 

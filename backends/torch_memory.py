@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
@@ -26,10 +27,15 @@ if torch.version.cuda:
 
 _event: Any = torch.cuda.Event
 
-# torch without CUDA has none of these; its tensors are for Triton's interpreter then.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
-_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
+# As Triton reads it. Its interpreter works on the CPU, where torch with CUDA may find no GPU to ask about these; torch
+# without CUDA doesn't have them.
+_interpreting = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
+_cuda = None if _interpreting else torch._C
+_current_device: Callable[[], int] = getattr(_cuda, "_cuda_getDevice", lambda: 0)
+_raw_stream: Callable[[int], int] = getattr(_cuda, "_cuda_getCurrentRawStream", lambda device: 0)
+_capturing: Callable[[], bool] = lambda: False  # noqa: E731
+if torch.version.cuda and not _interpreting:
+    _capturing = torch.cuda.is_current_stream_capturing
 
 
 class TorchMemory(Memory):
