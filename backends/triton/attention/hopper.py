@@ -247,8 +247,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
             released(shared.v, count - 1, stages)
         elif fetched and not _reused(tiling):
-            there(shared.q, done, own)
-            released(shared.q, done, own)
+            passed(shared.q, done, 1, own)
             done += 1
         count = _passed(shared, count, before, tiling, group)
         divisor = gl.where(total == 0.0, 1.0, total)

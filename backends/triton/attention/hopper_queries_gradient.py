@@ -20,6 +20,7 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
     coordinates,
     fetch,
     flat,
+    passed,
     passed_both,
     pipe,
     released,
@@ -251,8 +252,7 @@ def _own_queries(
             if not field(tiling, "wide"):
                 done += 1
         elif fetched and not field(tiling, "wide"):
-            there(shared.q, done, own)
-            released(shared.q, done, own)
+            passed(shared.q, done, 1, own)
             done += 1
         count = passed_both(shared.k, shared.v, count, before, tiling)
         row = start + 64 * group
