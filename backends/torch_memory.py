@@ -33,9 +33,9 @@ _interpreting = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", 
 _cuda = None if _interpreting else torch._C
 _current_device: Callable[[], int] = getattr(_cuda, "_cuda_getDevice", lambda: 0)
 _raw_stream: Callable[[int], int] = getattr(_cuda, "_cuda_getCurrentRawStream", lambda device: 0)
-_capturing: Callable[[], bool] = lambda: False  # noqa: E731
-if torch.version.cuda and not _interpreting:
-    _capturing = torch.cuda.is_current_stream_capturing
+_capturing: Callable[[], bool] = (
+    torch.cuda.is_current_stream_capturing if torch.version.cuda and not _interpreting else lambda: False
+)
 
 
 class TorchMemory(Memory):

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_pipes import fetch, passed, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_pipes import fetch, passed, passed_both, pipe, released, room, there
 from einops_fast.backends.triton.attention.hopper_positions import keys_of, own_blocks, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
@@ -193,9 +193,7 @@ def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
     for at in range(count, count + blocks):
         my_turn(shared.turns, at, group, tiling)
         next_turn(shared.turns, group, tiling)
-    passed(shared.k, count, blocks, field(tiling, "stages"))
-    passed(shared.v, count, blocks, field(tiling, "stages"))
-    return count + blocks
+    return passed_both(shared.k, shared.v, count, blocks, field(tiling, "stages"), field(tiling, "stages"))
 
 
 @gluon.jit
@@ -247,6 +245,7 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
             sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
             released(shared.v, count - 1, stages)
         elif fetched and not _reused(tiling):
+            # They came for the other groups.
             passed(shared.q, done, 1, own)
             done += 1
         count = _passed(shared, count, before, tiling, group)

@@ -224,6 +224,8 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
     groups: gl.constexpr = field(tiling, "groups")
     block: gl.constexpr = field(tiling, "block")
     own: gl.constexpr = field(tiling, "own")
+    stages: gl.constexpr = field(tiling, "stages")
+    others: gl.constexpr = field(tiling, "second")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
@@ -234,7 +236,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
         first, whole, whole_end, end, before, after = own_blocks(
             start, first, whole, whole_end, end, numbers, tiling, group
         )
-        count = passed_both(shared.q, shared.d_out, count, before, tiling)
+        count = passed_both(shared.q, shared.d_out, count, before, stages, others)
         reader = element * numbers.share
         dk = no_sums(0, tiling)
         dv = (0.0,)
@@ -275,7 +277,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
             dk = state.dk
             dv = state.dv
             count = state.count
-        count = passed_both(shared.q, shared.d_out, count, after, tiling)
+        count = passed_both(shared.q, shared.d_out, count, after, stages, others)
         # The gradients leave from where the keys and values were.
         row = start + 64 * group
         stored(shared.k.buffers, mine, dk, scale, dtype, K, tiling)

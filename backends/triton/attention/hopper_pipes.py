@@ -159,9 +159,12 @@ def passed(tiles, count, blocks, stages: gl.constexpr):
 
 
 @gluon.jit
-def passed_both(first, second, count, blocks, tiling: gl.constexpr):
-    """Let so many blocks of two arrays go by from number ``count`` on, see :func:`second_pipe`, and count them."""
-    passed(first, count, blocks, field(tiling, "stages"))
-    if field(tiling, "second"):
-        passed(second, count, blocks, second_stages(tiling))
+def passed_both(first, second, count, blocks, stages: gl.constexpr, others: gl.constexpr):
+    """Let so many blocks of two arrays go by from number ``count`` on, and count them.
+
+    The second has ``others`` stages; none if its tiles come with those of the first.
+    """
+    passed(first, count, blocks, stages)
+    if others > 0:
+        passed(second, count, blocks, others)
     return count + blocks

@@ -198,6 +198,8 @@ def _own_queries(
     """What a warp group does."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
+    stages: gl.constexpr = field(tiling, "stages")
+    others: gl.constexpr = field(tiling, "second")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "block"), 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
@@ -212,7 +214,7 @@ def _own_queries(
         first, whole, whole_end, end, before, after = own_blocks(
             start, first, whole, whole_end, end, numbers, tiling, group
         )
-        count = passed_both(shared.k, shared.v, count, after, tiling)
+        count = passed_both(shared.k, shared.v, count, after, stages, others)
         sums = no_sums(0, tiling)
         if first < end:
             i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
@@ -252,9 +254,10 @@ def _own_queries(
             if not field(tiling, "wide"):
                 done += 1
         elif fetched and not field(tiling, "wide"):
+            # They came for the other group.
             passed(shared.q, done, 1, own)
             done += 1
-        count = passed_both(shared.k, shared.v, count, before, tiling)
+        count = passed_both(shared.k, shared.v, count, before, stages, others)
         row = start + 64 * group
         if field(tiling, "wide"):
             # It leaves from where the queries were.

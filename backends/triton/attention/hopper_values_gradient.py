@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import weights_of
-from einops_fast.backends.triton.attention.hopper_pipes import beside, fetch, passed, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper_pipes import beside, fetch, passed_both, pipe, released, room, there
 from einops_fast.backends.triton.attention.hopper_positions import own_blocks, queries_of, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
     added,
@@ -124,9 +124,7 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
         first, whole, whole_end, end, before, after = own_blocks(
             start, first, whole, whole_end, end, numbers, tiling, group
         )
-        passed(shared.q, count, before, stages)
-        passed(shared.d_out, count, before, stages)
-        count += before
+        count = passed_both(shared.q, shared.d_out, count, before, stages, stages)
         sums = no_sums(1, tiling)
         j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         there(shared.k, done, 1)
@@ -152,9 +150,7 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
             sums = added(_adding(weights, shared, count, sums, tiling), 0, 1, tiling)
             released(shared.d_out, count, stages)
             count += 1
-        passed(shared.q, count, after, stages)
-        passed(shared.d_out, count, after, stages)
-        count += after
+        count = passed_both(shared.q, shared.d_out, count, after, stages, stages)
         of = element * numbers.share
         leave(dv_desc, out, group, sums, 1.0, of, start + 64 * group, dtype, V, numbers, tiling)
         tma.store_wait(0)
