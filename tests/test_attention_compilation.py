@@ -34,7 +34,7 @@ from einops_fast.backends import torch_attention_runs
 from einops_fast.backends.triton.attention import hopper_call
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
-from einops_fast.backends.triton.ptx import untangled
+from einops_fast.backends.triton.compiling import untangled
 
 on = divmod(capability, 10)
 torch_attention_runs._device = lambda device: (on, 132)

@@ -27,7 +27,7 @@ from einops_fast.backends.triton import launch, tma_launch
 from einops_fast.backends.triton.candidates import BoxCandidate, KernelCandidate, kernel_candidates
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.fma_tiles import FmaTiling
-from einops_fast.backends.triton.ptx import untangled
+from einops_fast.backends.triton.compiling import untangled
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan

@@ -7,10 +7,10 @@ from operator import attrgetter
 from typing import Any
 
 from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
+from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
-from einops_fast.backends.triton.ptx import compiling
 
 __all__ = ["KernelCall"]
 

@@ -1,28 +1,34 @@
-"""PTX that is compiled as it says.
+"""Kernels that are compiled as they say: what is changed of them on their way through LLVM and ptxas.
 
-Warp groups multiply tiles in shared memory by way of descriptors: a tile's address with constants for its layout. Where
-a kernel has tiles of two layouts at one address, one after the other, and the address is known before a loop, ptxas
-12.8, which comes with Triton, may add these constants to registers that nothing has written (13.0 doesn't). Such tiles
-are those that can't be copied ahead of time, since they begin at odd places. The products are made of whatever is
-elsewhere in shared memory then, or the kernel is stopped for reading beyond it.
+**Descriptors.** Warp groups multiply tiles in shared memory by way of descriptors: a tile's address with constants for
+its layout. Where a kernel has tiles of two layouts at one address, one after the other, and the address is known before
+a loop, ptxas 12.8, which comes with Triton, may add these constants to registers that nothing has written (13.0
+doesn't). Such tiles are those that can't be copied ahead of time, since they begin at odd places. The products are made
+of whatever is elsewhere in shared memory then, or the kernel is stopped for reading beyond it.
 
 So of each layout's descriptors at such an address, the first is made as before, and the others by adding to the first.
+
+**Shifts.** LLVM turns pairs of like computations into one of vectors. Where one is ``x & 31`` and the other ``y << 3``,
+it shifts both, by 31 and by 3, promises that neither overflows, and takes the second of the results and leaves the
+first. The LLVM of Triton 3.6 then keeps the pair in 64 bits, and believes the promise: what overflows is mixed into the
+second number, such as an offset in memory. So no promises are made about shifts of vectors.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from triton import knobs
 
-__all__ = ["compiling", "untangled"]
+__all__ = ["compiling", "unpromised", "untangled"]
 
-_KEY = "-untangled"
+_KEY = "-untangled-unpromised"
 """What tells compiled kernels apart from those that Triton compiles otherwise."""
 
 _PLACE = re.compile(r"\tbfe\.u32 \t(%r\d+), %r\d+, 4, 14;")
@@ -35,6 +41,14 @@ _DESCRIPTOR = re.compile(r"\t(or\.b64|add\.s64) \t(%rd\d+), (%rd\d+), (-?\d+);")
 _WRITTEN = re.compile(r"\t(?:@!?%p\d+ )?[a-z][\w.:]* +\t?(%rd?\d+),")
 
 _BLOCK = re.compile(r"\$L__BB\w+:")
+
+
+_PROMISES = re.compile(r"\bshl (?:nuw |nsw )+(?=<)")
+
+
+def unpromised(llvm: str) -> str:
+    """The same program, for LLVM, without promises that shifts of vectors don't overflow."""
+    return _PROMISES.sub("shl ", llvm)
 
 
 def _mixed(ptx: str) -> set[str]:
@@ -87,7 +101,7 @@ _other: Any = None
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """While this is open, Triton's PTX is :func:`untangled`, in all threads."""
+    """While this is open, what Triton compiles is :func:`unpromised` and :func:`untangled`, in all threads."""
     global _users, _other
     with _lock:
         if not _users:
@@ -111,7 +125,12 @@ def _stages(*given: Any) -> tuple[str, str] | None:
     if other is not None:
         other(*given)
     stages = given[1]
-    make = stages.get("ptx")
-    if make is not None:
-        stages["ptx"] = lambda source, metadata: untangled(make(source, metadata))
+    for stage, change in (("llir", unpromised), ("ptx", untangled)):
+        if stage in stages:
+            stages[stage] = partial(_changed, change, stages[stage])
     return None
+
+
+def _changed(change: Callable[[str], str], make: Callable[[Any, Any], str], source: Any, metadata: Any) -> str:
+    """What a stage makes of a program, with what is changed of it."""
+    return change(make(source, metadata))

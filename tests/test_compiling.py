@@ -1,4 +1,4 @@
-"""Programs that ptxas would not compile as they say."""
+"""Kernels that LLVM or ptxas would not compile as they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
-from einops_fast.backends.triton.ptx import compiling, untangled
+from einops_fast.backends.triton.compiling import compiling, unpromised, untangled
 
 START = """
 \tbfe.u32 \t%r152, %r151, 4, 14;
@@ -63,9 +63,16 @@ def test_the_first_may_be_a_sum_with_bits_of_an_address() -> None:
     assert untangled(START + combined).endswith("%rd88, %rd32, -4611685949707911136;\n\tadd.s64 \t%rd89, %rd88, 32;\n")
 
 
+def test_nothing_is_promised_of_shifts_of_vectors() -> None:
+    shifted = "%18 = shl nuw nsw <2 x i32> %16, <i32 31, i32 3>"
+    assert unpromised(shifted) == "%18 = shl <2 x i32> %16, <i32 31, i32 3>"
+    for as_it_is in ("%12 = shl nuw nsw i32 %10, 3", "%9 = add nuw nsw <2 x i32> %8, splat (i32 14)"):
+        assert unpromised(as_it_is) == as_it_is
+
+
 def test_triton_compiles_that() -> None:
     """In all threads that are at it, besides what others have Triton do, and for as long as that."""
-    stages = {"ptx": lambda source, metadata: source}
+    stages = dict.fromkeys(("llir", "ptx"), lambda source, metadata: source)
     other = mock.Mock(return_value=("key", "digest"))
     with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", other):
         with compiling():
@@ -80,4 +87,5 @@ def test_triton_compiles_that() -> None:
     assert digest.startswith("digest")
     assert key != "key"
     assert other.call_args_list == [mock.call(), mock.call(None, stages, None, None, 90)]
+    assert stages["llir"]("shl nuw <2 x i32> %1, %2", {}) == "shl <2 x i32> %1, %2"
     assert stages["ptx"](START + OF_ANOTHER_LAYOUT, {}) == untangled(START + OF_ANOTHER_LAYOUT)
