@@ -385,3 +385,23 @@ def test_loops_run_along_the_largest_arrays() -> None:
     way = kernel_candidates(fused_step("badc,da->cab", (large, small)), "float32", ON)[0]
     runs = {axis.size for group in way.tiling.free.groups for axis in group.axes[-1:]}
     assert runs == {31, 96}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("cba,cab->ab", ((20, 40, 33), (20, 33, 40))),
+        ("abc,acb->", ((5, 33, 70), (5, 70, 33))),
+        ("ab->b", ((3000, 7),)),
+        ("bacd,da->bca", ((3, 35, 20, 6), (6, 35))),
+    ],
+)
+def test_loops_in_tiles_of_every_shape(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """With runs along one axis or two, in steps or whole, in parts or not: the best of each."""
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    kinds: dict[Any, Candidate] = {}
+    for way in kernel_candidates(fused_step(equation, operands), "float16", ON):
+        blocks = tuple(group.block > 1 for role in (way.tiling.free, way.tiling.summed) for group in role.groups)
+        kinds.setdefault((blocks, way.tiling.split > 1, way.tiling.summed.tiles > 1), way)
+    assert len(kinds) > 2
+    check(equation, operands, list(kinds.values()))

@@ -11,6 +11,7 @@ from einops_fast.backends.triton.candidates import Candidate, LibraryCalls, Libr
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.chains import products
 from einops_fast.steps import Epilogue, Fused, Multiply
 
@@ -28,6 +29,9 @@ _OF_KIND, _KIND_MARGIN = 2, 3.0
 
 _MOST = {"auto": 6, "always": 24}
 """The most tilings of each kernel that are measured, by mode."""
+
+_MOST_LOOPS = {"auto": 10, "always": 24}
+"""The same of the reduction kernel, which is compiled in less time."""
 
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
@@ -125,7 +129,8 @@ class Choice:
             # Of each kind some: how one does against another isn't foreseen so well.
             before = [each.kind for each in near].count(way.kind)
             margin = max(_MARGIN[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
-            if before < _MOST[self.mode] and way.seconds <= margin * least:
+            most = _MOST_LOOPS if way.kind is ReductionTiling else _MOST
+            if before < most[self.mode] and way.seconds <= margin * least:
                 near.append(way)
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near

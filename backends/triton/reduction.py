@@ -56,6 +56,11 @@ class ReductionTiling:
         return self.free.groups[0].block > 1
 
     @property
+    def block(self) -> int:
+        """Products that a program forms at a time."""
+        return self.free.block * self.summed.block
+
+    @property
     def elements(self) -> int:
         """Of the result."""
         return self.free.extent

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from functools import lru_cache
+from itertools import product
+from math import inf, prod
 
 from einops_fast.backends.triton.reduction import ReductionTiling
+from einops_fast.backends.triton.reduction_costs import reduction_seconds
 from einops_fast.backends.triton.tiling import (
     Axis,
     Group,
@@ -24,8 +27,17 @@ __all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
 _PASSING = (8 << 20, 192 << 20)
 """Bytes of an operand that is better not kept in the cache, as measured on an H200."""
 
-_RUN = 32
+_RUNS = 32, 64
 """Neighbours that a tile takes along a second contiguous axis."""
+
+_WARPS = {1024: 2, 2048: 4, 4096: 4, 8192: 8}
+"""Products that a program forms at a time, and its warps."""
+
+_MOST_EMPTY = 2.1
+"""How many times as many positions tiles may have as there are."""
+
+_PROGRAMS, _FEW_STEPS = (4, 8), 4
+"""For each multiprocessor, if the summed range is cut into parts; it isn't if a program has so few steps anyway."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ def _largest(problem: Reduction) -> int:
     return max(range(problem.operands), key=problem.size)
 
 
+@lru_cache(maxsize=1024)
 def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, ReductionTiling]]:
     """Tilings with predicted seconds, the most promising first.
 
@@ -70,27 +83,33 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, Re
         item: bytes of an element.
         on: ceilings of the device.
     """
+    found = _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf)
+    passing, sizes = _passing(problem, item), [problem.size(array) for array in range(problem.operands + 1)]
     free, summed = problem.extents
-    found: dict[ReductionTiling, None] = {}
-    for elements in (4096, 2048, 8192, 1024):
-        whole = power_of_two(summed)
-        depths = [min(whole, elements)]
-        if summed > 1 and free > 1:
-            depths += [depth for depth in (elements // 16, elements // 64) if 1 < depth < depths[0]]
-        for depth in depths:
-            width = min(elements // depth, power_of_two(free))
-            tiling = _of_blocks(problem, width, depth)
-            positions = tiling.free.block * tiling.summed.block
-            warps = 8 if positions >= 8192 else 4 if positions >= 512 else 1
-            tiling = replace(tiling, warps=warps, passing=_passing(problem, item))
-            found.update(dict.fromkeys(_splits(tiling, on)))
-    memory = sum(map(problem.size, range(problem.operands + 1))) * item / on.bandwidth
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
-    least = max(memory, 4 * free * summed * problem.operands / on.gemm_rate("float32"))
+    least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
+    timed = [
+        (max(reduction_seconds(each, sizes, item, on), least), each)
+        for tiling in found
+        for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
+    ]
+    return sorted(timed, key=lambda pair: pair[0])
+
+
+def _tiles(problem: Reduction, most_empty: float) -> list[ReductionTiling]:
+    """Tilings of a few sizes and all shapes, unsplit, with so many times as many positions as there are at most."""
+    out = problem.operands
+    order = sorted(range(out), key=problem.size, reverse=True)
+    # The result first of those of one size: what is written in pieces takes longer than what is read so.
+    free = _blocks(problem.free, sorted([out, *order], key=problem.size, reverse=True))
+    summed = _blocks(problem.summed, order)
+    positions = prod(problem.extents)
+    whole = max(role.block for role in free) * max(role.block for role in summed)
     return [
-        # Larger tiles have more loads in flight; the order of the list is what experience says beyond that.
-        (least * (1.05 + 0.03 * rank) + on.call * (2 if tiling.split > 1 else 1), tiling)
-        for rank, tiling in enumerate(found)
+        ReductionTiling(out, rows, sums, warps=_WARPS.get(rows.block * sums.block, 1))
+        for rows, sums in product(free, summed)
+        if rows.padded * sums.padded <= most_empty * positions
+        and (rows.block * sums.block in _WARPS or rows.block * sums.block == whole < min(_WARPS))
     ]
 
 
@@ -121,36 +140,35 @@ def sum_of_parts(parts: int, elements: int) -> ReductionTiling:
 
 
 def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
-    """The tiling with its summed range cut so that the device is full; in parts none of which is empty."""
+    """The tiling, and with its summed range cut for the device to be full; in parts none of which is empty."""
     programs, steps = tiling.free.tiles, tiling.summed.tiles
-    if programs >= 2 * on.units or steps < 8:
-        return [tiling]
-    # Many short programs: few long ones leave processors idle at the end.
-    split = min(-(-32 * on.units // programs), steps // 2)
-    each = -(-steps // split)
-    return [replace(tiling, split=-(-steps // each))] if split > 1 else [tiling]
+    found = {tiling: None}
+    for each in _PROGRAMS if steps >= _FEW_STEPS else ():
+        split = min(-(-each * on.units // programs), steps // 2)
+        if split > 1:
+            found[replace(tiling, split=-(-steps // -(-steps // split)))] = None
+    return list(found)
 
 
-def _of_blocks(problem: Reduction, width: int, depth: int) -> ReductionTiling:
-    out = problem.operands
-    order = sorted(range(out), key=problem.size, reverse=True)
-    # The result first of those of one size: what is written in pieces takes longer than what is read so.
-    free = _role(problem.free, sorted([out, *order], key=problem.size, reverse=True), width)
-    summed = _role(problem.summed, order, depth)
-    return ReductionTiling(out, free, summed, wide=problem.wide)
-
-
-def _role(axes: tuple[Axis, ...], arrays: Sequence[int], block: int) -> Role:
-    """Axes with a run along those where the most important arrays are contiguous, two at most."""
+def _blocks(axes: tuple[Axis, ...], arrays: Sequence[int]) -> list[Role]:
+    """Blocks of all sizes, with a run along those axes where the most important arrays are contiguous, two at most."""
     runs: list[Axis] = []
     for array in arrays:
         # Two windows that overlap make axes that are equal and yet not the same.
         runs += [axis for axis in axes if abs(axis.strides[array]) == 1 and not any(axis is run for run in runs)][:1]
-    runs = runs[:2]
-    rest = [axis for axis in by_stride(axes, arrays[0]) if not any(axis is run for run in runs)]
-    if len(runs) < 2:
-        return linear_role([*rest, *runs], block)
-    first, second = runs
-    along = min(_RUN, power_of_two(second.size), max(block // 8, 1))
-    inner = linear_role([*rest, first], max(block // along, 1))
-    return Role(inner.outer, (Group(along, (second,)), inner.groups[1]))
+    first, second = [*runs, None, None][:2]
+    rest = [axis for axis in by_stride(axes, arrays[0]) if axis is not first]
+    extent = prod(axis.size for axis in axes)
+    found = [linear_role([*rest, *runs[:1]], block) for block in _powers(power_of_two(extent))]
+    if first is not None and second is not None:
+        rest = [axis for axis in rest if axis is not second]
+        for along in {min(run, power_of_two(second.size)) for run in _RUNS}:
+            for block in _powers(power_of_two(-(-extent // second.size))):
+                inner = linear_role([*rest, first], block)
+                found.append(Role(inner.outer, (Group(along, (second,)), inner.groups[1])))
+    return found
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two that are no more than the largest tile, or ``most``."""
+    return [1 << power for power in range(min(most, max(_WARPS)).bit_length())]
