@@ -104,10 +104,10 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
         self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
     ) -> None:
         tiling = self.tiling
-        views = [tiling.left, tiling.right, tiling.out_piece, tiling.out_piece]
-        views += [tiling.right_rest, tiling.out_rest, tiling.out_rest]
-        # Nothing is copied to the result where the sums of parts are kept beside it.
-        result, kept = (operands[0], operands[0]) if tiling.split > 1 else (out, before)
+        # Nothing is copied to the result where threads write.
+        piece, rest = (tiling.left,) * 2 if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
+        views = [tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest]
+        result, kept = (operands[0], operands[0]) if tiling.by_threads else (out, before)
         arrays = [_flat(each) for each in (*operands, result, kept, operands[1], result, kept)]
         given = [
             Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)

@@ -35,6 +35,9 @@ PROBLEMS = [
     ("ik,kj->ij", (200, 328), (328, 72)),
     ("ik,kj->ij", (40, 520), (520, 24)),  # the sum in parts
     ("ik,kj->ij", (64, 16), (16, 40)),  # all smaller than a box
+    ("ik,jk->ij", (130, 72), (65, 72)),  # rows of the result begin at odd places
+    ("ahk,jk->jah", (3, 100, 72), (50, 72)),  # the result along rows, which are odd
+    ("ik,jk->ij", (70, 520), (33, 520)),  # the sum in parts, too
 ]
 
 

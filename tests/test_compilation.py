@@ -93,6 +93,7 @@ CASES = [
     "dbea,ec->abcd 64x64x64x64 64x64",  # another order of the result
     "acd,dbc->ab 288x64x288 288x288x64",  # on a copy, split
     "bik,bjk->ij 64x256x256 64x256x256",  # boxes, split
+    "ik,jk->ij 4096x256 257x256",  # boxes of which threads write the result
     "bi,oij,bj->bo 4096x128 128x128x128 4096x128",  # a product on the way
     "ai,ij,jk,kb->ab 4096x32 32x32 32x16 16x4096",  # a chain
     "nai,ij,nbj->abn 8x1024x24 24x17 8x1000x17",

@@ -20,6 +20,9 @@ _VECTOR = 16
 _POOR = 8
 """Below so many bytes, loads are slow enough for a copy to be worth a try."""
 
+_SMALL = 0.2
+"""An operand that is at most such a part of both is copied already where it could be loaded faster at all."""
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -33,9 +36,9 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     """Ways round operands that lie badly for a kernel: to copy one, or both, into another order.
 
     With tensor cores, that is where the operands are contiguous along two different contracted axes (the smaller
-    one is copied), and where one can't be loaded but by small pieces: its rows begin at odd places, or it is
-    contiguous along no row, column or contracted axis. Without, it is where an operand is contiguous along a
-    contracted axis at all, since threads then wait for the same bank of shared memory.
+    one is copied), and where one can't be loaded but by small pieces, or a small one not as fast as can be: its rows
+    begin at odd places, or it is contiguous along no row, column or contracted axis. Without, it is where an operand is
+    contiguous along a contracted axis at all, since threads then wait for the same bank of shared memory.
 
     Args:
         step: a step of two operands.
@@ -65,7 +68,7 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     poor = {
         at: not _along_free(step, at)
         for at in smaller_first
-        if loaded_bytes(loops.batch, loops.inner, at, item) < _POOR
+        if loaded_bytes(loops.batch, loops.inner, at, item) < (_VECTOR if sizes[at] <= _SMALL * sum(sizes) else _POOR)
     }
     ways += [dict(list(poor.items())[:count]) for count in range(1, len(poor) + 1)]
     return [_copying(step, way, item) for way in ways]

@@ -32,9 +32,9 @@ from einops_fast.backends.triton.tma_epilogue import (
     bias_of,
     finish_in_pieces,
     hand_over,
-    keep_sums,
     last_meanwhile,
     put,
+    write,
 )
 from einops_fast.backends.triton.tma_tiles import flat_box, place_of, steps_of, tile_of, tiles_of
 
@@ -91,7 +91,7 @@ def _load(copying, tiling: gl.constexpr):
 @gluon.jit
 def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does: its rows of every tile."""
-    arrays, bias, sums, operands, results, barriers = shared
+    arrays, bias, written, operands, results, barriers = shared
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
     full, empty = barriers
@@ -140,10 +140,14 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
         added = bias_of(bias, following, group, 0, width, tiling)
         added_further = bias_of(bias, following, group, width, rest, tiling)
-        if field(tiling, "split") > 1:
-            keep_sums(product, sums, number, group, 0, width, tiling)
+        if field(tiling, "by_threads"):
+            if epilogue is not None:
+                product = activated(product, epilogue, written.dtype.element_ty)
+                if rest > 0:
+                    further = activated(further, epilogue, written.dtype.element_ty)
+            write(product, written, number, group, 0, width, tiling)
             if rest > 0:
-                keep_sums(further, sums, number, group, width, rest, tiling)
+                write(further, written, number, group, width, rest, tiling)
         elif field(tiling, "pieces") > 1:
             finish_in_pieces(product, further, arrays, results[0], batch, row, column, group, tiling)
         else:
@@ -172,14 +176,14 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
 
 @gluon.jit
 def box_kernel(
-    left, right, out, before, right_rest, out_rest, before_rest, bias, sums, tiling: gl.constexpr
+    left, right, out, before, right_rest, out_rest, before_rest, bias, written, tiling: gl.constexpr
 ):  # fmt: skip
     """Write all tiles of the result.
 
     Without a second part, its descriptors are those of the first. ``before`` is for the sums as they are before the
-    activation, where an epilogue keeps them, and else the result; ``bias`` is any address where there is none.
-    ``sums`` is for those of all parts one after the other, where the steps are cut into parts: nothing is written to
-    the result then.
+    activation, where an epilogue keeps them, and else the result; ``bias`` is any address where there is none. What
+    threads write goes to the address ``written``: the result, or sums of all parts one after the other. The descriptors
+    of the result are those of the left operand then, and nothing is written there.
     """
     take_turn(tiling)
     dtype: gl.constexpr = left.dtype
@@ -194,7 +198,7 @@ def box_kernel(
         b_rest = gl.allocate_shared_memory(dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
     c = b
     c_rest = b
-    if field(tiling, "split") == 1:
+    if not field(tiling, "by_threads"):
         boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
         c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
         if rest > 0 and field(tiling, "pieces") == 1:
@@ -210,7 +214,7 @@ def box_kernel(
     barriers = (full, empty)
     fence_async_shared()
     barrier()
-    shared = (arrays, bias, sums, operands, results, barriers)
+    shared = (arrays, bias, written, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")

@@ -25,9 +25,9 @@ __all__ = [
     "bias_of",
     "finish_in_pieces",
     "hand_over",
-    "keep_sums",
     "last_meanwhile",
     "put",
+    "write",
 ]
 
 
@@ -122,10 +122,12 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
 
 
 @gluon.jit
-def keep_sums(
-    product, sums, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
+def write(
+    product, array, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
 ):  # fmt: skip
-    """Write a warp group's sums of one part, from one of the tile's columns on; they lie as the result does.
+    """Write a warp group's rows of a tile, from one of its columns on, by threads.
+
+    To the result, or to an array with sums of all parts, one after the other, each of which lies as the result does.
 
     Eight rows of a column, or eight columns of a row, are a sector of memory, whichever of them are neighbours there.
     """
@@ -139,16 +141,16 @@ def keep_sums(
     columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
     row_exists = (place[down] + rows < field(dim_of(out, down), "size"))[:, None]
     exists = row_exists & (place[across] + columns < field(dim_of(out, across), "size"))[None, :]
-    sums += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "elements")
+    if field(tiling, "split") > 1:
+        array += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "elements")
     for at in gl.static_range(field(out, "rank")):
-        sums += place[at].to(gl.int64) * field(dim_of(out, at), "stride")
+        array += place[at].to(gl.int64) * field(dim_of(out, at), "stride")
         if at != down and at != across:
             # One group's rows may lie beyond the last ones along another axis.
             exists &= place[at] < field(dim_of(out, at), "size")
     downwards = rows * field(dim_of(out, down), "stride")
-    gl.store(
-        sums + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :], product, mask=exists
-    )
+    places = array + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :]
+    gl.store(places, product.to(array.dtype.element_ty), mask=exists)
 
 
 @gluon.jit

@@ -77,15 +77,16 @@ class BoxKernel:
     def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
         self.tiling = tiling
         self._programs = min(tiling.total, units)
-        views = {"left": tiling.left, "right": tiling.right, "out": tiling.out_piece}
+        piece, rest = (tiling.left,) * 2 if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
+        views = {"left": tiling.left, "right": tiling.right, "out": piece}
         left, right, out = (
             Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()
         )
         self._descriptors = left, right, out, out, right, out, out, None, None
-        views |= {"before": tiling.out_piece, "right_rest": tiling.right_rest}
-        views |= {"out_rest": tiling.out_rest, "before_rest": tiling.out_rest}
+        views |= {"before": piece, "right_rest": tiling.right_rest, "out_rest": rest, "before_rest": rest}
         self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
-        self._types |= {"bias": f"*{DTYPES[dtype].name}", "sums": f"*{DTYPES['float32'].name}"}
+        written = DTYPES[dtype if tiling.split == 1 else "float32"]
+        self._types |= {"bias": f"*{DTYPES[dtype].name}", "written": f"*{written.name}"}
         self._compiled: Any = None
         self._launch: MappedLaunch | None = None
 
@@ -99,17 +100,18 @@ class BoxKernel:
         if launch is None:
             compiled = self._compiled or self.compile()
             self._launch = launch = MappedLaunch(compiled, self._programs, self._descriptors, (self.tiling,))
-        left, right, result = map(memory.pointer, (*operands, out))
+        left, right, written = map(memory.pointer, (*operands, out))
+        result = left if self.tiling.by_threads else written
         kept = result if before is out else memory.pointer(before)
-        third = result if bias is None else memory.pointer(bias)
-        addresses = (left, right, result, kept, right, result, kept, third, result)
+        third = written if bias is None else memory.pointer(bias)
+        addresses = (left, right, result, kept, right, result, kept, third, written)
         stream = memory.stream(device)
         if not launch.again(stream, addresses):
             launch(stream, addresses)
 
     def compile(self) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
-        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("bias", "sums")}
+        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("bias", "written")}
         types = {**self._types, "tiling": "constexpr"}
         source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, aligned)
         options: dict[str, Any] = {"num_warps": _WARPS}

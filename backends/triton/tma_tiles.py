@@ -85,6 +85,7 @@ class BoxTiling:
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
         split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
         resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
+        loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.
         leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
@@ -103,6 +104,7 @@ class BoxTiling:
     bias: tuple[int, ...] = ()
     split: int = 1
     resident: bool = False
+    loose: bool = False
     leads: bool = False
     follows: bool = False
 
@@ -124,12 +126,18 @@ class BoxTiling:
         pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
         parts = f", split {self.split}" if self.split > 1 else ", the right one stays" if self.resident else ""
         tile = f"{rows}×{self.width + self.rest}×{self.depth}"
-        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}"
+        loose = ", loose" if self.loose else ""
+        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}{loose}"
+
+    @property
+    def by_threads(self) -> bool:
+        """Whether threads write what they have multiplied, be it the result or sums of parts."""
+        return self.loose or self.split > 1
 
     @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
-        return self.pieces == 1 and ends_late(self.epilogue)
+        return self.pieces == 1 and not self.loose and ends_late(self.epilogue)
 
     @property
     def out_piece(self) -> View:

@@ -54,7 +54,9 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
     if item != _ITEM or problem.factored:
         return []
     tiled = _tiled_axes(problem)
-    if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT, OUT)):
+    if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT)):
+        return []
+    if _loose(problem) and problem.epilogue is not None and problem.epilogue.keeps:
         return []
     if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
@@ -85,6 +87,11 @@ def _copyable(problem: Contraction, array: int) -> bool:
         axis.strides[array] == 1 or (axis.strides[array] > 0 and axis.strides[array] * _ITEM % ALIGNMENT == 0)
         for axis in axes
     )
+
+
+def _loose(problem: Contraction) -> bool:
+    """Whether threads have to write the result."""
+    return not _copyable(problem, OUT)
 
 
 def _has_bias(problem: Contraction) -> bool:
@@ -157,11 +164,11 @@ def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     if batches * column_tiles > 1 or few or tiling.epilogue is not None or piece < 32:
         return
     pieces = max(1, tiling.width // piece)
-    leaving = _GROUP_ROWS * tiling.groups * piece * min(2, pieces) * _ITEM
+    leaving = 0 if tiling.loose else _GROUP_ROWS * tiling.groups * piece * min(2, pieces) * _ITEM
     right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
     stages = min((_SHARED - leaving - right) // _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
     if stages > 2:
-        yield replace(tiling, resident=True, pieces=pieces, stages=stages)
+        yield replace(tiling, resident=True, pieces=1 if tiling.loose else pieces, stages=stages)
 
 
 def _step_bytes(groups: int, width: int, depth: int) -> int:
@@ -172,7 +179,7 @@ def _step_bytes(groups: int, width: int, depth: int) -> int:
 def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
     """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
     yield 1
-    if ends_late(problem.epilogue) and not rest and width > _PIECE:
+    if ends_late(problem.epilogue) and not rest and width > _PIECE and not _loose(problem):
         yield width // _PIECE
 
 
@@ -214,7 +221,7 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     held = width + rest if pieces == 1 else 2 * width // pieces
-    leaving = _GROUP_ROWS * groups * held * _ITEM
+    leaving = 0 if _loose(problem) else _GROUP_ROWS * groups * held * _ITEM
     stages = min((_SHARED - leaving) // _step_bytes(groups, width + rest, depth), _MOST_STAGES)
     if stages < 2:
         return None
@@ -233,6 +240,7 @@ def _tiling(
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
+        loose=_loose(problem),
     )
 
 
