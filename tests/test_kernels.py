@@ -22,6 +22,7 @@ from einops_fast.backends.triton.candidates import Candidate, KernelCandidate, k
 from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.copies import with_copies  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
@@ -385,6 +386,28 @@ def test_loops_run_along_the_largest_arrays() -> None:
     way = kernel_candidates(fused_step("badc,da->cab", (large, small)), "float32", ON)[0]
     runs = {axis.size for group in way.tiling.free.groups for axis in group.axes[-1:]}
     assert runs == {31, 96}
+
+
+def test_copies_have_aligned_rows() -> None:
+    """A row is all that the other operand steps through as through one axis; a short one isn't made much longer."""
+    for equation, shapes, row in (
+        ("aedb,deca->cba", ((2, 6, 3, 20), (3, 6, 5, 2)), 24),  # 18
+        ("aedb,ecda->cba", ((2, 6, 65, 20), (6, 5, 65, 2)), 392),  # 390
+        ("adeb,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 64),  # 60
+        ("adbe,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 72),  # 3 of 20, each of them 24
+        ("aebd,deca->cba", ((2, 6, 20, 3), (3, 6, 5, 2)), 18),  # 6 of 3, which would be 8
+    ):
+        step = fused_step(equation, [randn(*shape, dtype="float16") for shape in shapes])
+        strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if 1 in copies]
+        assert strides
+        assert all(each[1] == row for each in strides), (equation, strides)
+
+
+def test_other_orders_where_the_result_is_contiguous_along_the_batch() -> None:
+    operands = [randn(*shape, dtype="float16") for shape in ((60, 200, 256), (60, 256, 200))]
+    found = kernel_candidates(fused_step("aij,ajk->kia", operands), "float16", ON)
+    assert {way.in_order for way in found} == {True, False}
+    assert not found[0].in_order
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,7 @@ def _direct(
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
             boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
-        if order == 0 and not any(tiling.scattered for _, tiling in tilings):
+        along_batch = isinstance(loops, Contraction) and loops.along_batch
+        if order == 0 and not along_batch and not any(tiling.scattered for _, tiling in tilings):
             break  # the kernel stores C order as fast as any other
     return sorted(found, key=lambda candidate: candidate.seconds)

@@ -75,6 +75,11 @@ class Contraction:
         return self.rows + self.columns + self.contracted
 
     @property
+    def along_batch(self) -> bool:
+        """Whether the result is contiguous along a batch axis, of which a tile has one index."""
+        return fastest(self.batch, OUT) is not None
+
+    @property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
         return needs_64_bits(self.inner, self.extents)
@@ -257,6 +262,9 @@ _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
 _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
+_SECTOR = 32
+"""Bytes that the cache writes at least."""
+
 
 def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
@@ -281,6 +289,9 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: 
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
     cache = idle * reads / (on.bandwidth * 1.5)
     memory = item * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
+    if problem.along_batch:
+        # Neighbours are written by different programs, each of them as a whole sector of the cache.
+        memory += _SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
     seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, item)] for operand in (LEFT, RIGHT))

@@ -24,6 +24,10 @@ _SMALL = 0.2
 """An operand that is at most such a part of both is copied already where it could be loaded faster at all."""
 
 
+_MOST_EMPTY = 1.5
+"""How many times as long as a row its place may be."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """A copy of one operand: a step of its own, and the strides that the copy gets, which may leave gaps."""
@@ -91,16 +95,37 @@ def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int,
         shape = tuple(loop.size for loop in order)
         labels = "".join(loop.label for loop in order)
         source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
-        strides = _padded_strides(shape, item)
+        strides = _padded_strides(shape, _joined(step, order, 1 - at), item)
         copies[at] = Copy(Fused((0,), labels, shape, source, False, ()), strides)
         step = replace(step, loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
     return copies, step
 
 
-def _padded_strides(shape: Sequence[int], item: int) -> tuple[int, ...]:
-    """C order, but with rows that begin where a thread can load at once."""
+def _joined(step: Fused, order: Sequence[Loop], other: int) -> int:
+    """How many of the last loops another array, which has them, too, steps through as through one.
+
+    That is the other operand where they are contracted, else the result.
+    """
+    of_result = dict(zip(step.labels, contiguous_strides(step.shape), strict=True))
+    strides = [of_result[loop.label] if loop.kept else loop.strides[other] for loop in order]
+    count = 1
+    for at in range(len(order) - 2, -1, -1):
+        if order[at].kept != order[-1].kept or strides[at] != strides[at + 1] * order[at + 1].size:
+            break
+        count += 1
+    return count
+
+
+def _padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:
+    """C order, but rows begin where a thread can load at once, unless that makes the copy much larger.
+
+    A row is ``joined`` of the last axes.
+    """
     whole = _VECTOR // item
-    return contiguous_strides([*shape[:-1], -(-shape[-1] // whole) * whole])
+    row = prod(shape[-joined:])
+    padded = -(-row // whole) * whole
+    outer = contiguous_strides([*shape[:-joined], padded if padded <= _MOST_EMPTY * row else row])[:-1]
+    return *outer, *contiguous_strides(shape[-joined:])
 
 
 def _read_through(loops: Sequence[Loop], at: int, strides: dict[str, int]) -> tuple[Loop, ...]:

@@ -275,4 +275,7 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     if tiling.split > 1:
         # Sums of parts are written to the cache, and read from there.
         parts = 8 * tiling.split * tiling.elements / (on.bandwidth * _CACHE) + on.call / 2
+    elif tiling.loose:
+        # Sectors of the cache are written in pieces, and nothing is multiplied meanwhile.
+        parts = 4 * _ITEM * tiling.elements / (on.bandwidth * _CACHE)
     return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + parts + on.call
