@@ -296,7 +296,7 @@ def _direct(
     step, swapped = with_more_rows(step)
     for order, strides in enumerate(orders):
         loops = problem(step, strides)
-        tilings: list[tuple[float, Any]]
+        tilings: Sequence[tuple[float, Any]]
         if isinstance(loops, Reduction):
             tilings = reduction_tilings.tilings(loops, ITEM_SIZES[dtype], on)
         elif isinstance(loops, ChainProblem):

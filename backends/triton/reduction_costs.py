@@ -65,7 +65,7 @@ def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, 
 def _resident(tiling: ReductionTiling, item: int) -> int:
     """Programs that a multiprocessor works on at a time: each thread has its sums, and what it has loaded."""
     threads = 32 * tiling.warps
-    registers = min(24 + tiling.block / threads * (1 + tiling.operands * item / 8), 255)
+    registers = min(24 + tiling.block / threads * (max(item / 4, 1) + tiling.operands * item / 8), 255)
     return max(min(_THREADS // threads, int(_REGISTERS / (registers * threads)), _PROGRAMS), 1)
 
 

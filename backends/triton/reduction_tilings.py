@@ -75,7 +75,7 @@ def _largest(problem: Reduction) -> int:
 
 
 @lru_cache(maxsize=1024)
-def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, ReductionTiling]]:
+def tilings(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
     """Tilings with predicted seconds, the most promising first.
 
     Args:
@@ -93,7 +93,7 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> list[tuple[float, Re
         for tiling in found
         for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
     ]
-    return sorted(timed, key=lambda pair: pair[0])
+    return tuple(sorted(timed, key=lambda pair: pair[0]))
 
 
 def _tiles(problem: Reduction, most_empty: float) -> list[ReductionTiling]:

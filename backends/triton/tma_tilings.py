@@ -36,6 +36,9 @@ _LEAST_STEPS = 4
 _WIDE = 2 * 256
 """Columns of all warp groups from which on swaths of 16 tiles of rows were faster than of 8."""
 
+_FAR = 1 << 22
+"""Elements between neighbours of a result that threads write beyond which offsets in a tile may not fit in 32 bits."""
+
 _PIECE = 64
 """Columns that leave together, where not all do."""
 
@@ -56,7 +59,8 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
     tiled = _tiled_axes(problem)
     if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT)):
         return []
-    if _loose(problem) and problem.epilogue is not None and problem.epilogue.keeps:
+    keeps = problem.epilogue is not None and problem.epilogue.keeps
+    if _loose(problem) and (keeps or max(axis.strides[OUT] for axis in tiled) >= _FAR):
         return []
     if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
