@@ -9,7 +9,7 @@ constants were fitted to the times of 3500 tilings of 68 problems on an H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, gcd, hypot
+from math import ceil, gcd, hypot, prod
 
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.tiling import Group
@@ -71,12 +71,16 @@ def _resident(tiling: ReductionTiling, item: int) -> int:
 
 def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
     """Bytes of the sectors that a tile takes of an array."""
-    elements, run, align = 1, 1, _SECTOR
+    within = [taken for role in (tiling.free, tiling.summed) for group in role.groups for taken in _taken(group, array)]
+    elements, run = prod(count for _, _, count in within), 1
+    for stride, size, count in sorted(within):
+        if stride != run:
+            break
+        run *= count
+        if count < size:
+            break
+    align = _SECTOR
     for role in (tiling.free, tiling.summed):
-        for group in role.groups:
-            found, neighbours = _reach(group, array)
-            elements *= found
-            run = max(run, neighbours)
         for axis in (*role.outer, *role.groups[0].axes, *role.groups[1].axes):
             if abs(axis.strides[array]) > 1:
                 align = gcd(align, axis.strides[array] * item)
@@ -85,19 +89,16 @@ def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
     return elements // run * sectors
 
 
-def _reach(group: Group, array: int) -> tuple[int, int]:
-    """Elements of an array in a block, and how many of them are neighbours in memory."""
-    positions = left = min(group.block, group.extent)
-    elements, run, joined = 1, 1, True
+def _taken(group: Group, array: int) -> list[tuple[int, int, int]]:
+    """Of a group's axes that an array has: the step from neighbour to neighbour, the size, how many are in a block."""
+    found = []
+    left = min(group.block, group.extent)
     for axis in reversed(group.axes):
-        taken = min(axis.size, left)
-        left = -(-left // taken)
-        joined = joined and abs(axis.strides[array]) == run
-        if joined:
-            run *= axis.size
-        if axis.strides[array]:
-            elements *= taken
-    return elements, min(run, positions) if group.axes else 1
+        count = min(axis.size, left)
+        left = -(-left // count)
+        if axis.strides[array] and axis.size > 1:
+            found.append((abs(axis.strides[array]), axis.size, count))
+    return found
 
 
 def _directions(tiling: ReductionTiling, loads: Sequence[int]) -> int:

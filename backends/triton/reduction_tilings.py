@@ -30,6 +30,9 @@ _PASSING = (8 << 20, 192 << 20)
 _RUNS = 32, 64
 """Neighbours that a tile takes along a second contiguous axis."""
 
+_NEAR = 64
+"""Elements between neighbours along a role at most: then what lies between them is read with them."""
+
 _WARPS = {1024: 2, 2048: 4, 4096: 4, 8192: 8}
 """Products that a program forms at a time, and its warps."""
 
@@ -151,22 +154,45 @@ def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
 
 
 def _blocks(axes: tuple[Axis, ...], arrays: Sequence[int]) -> list[Role]:
-    """Blocks of all sizes, with a run along those axes where the most important arrays are contiguous, two at most."""
-    runs: list[Axis] = []
+    """Blocks of all sizes, with a run through what the most important arrays have as neighbours, two at most."""
+    # By position: two windows that overlap make axes that are equal and yet not the same.
+    runs: list[tuple[int, list[int]]] = []
     for array in arrays:
-        # Two windows that overlap make axes that are equal and yet not the same.
-        runs += [axis for axis in axes if abs(axis.strides[array]) == 1 and not any(axis is run for run in runs)][:1]
-    first, second = [*runs, None, None][:2]
-    rest = [axis for axis in by_stride(axes, arrays[0]) if axis is not first]
+        run = _run(axes, array)
+        if run and all(run[-1] != other[-1] for _, other in runs):
+            runs.append((array, run))
+    main = runs[0][0] if runs else arrays[0]
     extent = prod(axis.size for axis in axes)
-    found = [linear_role([*rest, *runs[:1]], block) for block in _powers(power_of_two(extent))]
-    if first is not None and second is not None:
-        rest = [axis for axis in rest if axis is not second]
-        for along in {min(run, power_of_two(second.size)) for run in _RUNS}:
-            for block in _powers(power_of_two(-(-extent // second.size))):
-                inner = linear_role([*rest, first], block)
-                found.append(Role(inner.outer, (Group(along, (second,)), inner.groups[1])))
+    found = [linear_role(by_stride(axes, main), block) for block in _powers(power_of_two(extent))]
+    for _, run in runs[1:2]:
+        fastest = runs[0][1][-1]
+        own = run[run.index(fastest) + 1 :] if fastest in run else run
+        second, rest = [axes[at] for at in own], [axis for at, axis in enumerate(axes) if at not in own]
+        width = prod(axis.size for axis in second)
+        for along in {min(most, power_of_two(width)) for most in _RUNS}:
+            for block in _powers(power_of_two(extent // width)):
+                role = linear_role(by_stride(rest, main), block)
+                found.append(Role(role.outer, (Group(along, tuple(second)), role.groups[1])))
     return found
+
+
+def _run(axes: tuple[Axis, ...], array: int) -> list[int]:
+    """Positions of axes through which an array steps from neighbour to neighbour, the fastest last; none if it doesn't.
+
+    It does, too, where what lies between two neighbours belongs to another role.
+    """
+    own = sorted(
+        (at for at, axis in enumerate(axes) if axis.strides[array]), key=lambda at: abs(axes[at].strides[array])
+    )
+    run: list[int] = []
+    reach = width = 1
+    for at in own:
+        stride = abs(axes[at].strides[array])
+        if stride > _NEAR if not run else stride != reach or width >= max(_RUNS):
+            break
+        run.insert(0, at)
+        reach, width = stride * axes[at].size, width * axes[at].size
+    return run
 
 
 def _powers(most: int) -> list[int]:
