@@ -24,8 +24,11 @@ from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.copies import with_copies  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.matrix_tiles import loaded_bytes  # noqa: E402
+from einops_fast.backends.triton.problems import problem  # noqa: E402
 from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
+from einops_fast.layout import contiguous_strides  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not interpreted():
@@ -401,6 +404,21 @@ def test_copies_have_aligned_rows() -> None:
         strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if 1 in copies]
         assert strides
         assert all(each[1] == row for each in strides), (equation, strides)
+
+
+def test_an_operand_is_loaded_through_several_axes() -> None:
+    """Where it steps through them as through one, be they short and the result in another order."""
+    for equation, shapes, loaded in (
+        ("ebca,de->bacd", ((16, 5, 8, 3), (24, 16)), 16),
+        ("ebca,de->bacd", ((16, 5, 7, 3), (24, 16)), 2),  # 105 from one contracted position to the next
+        ("ik,kj->ij", ((20, 65), (65, 24)), 2),  # rows and contracted positions are neighbours, but in no tile
+    ):
+        operands = [randn(*shape, dtype="float16") for shape in shapes]
+        step = fused_step(equation, operands)
+        loops = problem(step, contiguous_strides(step.shape))
+        assert isinstance(loops, Contraction)
+        assert loaded_bytes(loops.batch, loops.roles, 0, 2) == loaded
+        check(equation, operands, ways(equation, operands))
 
 
 def test_other_orders_where_the_result_is_contiguous_along_the_batch() -> None:

@@ -48,14 +48,14 @@ class ChainProblem:
         return tuple(prod(axis.size for axis in link) for link in self.links)
 
     @property
-    def inner(self) -> tuple[Axis, ...]:
+    def roles(self) -> tuple[tuple[Axis, ...], ...]:
         """All axes but those of the batch."""
-        return self.rows + self.columns + sum(self.links, ())
+        return self.rows, self.columns, *self.links
 
     @property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        return needs_64_bits(self.inner, (*self.extents, *self.depths))
+        return needs_64_bits(sum(self.roles, ()), (*self.extents, *self.depths))
 
 
 def chain_problem(
@@ -172,7 +172,7 @@ def _seconds(problem: ChainProblem, tiling: ChainTiling, dtype: str, on: Ceiling
     cache = idle * reads / (on.bandwidth * 1.5)
     memory = item * batch * (m * depths[0] + depths[-1] * n + m * n) / on.bandwidth
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory)
-    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, item)] for operand in (LEFT, RIGHT))
+    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
     # In small tiles, little is loaded at once.
     small: float = (8192 / min(8192, rows * tiling.columns.block)) ** 0.15
     seconds *= small

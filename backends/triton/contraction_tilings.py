@@ -62,7 +62,7 @@ class Contraction:
     @property
     def factored(self) -> bool:
         """Whether the left operand is the product of two arrays."""
-        return len(self.inner[0].strides) > FACTOR and self.epilogue is None
+        return len(sum(self.roles, ())[0].strides) > FACTOR and self.epilogue is None
 
     @property
     def results(self) -> int:
@@ -70,9 +70,9 @@ class Contraction:
         return 2 if self.epilogue is not None and self.epilogue.keeps else 1
 
     @property
-    def inner(self) -> tuple[Axis, ...]:
+    def roles(self) -> tuple[tuple[Axis, ...], ...]:
         """All axes but those of the batch."""
-        return self.rows + self.columns + self.contracted
+        return self.rows, self.columns, self.contracted
 
     @property
     def along_batch(self) -> bool:
@@ -82,7 +82,7 @@ class Contraction:
     @property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        return needs_64_bits(self.inner, self.extents)
+        return needs_64_bits(sum(self.roles, ()), self.extents)
 
 
 # Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
@@ -294,7 +294,7 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: 
         memory += _SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
-    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, item)] for operand in (LEFT, RIGHT))
+    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
     seconds *= (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
 

@@ -72,7 +72,7 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     poor = {
         at: not _along_free(step, at)
         for at in smaller_first
-        if loaded_bytes(loops.batch, loops.inner, at, item) < (_VECTOR if sizes[at] <= _SMALL * sum(sizes) else _POOR)
+        if loaded_bytes(loops.batch, loops.roles, at, item) < (_VECTOR if sizes[at] <= _SMALL * sum(sizes) else _POOR)
     }
     ways += [dict(list(poor.items())[:count]) for count in range(1, len(poor) + 1)]
     return [_copying(step, way, item) for way in ways]

@@ -226,7 +226,7 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
     memory = _ITEM * max(batch * (m * k + k * n + m * n), read / _CACHE) / on.bandwidth
     written = 8 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     pieces: float = max(
-        IN_PIECES[loaded_bytes(problem.batch, problem.inner, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
+        IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
     )
     regrouped: float = SCATTERED if tiling.regrouped else 1.0
     return (max(arithmetic, memory) + 0.3 * min(arithmetic, memory)) * pieces * regrouped + written + on.call

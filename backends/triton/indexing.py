@@ -30,18 +30,29 @@ __all__ = [
 
 
 @triton.constexpr_function
-def _length(axes):
-    return len(axes)
+def _steps(axes, array):
+    """Sizes and strides of the loops in one array, as few as can be.
+
+    Where the array steps through two as through one, others needn't; and what is a neighbour of what can't be seen by
+    the compiler once a position is taken apart.
+    """
+    joined = axes[0].joined(axes[1:], array) if axes else ()
+    return tuple((axis.size, axis.strides[array]) for axis in joined)
 
 
 @triton.constexpr_function
-def _size(axes, at):
-    return axes[at].size
+def _length(steps):
+    return len(steps)
 
 
 @triton.constexpr_function
-def _stride(axes, at, array):
-    return axes[at].strides[array]
+def _size(steps, at):
+    return steps[at][0]
+
+
+@triton.constexpr_function
+def _stride(steps, at):
+    return steps[at][1]
 
 
 @triton.constexpr_function
@@ -69,16 +80,17 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
     if wide:
         # A number of 64 bits makes what it is added to, or multiplied with, as wide.
         offset = offset + tl.full((), 0, tl.int64)
-    for at in tl.static_range(_length(axes) - 1, -1, -1):
+    steps: tl.constexpr = _steps(axes, array)
+    for at in tl.static_range(_length(steps) - 1, -1, -1):
         digit = index
         if at > 0:
-            digit = index % _size(axes, at)
-            index = index // _size(axes, at)
-        if _stride(axes, at, array) != 0:
+            digit = index % _size(steps, at)
+            index = index // _size(steps, at)
+        if _stride(steps, at) != 0:
             if wide:
-                offset += digit * tl.full((), _stride(axes, at, array), tl.int64)
+                offset += digit * tl.full((), _stride(steps, at), tl.int64)
             else:
-                offset += digit * _stride(axes, at, array)
+                offset += digit * _stride(steps, at)
     return offset
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd
 
 from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
@@ -87,15 +87,20 @@ def scattered(rows: Role, columns: Role) -> bool:
     )
 
 
-def loaded_bytes(batch: Sequence[Axis], inner: Sequence[Axis], array: int, item: int) -> int:
+def loaded_bytes(batch: Sequence[Axis], roles: Iterable[Sequence[Axis]], array: int, item: int) -> int:
     """How many bytes a thread can load at once: what all strides of the array but the contiguous one divide by.
 
     Args:
         batch: axes of which a tile has one index.
-        inner: all others.
+        roles: all others, by role: a tile has neighbours along all those of one that the array steps through as one.
         array: whose strides.
         item: bytes of an element.
     """
-    if fastest(inner, array) is None:
+    axes = [*batch]
+    for role in roles:
+        own = by_stride([axis for axis in role if axis.strides[array]], array)
+        axes += own[0].joined(own[1:], array) if own else ()
+    strides = [abs(axis.strides[array]) for axis in axes]
+    if 1 not in strides[len(batch) :]:
         return item
-    return gcd(16, *(item * axis.strides[array] for axis in (*batch, *inner) if abs(axis.strides[array]) > 1))
+    return gcd(16, *(item * stride for stride in strides if stride > 1))

@@ -33,6 +33,24 @@ class Axis:
     size: int
     strides: tuple[int, ...]
 
+    def encloses(self, inner: Axis, array: int) -> bool:
+        """Whether an array steps through this loop and the one inside it as through one."""
+        return self.strides[array] == inner.strides[array] * inner.size
+
+    def joined(self, inner: Sequence[Axis], array: int) -> tuple[Axis, ...]:
+        """This loop and those inside it, as few as can be for one array; strides in others are no longer right.
+
+        >>> Axis(4, (12, 5)).joined([Axis(3, (4, 1))], 0)
+        (Axis(size=12, strides=(4, 1)),)
+        """
+        found = [self]
+        for axis in inner:
+            if found[-1].encloses(axis, array):
+                found[-1] = Axis(found[-1].size * axis.size, axis.strides)
+            else:
+                found.append(axis)
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -115,9 +133,7 @@ def merge_axes(axes: Sequence[Axis]) -> tuple[Axis, ...]:
     for axis in axes:
         if axis.size == 1:
             continue
-        if merged and all(
-            outer == inner * axis.size for outer, inner in zip(merged[-1].strides, axis.strides, strict=True)
-        ):
+        if merged and all(merged[-1].encloses(axis, array) for array in range(len(axis.strides))):
             merged[-1] = Axis(merged[-1].size * axis.size, axis.strides)
         else:
             merged.append(axis)
