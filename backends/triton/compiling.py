@@ -42,7 +42,6 @@ _WRITTEN = re.compile(r"\t(?:@!?%p\d+ )?[a-z][\w.:]* +\t?(%rd?\d+),")
 
 _BLOCK = re.compile(r"\$L__BB\w+:")
 
-
 _PROMISES = re.compile(r"\bshl (?:nuw |nsw )+(?=<)")
 
 

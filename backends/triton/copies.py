@@ -23,7 +23,6 @@ _POOR = 8
 _SMALL = 0.2
 """An operand that is at most such a part of both is copied already where it could be loaded faster at all."""
 
-
 _MOST_EMPTY = 1.5
 """How many times as long as a row its place may be."""
 

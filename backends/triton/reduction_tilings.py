@@ -188,7 +188,8 @@ def _run(axes: tuple[Axis, ...], array: int) -> list[int]:
     reach = width = 1
     for at in own:
         stride = abs(axes[at].strides[array])
-        if stride > _NEAR if not run else stride != reach or width >= max(_RUNS):
+        near = (stride == reach and width < max(_RUNS)) if run else stride <= _NEAR
+        if not near:
             break
         run.insert(0, at)
         reach, width = stride * axes[at].size, width * axes[at].size
