@@ -120,6 +120,14 @@ def test_a_right_operand_that_stays(
         check(equation, operands, stays)
 
 
+def test_a_result_that_the_hardware_writes_in_another_order() -> None:
+    operands = [torch.randn(shape).half() for shape in ((136, 72), (65, 72))]
+    with boxes_on_cpu(2):
+        found = boxes_executed("ik,jk->ij", operands)
+        assert {(each.tiling.loose, each.in_order) for each in found} == {(True, True), (False, False)}
+        check("ik,jk->ij", operands, found)
+
+
 @on_hopper
 @pytest.mark.gpu
 def test_boxes_of_slices() -> None:

@@ -312,10 +312,11 @@ def _direct(
                 KernelCandidate(order, seconds, tiling, step, strides, swapped, dtype)
                 for seconds, tiling in fma_tilings(loops, on)
             ]
+        apart = isinstance(loops, Contraction) and loops.along_batch
         if isinstance(loops, Contraction) and not is_integer(dtype) and copies_boxes():
             boxes = box_tilings(loops, ITEM_SIZES[dtype], on)[:_BOXES_WORTH_TRYING]
             found += [BoxCandidate(order, seconds, tiling, kernels[0], on.units) for seconds, tiling in boxes]
-        along_batch = isinstance(loops, Contraction) and loops.along_batch
-        if order == 0 and not along_batch and not any(tiling.scattered for _, tiling in tilings):
-            break  # the kernel stores C order as fast as any other
+            apart = apart or any(tiling.loose for _, tiling in boxes)
+        if order == 0 and not apart and not any(tiling.scattered for _, tiling in tilings):
+            break  # the kernels store C order as fast as any other
     return sorted(found, key=lambda candidate: candidate.seconds)
