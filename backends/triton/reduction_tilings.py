@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import inf, prod
+from math import inf, log2, prod
 
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.reduction_costs import reduction_seconds
@@ -35,6 +35,9 @@ _NEAR = 64
 
 _WARPS = {1024: 2, 2048: 4, 4096: 4, 8192: 8}
 """Products that a program forms at a time, and its warps."""
+
+_USUAL, _AS_GOOD = 4096, 1.03
+"""Products of a tile that mostly does well, and how many times the least time counts as being predicted as good."""
 
 _MOST_EMPTY = 2.1
 """How many times as many positions tiles may have as there are."""
@@ -96,7 +99,16 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, R
         for tiling in found
         for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
     ]
-    return tuple(sorted(timed, key=lambda pair: pair[0]))
+    timed.sort(key=lambda pair: pair[0])
+    best = timed[0][0]
+    # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
+    usual = min((tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best), key=_unusual)
+    return (best, usual), *(pair for pair in timed if pair[1] != usual)
+
+
+def _unusual(tiling: ReductionTiling) -> float:
+    """How far a tile's size is from one that has mostly done well."""
+    return abs(log2(tiling.block / _USUAL))
 
 
 def _tiles(problem: Reduction, most_empty: float) -> list[ReductionTiling]:
