@@ -105,7 +105,7 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
     ) -> None:
         tiling = self.tiling
         # Nothing is copied to the result where threads write.
-        piece, rest = (tiling.left,) * 2 if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
+        piece, rest = tiling.leaving
         views = [tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest]
         result, kept = (operands[0], operands[0]) if tiling.by_threads else (out, before)
         arrays = [_flat(each) for each in (*operands, result, kept, operands[1], result, kept)]

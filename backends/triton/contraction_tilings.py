@@ -14,6 +14,7 @@ from einops_fast.backends.triton.matrix_tiles import (
     OUT,
     RIGHT,
     SCATTERED,
+    SECTOR,
     SHARED,
     fastest,
     free_role,
@@ -262,9 +263,6 @@ _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
 _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
-_SECTOR = 32
-"""Bytes that the cache writes at least."""
-
 
 def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
@@ -291,7 +289,7 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: 
     memory = item * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
     if problem.along_batch:
         # Neighbours are written by different programs, each of them as a whole sector of the cache.
-        memory += _SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
+        memory += SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
     seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))

@@ -15,6 +15,7 @@ __all__ = [
     "OUT",
     "RIGHT",
     "SCATTERED",
+    "SECTOR",
     "SHARED",
     "fastest",
     "free_role",
@@ -39,8 +40,8 @@ SCATTERED = 1.6
 IN_PIECES = {16: 1.0, 8: 1.15, 4: 1.6, 2: 3.0, 1: 3.0}
 """where strides let a thread load no more than so many bytes of an operand at once."""
 
-_RUN_BYTES = 32
-"""Neighbours that a tile takes along a second contiguous axis: a sector of the memory system."""
+SECTOR = 32
+"""Bytes that caches read and write at least; so many neighbours a tile takes along a second contiguous axis."""
 
 
 def fastest(axes: Sequence[Axis], array: int) -> Axis | None:
@@ -66,7 +67,7 @@ def free_role(axes: tuple[Axis, ...], operand: int, block: int, run: int) -> Rol
 
 def run_length(item: int) -> int:
     """Elements of so many bytes that a tile takes along a second contiguous axis."""
-    return max(_RUN_BYTES // item, 8)
+    return max(SECTOR // item, 8)
 
 
 def run_block(size: int, run: int) -> int:

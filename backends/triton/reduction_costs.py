@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, gcd, hypot, prod
 
+from einops_fast.backends.triton.matrix_tiles import SECTOR
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.tiling import Group
 from einops_fast.cost import Ceilings
 
 __all__ = ["reduction_seconds"]
-
-_SECTOR = 32
-"""Bytes that caches read at least."""
 
 _CACHE = 1.35
 """How many times as fast as memory the cache is."""
@@ -79,13 +77,13 @@ def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
         run *= count
         if count < size:
             break
-    align = _SECTOR
+    align = SECTOR
     for role in (tiling.free, tiling.summed):
         for axis in (*role.outer, *role.groups[0].axes, *role.groups[1].axes):
             if abs(axis.strides[array]) > 1:
                 align = gcd(align, axis.strides[array] * item)
     # What begins anywhere reaches into one sector more.
-    sectors = -(-run * item // _SECTOR) * _SECTOR if align == _SECTOR else run * item + _SECTOR - align
+    sectors = -(-run * item // SECTOR) * SECTOR if align == SECTOR else run * item + SECTOR - align
     return elements // run * sectors
 
 

@@ -77,7 +77,7 @@ class BoxKernel:
     def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
         self.tiling = tiling
         self._programs = min(tiling.total, units)
-        piece, rest = (tiling.left,) * 2 if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
+        piece, rest = tiling.leaving
         views = {"left": tiling.left, "right": tiling.right, "out": piece}
         left, right, out = (
             Descriptor([dim.size for dim in view.dims], [dim.stride for dim in view.dims]) for view in views.values()

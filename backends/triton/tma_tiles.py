@@ -135,6 +135,11 @@ class BoxTiling:
         return self.loose or self.split > 1
 
     @property
+    def leaving(self) -> tuple[View, View]:
+        """How the result is seen by what the hardware writes, both parts; the left operand where threads write it."""
+        return (self.left, self.left) if self.by_threads else (self.out_piece, self.out_rest)
+
+    @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
         return self.pieces == 1 and not self.loose and ends_late(self.epilogue)
