@@ -109,7 +109,8 @@ class Strides(NamedTuple):
 
     ``pages`` has those of a page of k, a page of v, of the block table's rows, and twice that of its columns: a 1 here
     is lost by Triton when a function that got it calls others. ``parts`` has those from one part of the result to the
-    next, and of the logarithms.
+    next, and of the logarithms. ``end`` is there for Triton 3.6: of a tuple that got into a branch or a loop, it loses
+    each 1 in those inside it that come after its own last constant, which this is.
     """
 
     q: Any = None
@@ -130,6 +131,7 @@ class Strides(NamedTuple):
     kv_segments: Any = None
     pages: Any = None
     parts: Any = None
+    end: Any = None
 
 
 class Lengths(NamedTuple):
