@@ -8,7 +8,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from attention_problems import attention, check, leaves, randn, run, tiles
+from attention_problems import DEVICE, attention, check, leaves, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends import torch_attention
@@ -74,16 +74,25 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def assert_same(found: Any, expected: Any) -> None:
+    """To the last bit, but for what a GPU's compiler makes of other strides: it may add up a row in another order."""
+    if DEVICE == "cpu":
+        assert torch.equal(found, expected)
+    else:
+        largest = float(expected.detach().abs().nan_to_num(posinf=0).max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=16 * torch.finfo(found.dtype).eps * largest)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_do_not_matter(layout: str) -> None:
-    """Values must be the same to the last bit, and gradients likewise."""
+    """Not to values, and not to gradients."""
     spec, inputs = attention((2, 1), 17, 18, head_dim=20, bias=(2, 1, 17, 18), mask=(2, 1, 17, 18), causal=True)
     relaid = [LAYOUTS[layout](each) for each in (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.mask)]
     with tiles():
         expected = run(spec, AttentionInputs(*(each.contiguous() for each in relaid)))
         found = run(spec, AttentionInputs(*relaid))
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert_same(found[name], value)
 
 
 def test_gradients_lie_as_their_operands() -> None:
@@ -116,7 +125,8 @@ def test_gradients_of_any_layout_come_in() -> None:
             found = torch.autograd.grad([out, lse], [leaf.q, leaf.k, leaf.v], [d_out, d_lse], retain_graph=True)
             plain = [d_out.contiguous(), d_lse.contiguous()]
             expected = torch.autograd.grad([out, lse], [leaf.q, leaf.k, leaf.v], plain)
-            assert all(map(torch.equal, found, expected))
+            for value, plainly in zip(found, expected, strict=True):
+                assert_same(value, plainly)
 
 
 def test_logarithms_that_nobody_asked_for() -> None:
