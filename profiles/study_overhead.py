@@ -31,6 +31,17 @@ families: dict[str, tuple[Case, ...]] = {"public": (TINY,)}
 own_cases = False
 peers: tuple[str, ...] = ()
 
+CHOSEN = tuple(
+    Case(f"first call of {equation}, its choice on disk", equation, shapes)
+    for equation, shapes in (
+        ("bik,bkj->bij", ((16, 1024, 512), (16, 512, 1024))),
+        ("bind,bjnd->bnij", ((8, 512, 16, 64), (8, 512, 16, 64))),
+        ("acd,dbc->ab", ((288, 64, 288), (288, 288, 64))),
+        ("bij,bij->b", ((64, 512, 512), (64, 512, 512))),
+    )
+)
+"""Contractions that have kernels to choose among on a GPU."""
+
 IMPORT = """
 import numpy
 from time import perf_counter
@@ -61,6 +72,10 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
             yield Row.of(framework.name, replace(TINY, name="first call"), dtype, Timing(way.name, seconds))
             seconds = _observed(framework, way, dtype, clock)
             yield Row.of(framework.name, replace(TINY, name="tiny, observed"), dtype, Timing(way.name, seconds))
+    for case in CHOSEN if framework.device == "gpu" else ():
+        way = Way("fast_einsum", partial(einops_fast.fast_einsum, case.equation), framework)
+        seconds = _first_call(framework, way, dtype, 5 if options.quick else 50, case)
+        yield Row.of(framework.name, case, dtype, Timing(way.name, seconds))
     if framework.name == "numpy":
         seconds = _import(3 if options.quick else 15)
         yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
@@ -83,9 +98,10 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("Host time of a call", columns, cells)]
 
 
-def _first_call(framework: Framework, way: Way, dtype: str, rounds: int) -> float:
-    """Seconds of a call that has to make its plan."""
-    call = bind(way, inputs(TINY, framework, dtype, 0))
+def _first_call(framework: Framework, way: Way, dtype: str, rounds: int, case: Case = TINY) -> float:
+    """Seconds of a call that has to make its plan, when all that it compiles and measures has been there before."""
+    call = bind(way, inputs(case, framework, dtype, 0))
+    call()
     seconds = []
     for _ in range(rounds):
         clear_plans()
