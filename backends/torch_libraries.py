@@ -9,7 +9,7 @@ import torch
 from einops_fast.backends.base import Run
 from einops_fast.backends.torch import TorchBackend
 from einops_fast.backends.torch_copies import CopyingByKernel
-from einops_fast.backends.triton.candidates import LibraryCalls
+from einops_fast.backends.triton.ways import LibraryCalls
 from einops_fast.steps import Fused, Gemm
 
 __all__ = ["TurningSingles", "has_single", "other_libraries"]

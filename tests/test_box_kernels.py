@@ -15,12 +15,13 @@ from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from test_kernels import DEVICE, MEMORY, check  # noqa: E402
 
 from einops_fast.backends.triton import candidates  # noqa: E402
-from einops_fast.backends.triton.candidates import BoxCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import contraction  # noqa: E402
 from einops_fast.backends.triton.problems import problem  # noqa: E402
 from einops_fast.backends.triton.tiling import Axis  # noqa: E402
 from einops_fast.backends.triton.tma_launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.tma_tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.ways import BoxCandidate  # noqa: E402
 from einops_fast.layout import contiguous_strides  # noqa: E402
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")

@@ -18,9 +18,9 @@ from fake_memory import FakeMemory  # noqa: E402
 
 from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton import measuring  # noqa: E402
-from einops_fast.backends.triton.candidates import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
+from einops_fast.backends.triton.ways import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402
 
 
@@ -73,6 +73,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[...,
     def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
         libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
+        monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
         monkeypatch.setattr(module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
         further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
         return Choice(step, library.run(memory, 0), memory, "ieee", mode, further)

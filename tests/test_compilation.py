@@ -24,7 +24,8 @@ from triton.tools.disasm import path_to_cuobjdump
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton import launch, tma_launch
-from einops_fast.backends.triton.candidates import BoxCandidate, KernelCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import kernel_candidates
+from einops_fast.backends.triton.ways import BoxCandidate, KernelCandidate
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.fma_tiles import FmaTiling
 from einops_fast.backends.triton.compiling import untangled

@@ -28,9 +28,10 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.triton import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.candidates import LibraryCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.ways import LibraryCandidate  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not interpreted():

@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton import candidates
-from einops_fast.backends.triton.candidates import CopyCandidate, KernelCandidate, kernel_candidates
+from einops_fast.backends.triton import ways as ways_to_run
+from einops_fast.backends.triton.candidates import kernel_candidates
+from einops_fast.backends.triton.ways import CopyCandidate, KernelCandidate, TiledCandidate
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
@@ -33,24 +34,24 @@ def ways(equation: str, *shapes: tuple[int, ...]) -> list[Any]:
 @pytest.mark.parametrize("early", [False, True])
 def test_partial_sums_lead(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What adds them up may begin early, where the device is able to; nothing follows a whole sum."""
-    monkeypatch.setattr(candidates, "follow_early", lambda: early)
+    monkeypatch.setattr(ways_to_run, "follow_early", lambda: early)
     found = [way for way in ways("ik,kj->ij", (128, 1 << 16), (1 << 16, 128)) if isinstance(way, KernelCandidate)]
     assert {way.tiling.split > 1 for way in found} == {False, True}
     for way in found:
-        assert way.tiling.leads == (early and way.tiling.split > 1)
-        assert not way.tiling.follows
+        assert way.leads == (early and way.tiling.split > 1)
+        assert not way.follows
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_kernel_follows_a_copy(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the copy that is launched last."""
-    monkeypatch.setattr(candidates, "follow_early", lambda: early)
+    monkeypatch.setattr(ways_to_run, "follow_early", lambda: early)
     found = [way for way in ways("acd,dbc->ab", (288, 64, 288), (288, 288, 64)) if isinstance(way, CopyCandidate)]
-    found = [way for way in found if isinstance(way._then, KernelCandidate)]
+    found = [way for way in found if isinstance(way._then, TiledCandidate)]
     assert found
     for way in found:
         last = way._copies[max(way._copies)]
-        assert isinstance(last, KernelCandidate)
-        assert isinstance(way._then, KernelCandidate)
-        assert way._then.tiling.follows == last.tiling.leads == early
-        assert way._then.tiling.leads == (early and way._then.tiling.split > 1)
+        assert isinstance(last, TiledCandidate)
+        assert isinstance(way._then, TiledCandidate)
+        assert way._then.follows == last.leads == early
+        assert way._then.leads == (early and way._then.tiling.split > 1)

@@ -18,7 +18,8 @@ from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.candidates import Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.ways import Candidate  # noqa: E402
 from einops_fast.layout import contiguous_strides  # noqa: E402
 from einops_fast.notation import parse  # noqa: E402
 from einops_fast.plan import make_plan  # noqa: E402

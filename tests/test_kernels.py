@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 from fused_steps import KERNEL_DTYPES, ON, fused_step
 
-from einops_fast.steps import Arrange
+from einops_fast.steps import Arrange, Fused, Loop
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton.candidates import Candidate, KernelCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.copies import with_copies  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.matrix_tiles import loaded_bytes  # noqa: E402
-from einops_fast.backends.triton.problems import problem  # noqa: E402
+from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
 from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.reduction_tilings import Reduction  # noqa: E402
+from einops_fast.backends.triton.ways import Candidate, CopyCandidate, KernelCandidate  # noqa: E402
 from einops_fast.layout import contiguous_strides  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -391,6 +392,13 @@ def test_loops_run_along_the_largest_arrays() -> None:
     assert runs <= {31, 96}
 
 
+def test_a_copy_that_turns_axes_round_has_a_run_along_each() -> None:
+    """Read along one alone, neighbouring threads would write to as many places, or the other way round."""
+    loops = tuple(Loop(label, 64, (stride,), True) for label, stride in zip("dcef", (64**3, 64, 1, 64**2), strict=True))
+    way = kernel_candidates(Fused((0,), "dcef", (64,) * 4, loops, False, ()), "float16", ON)[0]
+    assert min(group.block for group in way.tiling.free.groups) >= 16
+
+
 def test_copies_have_aligned_rows() -> None:
     """A row is all that the other operand steps through as through one axis; a short one isn't made much longer."""
     for equation, shapes, row in (
@@ -401,9 +409,44 @@ def test_copies_have_aligned_rows() -> None:
         ("aebd,deca->cba", ((2, 6, 20, 3), (3, 6, 5, 2)), 18),  # 6 of 3, which would be 8
     ):
         step = fused_step(equation, [randn(*shape, dtype="float16") for shape in shapes])
-        strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if 1 in copies]
+        strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if [*copies] == [1]]
         assert strides
         assert all(each[1] == row for each in strides), (equation, strides)
+
+
+def test_copies_are_matrices() -> None:
+    """Rows and columns of such an operand are one axis each, in one order of the result; so are the contracted axes."""
+    operands = [randn(*shape, dtype="float16") for shape in ((4, 6, 5, 20), (3, 20, 8, 6))]
+    step = fused_step("aedf,bfce->abcd", operands)
+    copies, then = with_copies(step, 2, True)[-1]
+    assert copies.keys() == {0, 1}
+    orders = [problem(then, strides) for strides in layouts(then)]
+    assert any(isinstance(loops, Contraction) and {len(axes) for axes in loops.roles} == {1} for loops in orders)
+    begins = CopyCandidate.described(copies)
+    found = [way for way in kernel_candidates(step, "float16", ON) if way.name.startswith(begins)]
+    assert found
+    check("aedf,bfce->abcd", operands, found)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("aedf,bfce->abcd", ((4, 6, 5, 20), (3, 20, 8, 6))),
+        ("ik,kj->ij", ((100, 300), (300, 50))),
+        ("ij,j->ji", ((100, 300), (300,))),
+        ("ij,ij->i", ((100, 300), (100, 300))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    """That is how a choice on disk is taken up again."""
+    step = fused_step(equation, [randn(*shape, dtype=dtype) for shape in shapes])
+    for way in kernel_candidates(step, dtype, ON):
+        found = kernel_candidate(way.name, step, dtype, ON)
+        assert found is not None
+        assert found.name == way.name
+        assert getattr(found, "tiling", None) == getattr(way, "tiling", None)
+    assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
 
 
 def test_an_operand_is_loaded_through_several_axes() -> None:

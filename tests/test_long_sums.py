@@ -14,13 +14,14 @@ pytest.importorskip("triton")
 from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
 from test_kernels import DEVICE, MEMORY, randn  # noqa: E402
 
-from einops_fast.backends.triton.candidates import Candidate, KernelCandidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import Contraction  # noqa: E402
 from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.fma_tilings import fma_tilings, tiling_of  # noqa: E402
 from einops_fast.backends.triton.launch import interpreted  # noqa: E402
 from einops_fast.backends.triton.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.ways import Candidate, KernelCandidate  # noqa: E402
 
 Error = Callable[[Any], float]
 ERRORS: dict[str, Error] = {

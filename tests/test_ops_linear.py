@@ -22,12 +22,13 @@ from einops_fast.backends import torch_linear  # noqa: E402
 from einops_fast.backends.torch_activation import activation_by_torch  # noqa: E402
 from einops_fast.backends.triton import candidates  # noqa: E402
 from einops_fast.backends.triton import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.candidates import BoxCandidate, Candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
 from einops_fast.backends.triton.contraction_tilings import tilings  # noqa: E402
 from einops_fast.backends.triton.problems import problem  # noqa: E402
 from einops_fast.backends.triton.tma_launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.tma_tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.ways import BoxCandidate, Candidate  # noqa: E402
 from einops_fast.layout import contiguous_strides  # noqa: E402
 from einops_fast.nn import FusedLinear  # noqa: E402
 from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton.candidates import Candidate, LibraryCalls, LibraryCandidate, kernel_candidates
+from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.launch import interpreted
-from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
+from einops_fast.backends.triton.measuring import circumstances, keep, measure, remembered, works
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling
+from einops_fast.backends.triton.ways import Candidate, LibraryCalls, LibraryCandidate
 from einops_fast.chains import products
+from einops_fast.cost import Ceilings
 from einops_fast.steps import Epilogue, Fused, Multiply
 
 __all__ = ["Choice", "chosen_run", "left_to_library"]
@@ -100,15 +102,15 @@ class Choice:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
         libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
+        key = self._key(dtype)
+        if self.mode != "always" and not interpreted():
+            found = self._recalled(key, libraries, dtype, on)
+            if found is not None:
+                return found
         kernels = kernel_candidates(self.step, dtype, on, self.precision)
         if interpreted():
             return kernels[0]
         ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
-        key = self._key(dtype)
-        if self.mode != "always":
-            found = recall(key, ways)
-            if found is not None:
-                return found
         near = [] if self.mode == "never" else self._near(kernels, libraries)
         if len(near) < 2:
             return next(way for way in ways if works(way))
@@ -118,6 +120,17 @@ class Choice:
         best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
         keep(key, best, near, times)
         return best
+
+    def _recalled(
+        self, key: Mapping[str, Any], libraries: Sequence[Candidate], dtype: str, on: Ceilings
+    ) -> Candidate | None:
+        """What is on disk, if there is such a way still and it compiles; only this one is looked for."""
+        name = remembered(key)
+        if name is None:
+            return None
+        known = next((way for way in libraries if way.name == name), None)
+        known = known or kernel_candidate(name, self.step, dtype, on, self.precision)
+        return known if known is not None and works(known) else None
 
     def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
         """Those of which one may be the fastest, by their predictions; the library where it has a chance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import prod
 
 from einops_fast.backends.triton.contraction import ContractionTiling
@@ -53,34 +54,41 @@ class Contraction:
     contracted: tuple[Axis, ...]
     epilogue: Epilogue | None = None
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, int, int, int]:
         """Of batch, rows, columns and contracted axes."""
         roles = (self.batch, self.rows, self.columns, self.contracted)
         batch, m, n, k = (prod(axis.size for axis in role) for role in roles)
         return batch, m, n, k
 
-    @property
+    @cached_property
     def factored(self) -> bool:
         """Whether the left operand is the product of two arrays."""
         return len(sum(self.roles, ())[0].strides) > FACTOR and self.epilogue is None
 
-    @property
+    @cached_property
     def results(self) -> int:
         """How many arrays are written."""
         return 2 if self.epilogue is not None and self.epilogue.keeps else 1
 
-    @property
+    @cached_property
     def roles(self) -> tuple[tuple[Axis, ...], ...]:
         """All axes but those of the batch."""
         return self.rows, self.columns, self.contracted
 
-    @property
+    @cached_property
     def along_batch(self) -> bool:
         """Whether the result is contiguous along a batch axis, of which a tile has one index."""
         return fastest(self.batch, OUT) is not None
 
-    @property
+    @cached_property
+    def torn(self) -> bool:
+        """Whether rows, or columns, are contiguous along one axis in their operand and along another in the result."""
+        sides = ((self.rows, LEFT), (self.columns, RIGHT))
+        found = [(fastest(axes, operand), fastest(axes, OUT)) for axes, operand in sides]
+        return any(read is not None and written is not None and read != written for read, written in found)
+
+    @cached_property
     def wide(self) -> bool:
         """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
         return needs_64_bits(sum(self.roles, ()), self.extents)
@@ -162,31 +170,48 @@ def tilings(
     problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
 ) -> list[tuple[float, ContractionTiling]]:
     """Tilings with predicted seconds, fastest first."""
-    item = ITEM_SIZES[dtype]
+    item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
+    cut = _Cuts(problem, run_length(item), not one_by_one)
+    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
     found: dict[ContractionTiling, float] = {}
-    for shape in _INTEGER if is_integer(dtype) else _SINGLE if item >= 4 else _HALF:
-        for tiling in _of_shape(problem, shape, dtype, on, precision):
-            found[tiling] = _predicted(problem, tiling, dtype, on)
+    for shape in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
+        for tiling in _of_shape(problem, cut, shape, dtype, precision):
+            for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
+                for split in _splits(_fitting(each, item), on):
+                    found[split] = _predicted(problem, split, slower, dtype, on)
     return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
 
 
+class _Cuts:
+    """How the roles of a problem are cut into blocks, of which many tilings have the same.
+
+    Args:
+        problem: the loops.
+        run: elements that a tile takes along a second contiguous axis.
+        two_groups: whether the contracted axes may have two.
+    """
+
+    def __init__(self, problem: Contraction, run: int, two_groups: bool) -> None:
+        self.rows = cache(lambda block: free_role(problem.rows, LEFT, block, run))
+        self.columns = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
+        self.contracted = cache(lambda block: contracted_role(problem.contracted, block, run, two_groups))
+
+
 def _of_shape(
-    problem: Contraction, shape: tuple[int, int, int, int, int], dtype: str, on: Ceilings, precision: str
+    problem: Contraction, cut: _Cuts, shape: tuple[int, int, int, int, int], dtype: str, precision: str
 ) -> Iterator[ContractionTiling]:
+    """The tiling of this shape, unsplit, unless its tiles would be half empty."""
     rows, columns, depth, warps, stages = shape
-    item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
-    if one_by_one and item == 8:
+    item = ITEM_SIZES[dtype]
+    if is_integer(dtype) and item == 8:
         depth //= 2  # a number takes two registers
     _, m, n, k = problem.extents
     # A tile of twice the extent does the work of none.
     if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
         return
-    depth = min(depth, max(16, power_of_two(k)))
-    run = run_length(item)
-    row_role = free_role(problem.rows, LEFT, rows, run)
-    column_role = free_role(problem.columns, RIGHT, columns, run)
-    contracted, turned = contracted_role(problem.contracted, depth, run, not one_by_one)
-    tiling = ContractionTiling(
+    row_role, column_role = cut.rows(rows), cut.columns(columns)
+    contracted, turned = cut.contracted(min(depth, max(16, power_of_two(k))))
+    yield ContractionTiling(
         problem.batch,
         row_role,
         column_role,
@@ -200,8 +225,6 @@ def _of_shape(
         stages=stages,
         epilogue=problem.epilogue,
     )
-    for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
-        yield from _splits(_fitting(each, item), on)
 
 
 def _in_two_parts(tiling: ContractionTiling, problem: Contraction) -> Iterator[ContractionTiling]:
@@ -264,10 +287,11 @@ _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
 
-def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
+def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
 
-    A kernel that has fewer programs than the device has multiprocessors leaves some idle.
+    A kernel that has fewer programs than the device has multiprocessors leaves some idle. By ``slower`` it takes
+    longer, as operands are loaded in pieces.
     """
     item = ITEM_SIZES[dtype]
     batch, m, n, k = problem.extents
@@ -292,8 +316,7 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, dtype: str, on: 
         memory += SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
     seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
-    seconds *= max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
-    seconds *= (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
+    seconds *= slower * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
 
 

@@ -9,6 +9,7 @@ from math import prod
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.matrix_tiles import loaded_bytes
 from einops_fast.backends.triton.problems import multiplies_matrices, problem, slowest_first
+from einops_fast.backends.triton.tiling import by_stride
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Loop
 
@@ -16,12 +17,6 @@ __all__ = ["Copy", "with_copies"]
 
 _VECTOR = 16
 """Bytes that a thread loads at once where strides allow it."""
-
-_POOR = 8
-"""Below so many bytes, loads are slow enough for a copy to be worth a try."""
-
-_SMALL = 0.2
-"""An operand that is at most such a part of both is copied already where it could be loaded faster at all."""
 
 _MOST_EMPTY = 1.5
 """How many times as long as a row its place may be."""
@@ -39,9 +34,10 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     """Ways round operands that lie badly for a kernel: to copy one, or both, into another order.
 
     With tensor cores, that is where the operands are contiguous along two different contracted axes (the smaller
-    one is copied), and where one can't be loaded but by small pieces, or a small one not as fast as can be: its rows
-    begin at odd places, or it is contiguous along no row, column or contracted axis. Without, it is where an operand is
-    contiguous along a contracted axis at all, since threads then wait for the same bank of shared memory.
+    one is copied), and where one can't be loaded as fast as can be: its rows begin at odd places, or it is contiguous
+    along no row, column or contracted axis. Where there is much to multiply, copies are worth it that make matrices of
+    operands. Without tensor cores, it is where an operand is contiguous along a contracted axis at all, since threads
+    then wait for the same bank of shared memory.
 
     Args:
         step: a step of two operands.
@@ -68,13 +64,19 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     loops = problem(step, contiguous_strides(step.shape))
     assert isinstance(loops, Contraction)
     # Rows (or columns) stay last where the operand is contiguous along them.
-    poor = {
-        at: not _along_free(step, at)
-        for at in smaller_first
-        if loaded_bytes(loops.batch, loops.roles, at, item) < (_VECTOR if sizes[at] <= _SMALL * sum(sizes) else _POOR)
-    }
-    ways += [dict(list(poor.items())[:count]) for count in range(1, len(poor) + 1)]
-    return [_copying(step, way, item) for way in ways]
+    contracted_last = {at: not _along_free(step, at) for at in smaller_first}
+    poor = [at for at in smaller_first if loaded_bytes(loops.batch, loops.roles, at, item) < _VECTOR]
+    ways += [{at: contracted_last[at] for at in poor[:count]} for count in range(1, len(poor) + 1)]
+    ways.append({at: contracted_last[at] for at in smaller_first if not _is_matrix(loops, at)})
+    return [_copying(step, way, item) for at, way in enumerate(ways) if way and way not in ways[:at]]
+
+
+def _is_matrix(loops: Contraction, at: int) -> bool:
+    """Whether an operand steps through its rows (or columns) as through one axis, and through the contracted axes."""
+    free = loops.columns if at else loops.rows
+    return all(
+        len(own[0].joined(own[1:], at)) == 1 for role in (free, loops.contracted) if (own := by_stride(role, at))
+    )
 
 
 def _along_free(step: Fused, at: int) -> bool:
@@ -83,33 +85,59 @@ def _along_free(step: Fused, at: int) -> bool:
 
 
 def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int, Copy], Fused]:
-    """The copies of some operands, with the contracted axes last or first, and the step that reads them."""
+    """The copies of some operands, with the contracted axes last or first, and the step that reads them.
+
+    They come last, too, where rows (or columns) are too few to lie aligned.
+    """
     copies = {}
     for at, contracted_last in copied.items():
-        own = [loop for loop in step.loops if loop.strides[at]]
-        contracted = slowest_first((loop for loop in own if not loop.kept), 1 - at)
-        batch = [loop for loop in own if loop.kept and loop.strides[1 - at]]
-        free = slowest_first((loop for loop in own if loop.kept and not loop.strides[1 - at]), at)
-        order = [*batch, *free, *contracted] if contracted_last else [*batch, *contracted, *free]
-        shape = tuple(loop.size for loop in order)
+        other = None if 1 - at in copied and 1 - at not in copies else 1 - at
+        found = []
+        for last in (True,) if contracted_last else (False, True):
+            order = _in_order(step, at, last)
+            shape = tuple(loop.size for loop in order)
+            found.append((order, shape, _padded_strides(shape, _joined(step, order, other), item)))
+        order, shape, strides = next((each for each in found if _aligned(*each[1:], item)), found[0])
         labels = "".join(loop.label for loop in order)
         source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
-        strides = _padded_strides(shape, _joined(step, order, 1 - at), item)
         copies[at] = Copy(Fused((0,), labels, shape, source, False, ()), strides)
         step = replace(step, loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
     return copies, step
 
 
-def _joined(step: Fused, order: Sequence[Loop], other: int) -> int:
+def _in_order(step: Fused, at: int, contracted_last: bool) -> list[Loop]:
+    """An operand's axes as a copy has them."""
+    own = [loop for loop in step.loops if loop.strides[at]]
+    contracted = slowest_first((loop for loop in own if not loop.kept), 1 - at)
+    batch = [loop for loop in own if loop.kept and loop.strides[1 - at]]
+    free = [loop for loop in own if loop.kept and not loop.strides[1 - at]]
+    if contracted_last:
+        # Their order makes no difference to how the copy is read; as in the result, they may be one axis to both.
+        return [*batch, *sorted(free, key=lambda loop: step.labels.index(loop.label)), *contracted]
+    return [*batch, *contracted, *slowest_first(free, at)]
+
+
+def _aligned(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether a thread can load at once, wherever a row begins."""
+    return all(stride * item % _VECTOR == 0 for size, stride in zip(shape, strides, strict=True) if size > 1 < stride)
+
+
+def _joined(step: Fused, order: Sequence[Loop], other: int | None) -> int:
     """How many of the last loops another array, which has them, too, steps through as through one.
 
-    That is the other operand where they are contracted, else the result.
+    That is the other operand where they are contracted, which will if it isn't copied yet (``None``), else the result,
+    which will in one of its orders if any will do.
     """
     of_result = dict(zip(step.labels, contiguous_strides(step.shape), strict=True))
-    strides = [of_result[loop.label] if loop.kept else loop.strides[other] for loop in order]
     count = 1
-    for at in range(len(order) - 2, -1, -1):
-        if order[at].kept != order[-1].kept or strides[at] != strides[at + 1] * order[at + 1].size:
+    for outer, inner in zip(order[-2::-1], order[::-1], strict=False):
+        if outer.kept != inner.kept:
+            break
+        if inner.kept:
+            even = step.any_order or of_result[outer.label] == of_result[inner.label] * inner.size
+        else:
+            even = other is None or outer.strides[other] == inner.strides[other] * inner.size
+        if not even:
             break
         count += 1
     return count

@@ -16,7 +16,7 @@ from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["Measurable", "circumstances", "keep", "measure", "recall", "works"]
+__all__ = ["Measurable", "circumstances", "keep", "measure", "recall", "remembered", "works"]
 
 _SPREAD = 1.25
 """Ways that took longer than this times the best in the first round are out."""
@@ -98,9 +98,14 @@ def circumstances(memory: Memory, device: int) -> dict[str, Any]:
     }
 
 
+def remembered(key: Mapping[str, Any]) -> str | None:
+    """The name of the way that is on disk for this key."""
+    return (disk_cache.read(key) or {}).get("choice")
+
+
 def recall(key: Mapping[str, Any], ways: Iterable[Way]) -> Way | None:
     """The way that is on disk for this key, if there is such a one still and it compiles."""
-    known = (disk_cache.read(key) or {}).get("choice")
+    known = remembered(key)
     return next((way for way in ways if way.name == known and works(way)), None)
 
 

@@ -27,6 +27,12 @@ _STEP, _PROGRAM, _SUM_OF_PARTS = 0.6e-6, 0.2e-6, 3.8e-6
 _TURN = 5e-11
 """Seconds that a multiprocessor takes for an element of a tile that operands are contiguous along different axes of."""
 
+_APART = 3e-10
+"""Seconds that a multiprocessor takes for an element that a thread finds no neighbour of, nor do those beside it."""
+
+_LANES = 32
+"""Threads that load or store at once."""
+
 _THREADS, _PROGRAMS, _REGISTERS = 2048, 32, 65536
 """What a multiprocessor has."""
 
@@ -50,7 +56,9 @@ def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, 
     cache = _CACHE * on.bandwidth / on.units
     # A multiprocessor has a whole number of programs; of many, some are done before the others.
     busy = ceil(programs) if programs < 8 else programs + min(resident, 8) / 2
-    at_work = busy * (steps * (sum(loads) / cache + turns * _TURN * tiling.block) + stored / cache)
+    apart = [_APART * _places(tiling, array) for array in range(out + 1)]
+    turning = turns * _TURN * tiling.block
+    at_work = busy * (steps * (sum(loads) / cache + sum(apart[:out]) + turning) + stored / cache + apart[out])
     rounds = ceil(programs / resident) if programs <= 3 * resident else programs / resident + 0.5
     waiting = rounds * (steps * _STEP + _PROGRAM)
     moved = sum(sizes) * item
@@ -69,8 +77,14 @@ def _resident(tiling: ReductionTiling, item: int) -> int:
 
 def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
     """Bytes of the sectors that a tile takes of an array."""
-    within = [taken for role in (tiling.free, tiling.summed) for group in role.groups for taken in _taken(group, array)]
-    elements, run = prod(count for _, _, count in within), 1
+    within = [
+        (abs(axis.strides[array]), axis.size, count)
+        for role in (tiling.free, tiling.summed)
+        for group in role.groups
+        for axis, count in group.counts
+        if axis.strides[array]
+    ]
+    elements, run = prod(count for *_, count in within), 1
     for stride, size, count in sorted(within):
         if stride != run:
             break
@@ -87,16 +101,31 @@ def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
     return elements // run * sectors
 
 
-def _taken(group: Group, array: int) -> list[tuple[int, int, int]]:
-    """Of a group's axes that an array has: the step from neighbour to neighbour, the size, how many are in a block."""
-    found = []
-    left = min(group.block, group.extent)
-    for axis in reversed(group.axes):
-        count = min(axis.size, left)
-        left = -(-left // count)
-        if axis.strides[array] and axis.size > 1:
-            found.append((abs(axis.strides[array]), axis.size, count))
-    return found
+def _places(tiling: ReductionTiling, array: int) -> float:
+    """Where in an array threads that work at once find what a tile takes, if as many are neighbours as can be."""
+    elements = most = 1
+    for role in (tiling.free, tiling.summed):
+        for group in role.groups:
+            if not group.missing(array):
+                again, run = _beside(group, array)
+                elements *= again * prod(count for axis, count in group.counts if axis.strides[array])
+                most = max(most, again * run)
+    return elements / min(most, _LANES)
+
+
+def _beside(group: Group, array: int) -> tuple[int, int]:
+    """Of a block: how often an element comes in a row, and how many then are neighbours in the array."""
+    again = run = 1
+    for axis, count in group.counts:
+        if axis.strides[array] == 0:
+            again *= count
+        elif abs(axis.strides[array]) == run:
+            run *= count
+        else:
+            break
+        if count < axis.size:
+            break
+    return again, run
 
 
 def _directions(tiling: ReductionTiling, loads: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -22,7 +22,7 @@ from einops_fast.backends.triton.tiling import (
 )
 from einops_fast.cost import Ceilings
 
-__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
+__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings", "tilings_of_name"]
 
 _PASSING = (8 << 20, 192 << 20)
 """Bytes of an operand that is better not kept in the cache, as measured on an H200."""
@@ -89,21 +89,32 @@ def tilings(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, R
         item: bytes of an element.
         on: ceilings of the device.
     """
-    found = _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf)
-    passing, sizes = _passing(problem, item), [problem.size(array) for array in range(problem.operands + 1)]
-    free, summed = problem.extents
-    # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
-    least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
-    timed = [
-        (max(reduction_seconds(each, sizes, item, on), least), each)
-        for tiling in found
-        for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
-    ]
-    timed.sort(key=lambda pair: pair[0])
+    timed = sorted(_timed(problem, _all(problem, item, on), item, on), key=lambda pair: pair[0])
     best = timed[0][0]
     # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
     usual = min((tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best), key=_unusual)
     return (best, usual), *(pair for pair in timed if pair[1] != usual)
+
+
+def tilings_of_name(name: str, problem: Reduction, item: int, on: Ceilings) -> Iterator[tuple[float, ReductionTiling]]:
+    """Those of one name, without looking how long the others take."""
+    return _timed(problem, (tiling for tiling in _all(problem, item, on) if tiling.name == name), item, on)
+
+
+def _all(problem: Reduction, item: int, on: Ceilings) -> Iterator[ReductionTiling]:
+    passing = _passing(problem, item)
+    for tiling in _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf):
+        yield from _splits(replace(tiling, wide=problem.wide, passing=passing), on)
+
+
+def _timed(
+    problem: Reduction, found: Iterable[ReductionTiling], item: int, on: Ceilings
+) -> Iterator[tuple[float, ReductionTiling]]:
+    sizes = [problem.size(array) for array in range(problem.operands + 1)]
+    free, summed = problem.extents
+    # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
+    least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
+    return ((max(reduction_seconds(tiling, sizes, item, on), least), tiling) for tiling in found)
 
 
 def _unusual(tiling: ReductionTiling) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 __all__ = [
@@ -64,23 +65,35 @@ class Group:
     period: int = 0
     start: int = 0
 
-    @property
+    @cached_property
     def extent(self) -> int:
         return prod(axis.size for axis in self.axes)
 
-    @property
+    @cached_property
     def step(self) -> int:
         """From one tile to the next."""
         return self.period or self.block
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return -(-self.extent // self.step)
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether no tile reaches beyond the extent."""
         return self.extent % self.step == 0
+
+    @cached_property
+    def counts(self) -> tuple[tuple[Axis, int], ...]:
+        """How many of each axis are in a block, the fastest first."""
+        found = []
+        left = min(self.block, self.extent)
+        for axis in reversed(self.axes):
+            if axis.size > 1:
+                count = min(axis.size, left)
+                left = -(-left // count)
+                found.append((axis, count))
+        return tuple(found)
 
     def missing(self, array: int) -> bool:
         """Whether the array has none of these axes."""
@@ -98,26 +111,26 @@ class Role:
     outer: tuple[Axis, ...]
     groups: tuple[Group, ...]
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Extent of a tile, or of its part, along this role."""
         return prod(group.block for group in self.groups)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Extent of a whole tile."""
         return prod(group.step for group in self.groups)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return prod(axis.size for axis in self.outer) * prod(group.tiles for group in self.groups)
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Elements along this role."""
         return prod(axis.size for axis in self.outer) * prod(group.extent for group in self.groups)
 
-    @property
+    @cached_property
     def padded(self) -> int:
         """Extent of all tiles together."""
         return self.tiles * self.width

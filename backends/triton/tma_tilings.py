@@ -14,7 +14,7 @@ from einops_fast.backends.triton.tiling import Axis, power_of_two
 from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View, ends_late
 from einops_fast.cost import Ceilings
 
-__all__ = ["box_tilings"]
+__all__ = ["box_tilings", "loose"]
 
 _ITEM = 2
 """Bytes of an element: the products of warp groups turn operands around for these only."""
@@ -60,7 +60,7 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
     if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT)):
         return []
     keeps = problem.epilogue is not None and problem.epilogue.keeps
-    if _loose(problem) and (keeps or max(axis.strides[OUT] for axis in tiled) >= _FAR):
+    if loose(problem) and (keeps or max(axis.strides[OUT] for axis in tiled) >= _FAR):
         return []
     if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
@@ -93,8 +93,8 @@ def _copyable(problem: Contraction, array: int) -> bool:
     )
 
 
-def _loose(problem: Contraction) -> bool:
-    """Whether threads have to write the result."""
+def loose(problem: Contraction) -> bool:
+    """Whether threads have to write the result, as it doesn't lie as the hardware can write it."""
     return not _copyable(problem, OUT)
 
 
@@ -183,7 +183,7 @@ def _step_bytes(groups: int, width: int, depth: int) -> int:
 def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
     """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
     yield 1
-    if ends_late(problem.epilogue) and not rest and width > _PIECE and not _loose(problem):
+    if ends_late(problem.epilogue) and not rest and width > _PIECE and not loose(problem):
         yield width // _PIECE
 
 
@@ -225,7 +225,7 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     held = width + rest if pieces == 1 else 2 * width // pieces
-    leaving = 0 if _loose(problem) else _GROUP_ROWS * groups * held * _ITEM
+    leaving = 0 if loose(problem) else _GROUP_ROWS * groups * held * _ITEM
     stages = min((_SHARED - leaving) // _step_bytes(groups, width + rest, depth), _MOST_STAGES)
     if stages < 2:
         return None
@@ -244,7 +244,7 @@ def _tiling(
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
-        loose=_loose(problem),
+        loose=loose(problem),
     )
 
 
