@@ -95,9 +95,13 @@ def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int,
         found = []
         for last in (True,) if contracted_last else (False, True):
             order = _in_order(step, at, last)
-            shape = tuple(loop.size for loop in order)
-            found.append((order, shape, _padded_strides(shape, _joined(step, order, other), item)))
-        order, shape, strides = next((each for each in found if _aligned(*each[1:], item)), found[0])
+            shape, joined = tuple(loop.size for loop in order), _joined(step, order, other)
+            strides = _padded_strides(shape, joined, item)
+            found.append((order, shape, strides))
+            if all(stride * item % _VECTOR == 0 for stride in strides[:-joined]):
+                break
+        else:
+            order, shape, strides = found[0]
         labels = "".join(loop.label for loop in order)
         source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
         copies[at] = Copy(Fused((0,), labels, shape, source, False, ()), strides)
@@ -115,11 +119,6 @@ def _in_order(step: Fused, at: int, contracted_last: bool) -> list[Loop]:
         # Their order makes no difference to how the copy is read; as in the result, they may be one axis to both.
         return [*batch, *sorted(free, key=lambda loop: step.labels.index(loop.label)), *contracted]
     return [*batch, *contracted, *slowest_first(free, at)]
-
-
-def _aligned(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """Whether a thread can load at once, wherever a row begins."""
-    return all(stride * item % _VECTOR == 0 for size, stride in zip(shape, strides, strict=True) if size > 1 < stride)
 
 
 def _joined(step: Fused, order: Sequence[Loop], other: int | None) -> int:
