@@ -120,7 +120,7 @@ class TiledCandidate(Candidate):
         self._kernel.compile()
 
     def _in_turn(self) -> Any:
-        """The tiling, which says this to the kernel."""
+        """The tiling, which says to the kernel whether it leads and follows."""
         if not self.leads and not self.follows:
             return self.tiling
         return replace(self.tiling, leads=self.leads, follows=self.follows)
@@ -159,18 +159,14 @@ class KernelCandidate(TiledCandidate):
         def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
             launch(memory, device, operands[::-1] if swapped else operands, workspace)
 
-        return _in_parts(launch_parts, self.tiling.split, self, memory, device)
+        return _in_parts(launch_parts, self, memory, device)
 
 
 def _in_parts(
-    launch_parts: Callable[[Sequence[Any], Any], None],
-    parts: int,
-    of: TiledCandidate,
-    memory: Memory,
-    device: int,
+    launch_parts: Callable[[Sequence[Any], Any], None], of: TiledCandidate, memory: Memory, device: int
 ) -> Run:
     """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
-    shape, strides, elements, wide = of.shape, of.strides, prod(of.shape), accumulator(of.dtype)
+    parts, shape, strides, elements, wide = of.tiling.split, of.shape, of.strides, prod(of.shape), accumulator(of.dtype)
     then = replace(sum_of_parts(parts, elements), follows=follow_early())
     addition, empty = Kernel(then, wide, of.dtype), memory.maker(of.dtype)
 
@@ -221,7 +217,7 @@ class BoxCandidate(TiledCandidate):
             def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
                 launch(memory, device, operands[::-1] if swapped else operands, None, workspace, workspace)
 
-            whole = _in_parts(launch_parts, self.tiling.split, self, memory, device)
+            whole = _in_parts(launch_parts, self, memory, device)
         else:
 
             def whole(a: Any, b: Any, bias: Any = None) -> Any:
