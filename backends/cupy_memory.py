@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from math import prod
 from typing import Any
 
 import cupy as cp
 
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.queueing import gpu_times
+from einops_fast.layout import reach
 
 __all__ = ["CupyMemory"]
 
@@ -20,7 +20,7 @@ class CupyMemory(Memory):
     """Arrays of CuPy. Kernels go to CuPy's current stream, and memory comes from its pool."""
 
     def empty(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        flat = cp.empty(prod(shape), like.dtype)
+        flat = cp.empty(reach(shape, strides), like.dtype)  # strides may leave gaps
         item = like.itemsize
         return cp.ndarray(shape, like.dtype, memptr=flat.data, strides=tuple([stride * item for stride in strides]))
 

@@ -17,6 +17,7 @@ __all__ = [
     "contiguous_strides",
     "merge",
     "product_of_sizes",
+    "reach",
     "readable_by_gemm",
 ]
 
@@ -85,6 +86,15 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of memory an array takes, from its first one to its last; no stride is negative.
+
+    >>> reach((2, 3), (8, 1))
+    11
+    """
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def compact_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
