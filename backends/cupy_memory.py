@@ -19,6 +19,8 @@ __all__ = ["CupyMemory"]
 class CupyMemory(Memory):
     """Arrays of CuPy. Kernels go to CuPy's current stream, and memory comes from its pool."""
 
+    exhausted = cp.cuda.memory.OutOfMemoryError
+
     def empty(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         flat = cp.empty(reach(shape, strides), like.dtype)  # strides may leave gaps
         item = like.itemsize

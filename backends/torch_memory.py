@@ -41,6 +41,7 @@ _capturing: Callable[[], bool] = (
 class TorchMemory(Memory):
     """Tensors on a CUDA device, or on the CPU for Triton's interpreter."""
 
+    exhausted = torch.cuda.OutOfMemoryError
     pointer = staticmethod(torch.Tensor.data_ptr)  # type: ignore[assignment]
     current_device = staticmethod(_current_device)
     stream = staticmethod(_raw_stream)  # type: ignore[assignment]

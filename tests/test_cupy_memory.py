@@ -20,6 +20,7 @@ MODULE = "einops_fast.backends.cupy_memory"
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     instead: Any = ModuleType("cupy")
     instead.empty = lambda count, dtype: SimpleNamespace(data=np.empty(count, dtype))
+    instead.cuda = SimpleNamespace(memory=SimpleNamespace(OutOfMemoryError=MemoryError))
     # NumPy refuses what doesn't fit into the buffer.
     instead.ndarray = lambda shape, dtype, memptr, strides: np.ndarray(shape, dtype, buffer=memptr, strides=strides)
     monkeypatch.setitem(sys.modules, "cupy", instead)

@@ -428,6 +428,30 @@ def test_copies_are_matrices() -> None:
     check("aedf,bfce->abcd", operands, found)
 
 
+def test_copies_that_there_is_no_memory_for() -> None:
+    """Operands are read as they lie then, and no more memory is asked for in vain."""
+    asked = []
+
+    class Full(Poisoned):
+        exhausted = MemoryError
+
+        def empty(self, like: Any, shape: Any, strides: Any) -> Any:
+            if shape != (18, 17):
+                asked.append(shape)
+                raise MemoryError
+            return super().empty(like, shape, strides)
+
+    operands = [randn(18, 10, 12, dtype="float16"), randn(12, 17, 10, dtype="float16")]
+    step = fused_step("acd,dbc->ab", operands)
+    way = next(way for way in kernel_candidates(step, "float16", ON) if isinstance(way, CopyCandidate))
+    run = way.run(Full(), 0)
+    read = [operands[slot] for slot in step.reads]
+    first, again = run(*read), run(*read)
+    assert len(asked) == 1
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first, torch.einsum("acd,dbc->ab", *operands), rtol=2e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [

@@ -78,18 +78,21 @@ def _named(name: str, families: Iterable[_Family]) -> Candidate | None:
 
 
 def _families(step: Fused, dtype: str, on: Ceilings, precision: str) -> Iterator[_Family]:
-    yield from _direct(step, layouts(step), dtype, on, precision)
+    direct = partial(_direct, step, layouts(step), dtype, on, precision)
+    yield from direct()
     yield from _as_loops(step, dtype, on)
     if not is_integer(dtype):
         for copies, then in with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision)):
-            yield _on_copies(copies, then, dtype, on, precision)
+            yield _on_copies(copies, then, lambda: _all(direct())[0], dtype, on, precision)
 
 
 def _on_tensor_cores(dtype: str, precision: str) -> bool:
     return ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
 
 
-def _on_copies(copies: dict[int, Copy], then: Fused, dtype: str, on: Ceilings, precision: str) -> _Family:
+def _on_copies(
+    copies: dict[int, Copy], then: Fused, other: Callable[[], Candidate], dtype: str, on: Ceilings, precision: str
+) -> _Family:
     """Kernels that read copies; each copy is made in the way that is predicted to be the fastest."""
     begins = CopyCandidate.described(copies)
 
@@ -103,12 +106,12 @@ def _on_copies(copies: dict[int, Copy], then: Fused, dtype: str, on: Ceilings, p
         found: dict[object, list[Candidate]] = {}
         made = first()
         for each in _all(kernels()):
-            found.setdefault(each.kind, []).append(CopyCandidate(made, each))
+            found.setdefault(each.kind, []).append(CopyCandidate(made, each, other))
         return [way for of_kind in found.values() for way in of_kind[:_COPIES_WORTH_TRYING]]
 
     def named(name: str) -> Sequence[Candidate]:
         kernel = _named(name.removeprefix(begins), kernels())
-        return [] if kernel is None else [CopyCandidate(first(), kernel)]
+        return [] if kernel is None else [CopyCandidate(first(), kernel, other)]
 
     return _Family(begins, "", members, named)
 

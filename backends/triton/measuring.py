@@ -78,7 +78,7 @@ def measure(ways: Sequence[Way], operands: Sequence[Any], memory: Memory, device
             spent = memory.seconds(run, device, 1)
             if spent[0] < _LONG:
                 spent = memory.seconds(run, device, 3)
-        except Exception:  # out of memory for a copy, say: then it isn't a way
+        except Exception:  # out of memory for a copy of the library's, say: then it isn't a way
             continue
         runs[way], times[way] = run, spent
     best = min(map(min, times.values()), default=0.0)

@@ -18,7 +18,13 @@ _SPARE_COUNTERS = 1 << 18
 
 
 class Memory(ABC):
-    """One framework's arrays on a GPU."""
+    """One framework's arrays on a GPU.
+
+    Attributes:
+        exhausted: what is raised where no memory is left.
+    """
+
+    exhausted: type[Exception] = MemoryError
 
     def __init__(self) -> None:
         self._counters: dict[tuple[int, int], tuple[int, Any]] = {}

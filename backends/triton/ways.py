@@ -237,12 +237,18 @@ class BoxCandidate(TiledCandidate):
 
 
 class CopyCandidate(Candidate):
-    """Copies of operands in an order that suits the kernel, then the kernel."""
+    """Copies of operands in an order that suits the kernel, then the kernel; another way where no memory is left.
 
-    def __init__(self, copies: dict[int, Candidate], then: Candidate) -> None:
+    Args:
+        copies: how each operand is copied that is.
+        then: the kernel that reads these instead.
+        other: finds a way without copies.
+    """
+
+    def __init__(self, copies: dict[int, Candidate], then: Candidate, other: Callable[[], Candidate]) -> None:
         self.name, self.in_order = self.described(copies) + then.name, then.in_order
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
-        self._copies, self._then, self.kind = copies, then, then.kind
+        self._copies, self._then, self._other, self.kind = copies, then, other, then.kind
         last = copies[max(copies)]
         if isinstance(last, TiledCandidate) and isinstance(then, TiledCandidate) and follow_early():
             last.leads = then.follows = True
@@ -259,8 +265,16 @@ class CopyCandidate(Candidate):
     def run(self, memory: Memory, device: int) -> Run:
         copies = {at: copy.run(memory, device) for at, copy in self._copies.items()}
         then, first, second = self._then.run(memory, device), copies.get(0), copies.get(1)
+        exhausted, other = memory.exhausted, self._other
+        elsewhere: list[Run] = []
 
         def run(a: Any, b: Any, *bias: Any) -> Any:
-            return then(first(a) if first else a, second(b) if second else b, *bias)
+            if not elsewhere:
+                try:
+                    return then(first(a) if first else a, second(b) if second else b, *bias)
+                except exhausted:
+                    # From now on: to look for memory that isn't there takes long.
+                    elsewhere.append(other().run(memory, device))
+            return elsewhere[0](a, b, *bias)
 
         return run
