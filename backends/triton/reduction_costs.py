@@ -102,7 +102,7 @@ def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
 
 
 def _places(tiling: ReductionTiling, array: int) -> float:
-    """Where in an array threads that work at once find what a tile takes, if as many are neighbours as can be."""
+    """In how many places of an array threads find what a tile takes, those beside each other all at once."""
     elements = most = 1
     for role in (tiling.free, tiling.summed):
         for group in role.groups:
@@ -114,7 +114,7 @@ def _places(tiling: ReductionTiling, array: int) -> float:
 
 
 def _beside(group: Group, array: int) -> tuple[int, int]:
-    """Of a block: how often an element comes in a row, and how many then are neighbours in the array."""
+    """Of a block: how often an element comes in a row, and how many neighbours in the array do."""
     again = run = 1
     for axis, count in group.counts:
         if axis.strides[array] == 0:
