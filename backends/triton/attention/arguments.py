@@ -107,10 +107,9 @@ NO_EXTRAS = Extras()
 class Strides(NamedTuple):
     """Strides in elements: of the batch axes, then of positions, then of features or, of scores, of keys.
 
-    ``pages`` has those of a page of k, a page of v, of the block table's rows, and twice that of its columns: a 1 here
-    is lost by Triton when a function that got it calls others. ``parts`` has those from one part of the result to the
-    next, and of the logarithms. ``end`` is there for Triton 3.6: of a tuple that got into a branch or a loop, it loses
-    each 1 in those inside it that come after its own last constant, which this is.
+    ``pages`` has those of a page of k, a page of v, of the block table's rows, and of its columns. ``parts`` has those
+    from one part of the result to the next, and of the logarithms. ``end`` is there for Triton 3.6: of a tuple that got
+    into a branch or a loop, it loses each 1 in those inside it that come after its own last constant, which this is.
     """
 
     q: Any = None

@@ -203,7 +203,7 @@ class HopperDecodePlan:
             _places(strides.out[:-1]),
             _places(strides.lse),
             _places((*strides.sinks, 0)) if spec.sinks else Places(ANY, ANY, ANY, ANY),
-            *((strides.pages[2], strides.pages[3] // 2) if spec.page_size else (ANY, ANY)),
+            *(strides.pages[2:] if spec.page_size else (ANY, ANY)),
         )
         self.kernel = HopperCall(hopper_decode_kernel, tiling, arrays, {}, numbers, programs, even=())
 

@@ -221,7 +221,7 @@ def load_keys(
         page: the array's stride from page to page.
         start: the first key; a multiple of ``block``.
         head: the batch element.
-        entry: twice the block table's stride from entry to entry.
+        entry: the block table's stride from entry to entry.
         parts: how many features are in either part.
         size: how many there are.
         f: the features of the attention.
@@ -239,14 +239,14 @@ def load_keys(
         rows = base + (head.kv_start + start) * (zero + strides[axes]) + (run * strides[axes])[:, None]
     else:
         if page_size % block == 0:
-            number = tl.load(head.table + (start // page_size) * ((zero + entry) >> 1))
+            number = tl.load(head.table + (start // page_size) * (zero + entry))
             rows = base + number * (zero + page) + (start % page_size) * (zero + strides[axes])
             if field(f, "wide"):
                 run = run + zero
             rows = rows + (run * strides[axes])[:, None]
         else:
             run = start + run
-            numbers = tl.load(head.table + (run // page_size) * ((zero + entry) >> 1), mask=run < head.kv_len, other=0)
+            numbers = tl.load(head.table + (run // page_size) * (zero + entry), mask=run < head.kv_len, other=0)
             offsets = numbers * (zero + page) + (run % page_size) * (zero + strides[axes])
             rows = base + offsets[:, None]
     return load_rows(rows, exists, strides[axes + 1], parts, size, some)

@@ -105,8 +105,7 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         )
     pages: tuple[int, ...] = (0, 0, 0, 0)
     if spec.page_size:
-        of_table = layouts["table"][1]
-        pages = (layouts["k"][1][0], layouts["v"][1][0], of_table[0], 2 * of_table[1])
+        pages = (layouts["k"][1][0], layouts["v"][1][0], *layouts["table"][1])
         own["k"][0] = own["v"][0] = 0
     kept = [at for at in range(batch) if spec.batch[at] != 1 or (at == 0 and sequences)]
     border = sum(at not in shared_axes(spec) for at in kept)
