@@ -173,7 +173,9 @@ class Pointer:
         return SimpleNamespace(element_ty=self.memory.dtype)
 
 
-def _copy_in(array: Descriptor, place: Sequence[Any], barrier: _Barrier, into: _Shared) -> None:
+def _copy_in(array: Descriptor, place: Sequence[Any], barrier: _Barrier, into: _Shared, pred: Any = True) -> None:
+    if not pred:
+        return
     there, here = array.inside(place)
     into.array[...] = 0
     into.array[here] = array.array[there]
@@ -363,7 +365,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         ),
         "mbarrier": SimpleNamespace(
             init=_Barrier.init,
-            expect=lambda barrier, size: barrier.add(1, int(size)),
+            expect=lambda barrier, size, pred=True: barrier.add(1, int(size)) if pred else None,
             arrive=lambda barrier, pred=True: barrier.add(1) if pred else None,
             wait=_Barrier.wait,
             MBarrierLayout=lambda: "barriers",

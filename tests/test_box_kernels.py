@@ -211,3 +211,38 @@ def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
     assert box_tilings(of, 4, ON) == []
     rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
     assert box_tilings(contraction([], [rows], [columns], [contracted]), 2, ON) == []
+
+
+FACTORED = [
+    ("bi,oij,bj->bo", (200, 6), (40, 6, 72), (200, 72)),
+    ("bi,oij,bj->bo", (70, 12), (200, 12, 64), (70, 64)),  # the sum in parts
+    ("bi,oij,bj->ob", (136, 5), (96, 5, 136), (136, 136)),  # the result along rows, columns in two parts
+    ("abi,oij,abj->abo", (3, 70, 4), (33, 4, 64), (3, 70, 64)),  # several axes of rows, rows that begin at odd places
+]
+
+
+def factored(shapes: Any, device: str) -> Any:
+    return [torch.randn(shape, device=device).half() for shape in shapes]
+
+
+@pytest.mark.parametrize("case", FACTORED)
+def test_a_left_operand_that_is_a_product(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    equation, *shapes = case
+    operands = factored(shapes, "cpu")
+    with boxes_on_cpu(2):
+        found = boxes_executed(equation, operands)
+        assert found
+        check(equation, operands, found)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", FACTORED)
+def test_a_left_operand_that_is_a_product_on_a_gpu(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    equation, *shapes = case
+    operands = factored(shapes, "cuda")
+    found = boxes(equation, operands)
+    assert found
+    check(equation, operands, found)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import Copy, with_copies
-from einops_fast.backends.triton.fma_tilings import fma_tilings
+from einops_fast.backends.triton.fma_tilings import fma_tilings, fma_tilings_of_name
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_launch import copies_boxes
 from einops_fast.backends.triton.tma_tiles import BoxTiling
 from einops_fast.backends.triton.tma_tilings import box_tilings, loose
-from einops_fast.backends.triton.ways import BoxCandidate, Candidate, CopyCandidate, KernelCandidate
+from einops_fast.backends.triton.ways import ORDER, BoxCandidate, Candidate, CopyCandidate, KernelCandidate
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.steps import Fused
 
@@ -36,15 +36,16 @@ class _Family(NamedTuple):
     """Ways of one kind, which are looked for when they are asked for.
 
     Attributes:
-        begins, ends: what is common to their names.
+        begins: how their names do.
+        order: which of its orders the result has; ``None`` if that differs.
         members: finds them.
         named: finds those of a name, where that is sooner done.
     """
 
     begins: str
-    ends: str
+    order: int | None
     members: Callable[[], Sequence[Candidate]]
-    named: Callable[[str], Sequence[Candidate]] | None = None
+    named: Callable[[str], Iterable[Candidate]] | None = None
 
 
 def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> list[Candidate]:
@@ -69,8 +70,9 @@ def _all(families: Iterable[_Family]) -> list[Candidate]:
 
 
 def _named(name: str, families: Iterable[_Family]) -> Candidate | None:
+    order = name.partition(ORDER)[2]
     for family in families:
-        if name.startswith(family.begins) and name.endswith(family.ends):
+        if name.startswith(family.begins) and (family.order is None or order == str(family.order or "")):
             for way in family.members() if family.named is None else family.named(name):
                 if way.name == name:
                     return way
@@ -113,7 +115,7 @@ def _on_copies(
         kernel = _named(name.removeprefix(begins), kernels())
         return [] if kernel is None else [CopyCandidate(first(), kernel, other)]
 
-    return _Family(begins, "", members, named)
+    return _Family(begins, None, members, named)
 
 
 def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
@@ -158,8 +160,12 @@ def _direct(
             if order > 0 and not regrouped:
                 continue
             if dtype == "float32" and precision == "ieee" and not interpreted():
-                yield _family("contraction by threads", order, way, partial(fma_tilings, loops, on))
-            yield _family("contraction ", order, way, tilings)
+                by_threads = partial(fma_tilings_of_name, problem=loops, on=on)
+                yield _family("contraction by threads", order, way, partial(fma_tilings, loops, on), by_threads)
+            of_name = partial(
+                contraction_tilings.tilings_of_name, problem=loops, dtype=dtype, on=on, precision=precision
+            )
+            yield _family("contraction ", order, way, tilings, of_name)
         else:
             chains = partial(chain_tilings.tilings, loops, dtype, on, precision)
             yield _family("chain", order, way, chains)
@@ -174,22 +180,27 @@ def _fuller_boxes(loops: Contraction, others: Iterable[object]) -> bool:
 
 
 def _family(
-    begins: str, order: int, way: Callable[..., Candidate], tilings: Callable[[], Iterable[tuple[float, Any]]]
+    begins: str,
+    order: int,
+    way: Callable[..., Candidate],
+    tilings: Callable[[], Iterable[tuple[float, Any]]],
+    of_name: Callable[[str], Iterable[tuple[float, Any]]] | None = None,
 ) -> _Family:
-    """One way for each tiling; ``way`` takes predicted seconds and the tiling."""
-    ends = f", order {order}" if order else ""
-    return _Family(begins, ends, lambda: [way(*each) for each in tilings()])
+    """One way for each tiling; ``way`` takes predicted seconds and the tiling, ``of_name`` the name of a tiling."""
+
+    def members() -> Sequence[Candidate]:
+        return [way(*each) for each in tilings()]
+
+    def named(name: str) -> Iterable[Candidate]:
+        return (way(*each) for each in of_name(name.partition(ORDER)[0])) if of_name is not None else ()
+
+    return _Family(begins, order, members, None if of_name is None else named)
 
 
 def _loops(order: int, way: Callable[..., Candidate], loops: Reduction, item: int, on: Ceilings) -> _Family:
-    """The reduction kernel's ways, which are many: of one name, they are found without a look at how long all take."""
-    family = _family("reduction", order, way, partial(reduction_tilings.tilings, loops, item, on))
-
-    def named(name: str) -> Sequence[Candidate]:
-        tiling = name.removesuffix(family.ends)
-        return [way(*each) for each in reduction_tilings.tilings_of_name(tiling, loops, item, on)]
-
-    return family._replace(named=named)
+    """The reduction kernel's ways."""
+    of_name = partial(reduction_tilings.tilings_of_name, problem=loops, item=item, on=on)
+    return _family("reduction", order, way, partial(reduction_tilings.tilings, loops, item, on), of_name)
 
 
 def _boxes(loops: Contraction, item: int, on: Ceilings) -> Sequence[tuple[float, BoxTiling]]:

@@ -22,7 +22,7 @@ __all__ = ["Choice", "chosen_run", "left_to_library"]
 _MARGIN = {"auto": 1.4, "always": 4.0}
 """How many times the best kernel another one may be predicted to take and still be measured, by mode."""
 
-_LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 2.5
+_LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 5.0
 """How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
 library needs no compiling; how it copes with odd strides isn't foreseen."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
@@ -38,7 +38,7 @@ from einops_fast.backends.triton.tiling import (
 from einops_fast.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.steps import Epilogue
 
-__all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
+__all__ = ["Contraction", "contracted_role", "contraction", "tilings", "tilings_of_name"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ class Contraction:
     def results(self) -> int:
         """How many arrays are written."""
         return 2 if self.epilogue is not None and self.epilogue.keeps else 1
+
+    @cached_property
+    def moved(self) -> int:
+        """Elements of all arrays that are read or written once."""
+        axes = [axis for role in (self.batch, *self.roles) for axis in role]
+        arrays = range(len(axes[0].strides))
+        sizes = [prod(axis.size for axis in axes if axis.strides[array]) for array in arrays]
+        return sum(sizes) + (self.results - 1) * sizes[OUT]
 
     @cached_property
     def roles(self) -> tuple[tuple[Axis, ...], ...]:
@@ -115,9 +123,11 @@ _HALF = (
     (64, 128, 32, 4, 4),
     (64, 64, 64, 4, 4),
     (64, 64, 128, 4, 3),
+    (64, 32, 256, 4, 3),
     (64, 32, 64, 4, 4),
     (32, 64, 64, 4, 4),
     (32, 32, 64, 4, 4),
+    (16, 16, 64, 1, 2),
     (128, 16, 64, 4, 4),
     (16, 128, 64, 4, 4),
     (64, 16, 64, 4, 4),
@@ -170,16 +180,36 @@ def tilings(
     problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
 ) -> list[tuple[float, ContractionTiling]]:
     """Tilings with predicted seconds, fastest first."""
+    found = dict.fromkeys(_all(problem, dtype, on, precision))
+    return sorted(_timed(problem, found, dtype, on), key=lambda each: each[0])
+
+
+def tilings_of_name(
+    name: str, problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> Iterator[tuple[float, ContractionTiling]]:
+    """Those of one name, in less time than it takes to make all of them."""
+    found = (tiling for tiling in _all(problem, dtype, on, precision, name) if tiling.name == name)
+    return _timed(problem, found, dtype, on)
+
+
+def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str = "") -> Iterator[ContractionTiling]:
+    """All tilings, but for most of those that haven't this name, if one is given."""
     item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
     cut = _Cuts(problem, run_length(item), not one_by_one)
-    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
-    found: dict[ContractionTiling, float] = {}
     for shape in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
+        if name and not name.startswith(f"contraction {shape[0]}×"):
+            continue
         for tiling in _of_shape(problem, cut, shape, dtype, precision):
             for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
-                for split in _splits(_fitting(each, item), on):
-                    found[split] = _predicted(problem, split, slower, dtype, on)
-    return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
+                yield from _splits(_fitting(each, item), on)
+
+
+def _timed(
+    problem: Contraction, found: Iterable[ContractionTiling], dtype: str, on: Ceilings
+) -> Iterator[tuple[float, ContractionTiling]]:
+    item = ITEM_SIZES[dtype]
+    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
+    return ((_predicted(problem, tiling, slower, dtype, on), tiling) for tiling in found)
 
 
 class _Cuts:
@@ -265,6 +295,13 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
             yield replace(tiling, split=-(-steps // -(-steps // split)))
 
 
+_AT_ONCE = 8
+"""Elements that a thread loads at once where they lie well."""
+
+_BEYOND_PADDED = 1.3
+"""How many times the extent of padded rows blocks may take: one that goes on in the next row isn't loaded at once."""
+
+
 def contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
     """The contracted axes, and whether the right operand wants its two groups the other way round."""
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
@@ -275,7 +312,15 @@ def contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bo
         return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
     last = left or right
     rest = [axis for axis in by_stride(axes, LEFT if left or not right else RIGHT) if axis is not last]
+    if last is not None and _padded(rest, last):
+        return linear_role([*rest, last], block, _BEYOND_PADDED), False
     return linear_role([*rest, *([last] if last else [])], block), False
+
+
+def _padded(outer: Sequence[Axis], last: Axis) -> bool:
+    """Whether rows begin where a thread can load at once, and end elsewhere."""
+    steps = [axis.strides[operand] for axis in outer for operand in (LEFT, RIGHT)]
+    return last.size % _AT_ONCE != 0 and all(step % _AT_ONCE == 0 for step in steps)
 
 
 # As in matrix_tiles, how much longer a kernel takes:
@@ -287,6 +332,13 @@ _ONE_BY_ONE = 4.0
 """where integers are multiplied; that one is an estimate."""
 
 
+_WARPS, _PROGRAMS = 64, 32
+"""What a multiprocessor has room for."""
+
+_PROGRAM, _STEP = 1e-6, 0.25e-6
+"""Seconds from a program's beginning to its end, without and with a step: with nothing else to do, it only waits."""
+
+
 def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
 
@@ -294,7 +346,7 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, d
     longer, as operands are loaded in pieces.
     """
     item = ITEM_SIZES[dtype]
-    batch, m, n, k = problem.extents
+    batch, m, n, _ = problem.extents
     rows, columns, contracted = tiling.rows, tiling.columns, tiling.contracted
     programs = tiling.grid[0] * tiling.split
     waves = programs / on.units
@@ -310,12 +362,14 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, d
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
     cache = idle * reads / (on.bandwidth * 1.5)
-    memory = item * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
+    memory = item * problem.moved / on.bandwidth
     if problem.along_batch:
         # Neighbours are written by different programs, each of them as a whole sector of the cache.
         memory += SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
     written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
-    seconds = max(arithmetic, cache, memory) + 0.2 * min(arithmetic, memory) + written
+    side_by_side = on.units * min(_PROGRAMS, _WARPS // tiling.warps)
+    waiting = programs / side_by_side * (_PROGRAM + contracted.tiles / tiling.split * _STEP)
+    seconds = max(arithmetic, cache, memory, waiting) + 0.2 * min(arithmetic, memory) + written
     seconds *= slower * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
     return seconds + on.call
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from einops_fast.backends.triton.contraction_tilings import Contraction
-from einops_fast.backends.triton.matrix_tiles import loaded_bytes
+from einops_fast.backends.triton.matrix_tiles import RIGHT, loaded_bytes
 from einops_fast.backends.triton.problems import multiplies_matrices, problem, slowest_first
 from einops_fast.backends.triton.tiling import by_stride
 from einops_fast.layout import contiguous_strides
@@ -39,16 +39,21 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     operands. Without tensor cores, it is where an operand is contiguous along a contracted axis at all, since threads
     then wait for the same bank of shared memory.
 
+    Of a left operand that is a product itself, the factors and the right operand stay in order, and rows are padded.
+
     Args:
-        step: a step of two operands.
+        step: a step of two operands, or of three, the first and the last of which are factors.
         item: bytes of an element.
         tensor_cores: whether the products are made there.
 
     Returns:
         For each way, the copies by position of the operand, and the step that reads these instead.
     """
-    if not multiplies_matrices(step) or len(step.reads) > 2:
+    if not multiplies_matrices(step):
         return []
+    if len(step.reads) > 2:
+        padded = _padding(step, item) if tensor_cores else None
+        return [padded] if padded else []
     along = [
         next((loop for loop in step.loops if not loop.kept and loop.strides[at] == 1 and loop.size > 1), None)
         for at in (0, 1)
@@ -97,16 +102,41 @@ def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int,
             order = _in_order(step, at, last)
             shape, joined = tuple(loop.size for loop in order), _joined(step, order, other)
             strides = _padded_strides(shape, joined, item)
-            found.append((order, shape, strides))
+            found.append((order, strides))
             if all(stride * item % _VECTOR == 0 for stride in strides[:-joined]):
                 break
         else:
-            order, shape, strides = found[0]
-        labels = "".join(loop.label for loop in order)
-        source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
-        copies[at] = Copy(Fused((0,), labels, shape, source, False, ()), strides)
-        step = replace(step, loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
+            order, strides = found[0]
+        copies[at], step = _copied(step, at, order, strides)
     return copies, step
+
+
+def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
+    """Padded rows of what is contiguous along the same contracted axis as the right operand, where they aren't so yet.
+
+    Of the other factor, one element serves a whole row.
+    """
+    copies = {}
+    for at in range(len(step.reads)):
+        own = slowest_first((loop for loop in step.loops if loop.strides[at]), at)
+        last = own[-1]
+        if last.kept or last.strides[at] != 1 or last.strides[RIGHT] != 1:
+            continue
+        strides = _padded_strides([loop.size for loop in own], 1, item)
+        if all(loop.strides[at] * item % _VECTOR == 0 for loop in own[:-1]):
+            continue
+        if any(stride * item % _VECTOR for stride in strides[:-1]):
+            return None
+        copies[at], step = _copied(step, at, own, strides)
+    return (copies, step) if copies else None
+
+
+def _copied(step: Fused, at: int, order: Sequence[Loop], strides: tuple[int, ...]) -> tuple[Copy, Fused]:
+    """The copy of an operand, with its axes in this order and these strides, and the step that reads it."""
+    labels, shape = "".join(loop.label for loop in order), tuple(loop.size for loop in order)
+    source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
+    copy = Copy(Fused((0,), labels, shape, source, False, ()), strides)
+    return copy, replace(step, loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
 
 
 def _in_order(step: Fused, at: int, contracted_last: bool) -> list[Loop]:

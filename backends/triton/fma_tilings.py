@@ -22,7 +22,7 @@ from einops_fast.backends.triton.matrix_tiles import (
 from einops_fast.backends.triton.tiling import NOTHING, Role, power_of_two
 from einops_fast.cost import Ceilings
 
-__all__ = ["fma_tilings", "in_parts", "tiling_of"]
+__all__ = ["fma_tilings", "fma_tilings_of_name", "in_parts", "tiling_of"]
 
 _ITEM = 4
 
@@ -79,12 +79,13 @@ def fma_tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTili
         problem: the loops.
         on: ceilings of the device.
     """
-    left, right = (fastest(problem.contracted, operand) for operand in (LEFT, RIGHT))
-    along_two = left is not None and right is not None and left != right
-    if problem.factored or problem.epilogue is not None or problem.wide or along_two:
-        return []
     found = [(_predicted(problem, tiling, on), tiling) for tiling in dict.fromkeys(_all(problem, on))]
     return sorted(found, key=lambda each: each[0])
+
+
+def fma_tilings_of_name(name: str, problem: Contraction, on: Ceilings) -> Iterator[tuple[float, FmaTiling]]:
+    """Those of one name, in less time than it takes to make all of them."""
+    return ((_predicted(problem, tiling, on), tiling) for tiling in _all(problem, on, name) if tiling.name == name)
 
 
 def tiling_of(
@@ -131,8 +132,15 @@ def _parts_of(role: Role, parts: Sequence[int]) -> list[Role]:
     ]
 
 
-def _all(problem: Contraction, on: Ceilings) -> Iterator[FmaTiling]:
+def _all(problem: Contraction, on: Ceilings, name: str = "") -> Iterator[FmaTiling]:
+    """All tilings, but for most of those that haven't this name, if one is given."""
+    left, right = (fastest(problem.contracted, operand) for operand in (LEFT, RIGHT))
+    along_two = left is not None and right is not None and left != right
+    if problem.factored or problem.epilogue is not None or problem.wide or along_two:
+        return
     for rows, columns, depth, warps, stages in dict.fromkeys(_shapes(problem)):
+        if name and not name.startswith(f"contraction by threads {sum(rows)}×{sum(columns)}×"):
+            continue
         tiling = tiling_of(problem, rows, columns, depth, warps, stages)
         if tiling is None or not tiling.each_its_own:
             continue

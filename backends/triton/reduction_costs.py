@@ -9,7 +9,7 @@ constants were fitted to the times of 3500 tilings of 68 problems on an H200, bu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, gcd, hypot, prod
+from math import ceil, gcd, hypot, log2, prod
 
 from einops_fast.backends.triton.matrix_tiles import SECTOR
 from einops_fast.backends.triton.reduction import ReductionTiling
@@ -30,8 +30,17 @@ _TURN = 5e-11
 _APART = 3e-10
 """Seconds that a multiprocessor takes for an element that a thread finds no neighbour of, nor do those beside it."""
 
+_ISSUE = 2.5e-10
+"""Seconds that a multiprocessor takes for an instruction of a warp, with what it waits for meanwhile."""
+
+_PER_LOAD, _PER_ELEMENT, _PER_SHUFFLE = 5, 2, 2
+"""Instructions of a thread to load from one place, for an element found there, and to add what another thread has."""
+
 _LANES = 32
 """Threads that load or store at once."""
+
+_VECTOR = 16
+"""Bytes that a thread loads at once at most."""
 
 _THREADS, _PROGRAMS, _REGISTERS = 2048, 32, 65536
 """What a multiprocessor has."""
@@ -59,13 +68,14 @@ def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, 
     apart = [_APART * _places(tiling, array) for array in range(out + 1)]
     turning = turns * _TURN * tiling.block
     at_work = busy * (steps * (sum(loads) / cache + sum(apart[:out]) + turning) + stored / cache + apart[out])
+    issuing = busy * _ISSUE * (steps * _issued(tiling, item) + _shuffled(tiling, item, loads))
     rounds = ceil(programs / resident) if programs <= 3 * resident else programs / resident + 0.5
     waiting = rounds * (steps * _STEP + _PROGRAM)
     moved = sum(sizes) * item
     if tiling.split > 1:
         moved += 12 * tiling.split * sizes[out]  # written and read again, which takes a bit longer than others
     parts = _SUM_OF_PARTS if tiling.split > 1 else 0.0
-    return hypot(at_work, waiting, moved / on.bandwidth) + on.call + parts
+    return hypot(at_work, issuing, waiting, moved / on.bandwidth) + on.call + parts
 
 
 def _resident(tiling: ReductionTiling, item: int) -> int:
@@ -78,27 +88,66 @@ def _resident(tiling: ReductionTiling, item: int) -> int:
 def _sectors(tiling: ReductionTiling, array: int, item: int) -> int:
     """Bytes of the sectors that a tile takes of an array."""
     within = [
-        (abs(axis.strides[array]), axis.size, count)
+        (abs(axis.strides[array]), axis.size, count, role is tiling.summed)
         for role in (tiling.free, tiling.summed)
         for group in role.groups
         for axis, count in group.counts
         if axis.strides[array]
     ]
-    elements, run = prod(count for *_, count in within), 1
-    for stride, size, count in sorted(within):
-        if stride != run:
+    elements, run, reach = prod(count for *_, count, _ in within), 1, 1
+    for stride, size, count, summed in sorted(within):
+        # What is between two elements of a sector comes with them.
+        if stride > max(reach, SECTOR // item):
             break
         run *= count
+        reach += stride * (count - 1)
         if count < size:
+            if summed and tiling.split == 1:
+                # The next step finds what is left of the last sector in the first cache.
+                return elements // run * reach * item
             break
+    align = _alignment(tiling, array, item)
+    # What begins anywhere reaches into one sector more.
+    sectors = -(-reach * item // SECTOR) * SECTOR if align == SECTOR else reach * item + SECTOR - align
+    return elements // run * sectors
+
+
+def _alignment(tiling: ReductionTiling, array: int, item: int) -> int:
+    """Bytes that all strides of an array but the contiguous one divide by; those of a sector at most."""
     align = SECTOR
     for role in (tiling.free, tiling.summed):
         for axis in (*role.outer, *role.groups[0].axes, *role.groups[1].axes):
             if abs(axis.strides[array]) > 1:
                 align = gcd(align, axis.strides[array] * item)
-    # What begins anywhere reaches into one sector more.
-    sectors = -(-run * item // SECTOR) * SECTOR if align == SECTOR else run * item + SECTOR - align
-    return elements // run * sectors
+    return align
+
+
+def _at_once(tiling: ReductionTiling, array: int, item: int) -> int:
+    """Elements that a thread loads at once."""
+    runs = [_beside(group, array)[1] for role in (tiling.free, tiling.summed) for group in role.groups if group.axes]
+    each = max(tiling.block // (_LANES * tiling.warps), 1)
+    return max(min(_alignment(tiling, array, item), _VECTOR, max(runs, default=1) * item, each * item) // item, 1)
+
+
+def _issued(tiling: ReductionTiling, item: int) -> float:
+    """Instructions of all warps for a tile: also positions that don't exist take some."""
+    found = 0.0
+    for array in range(tiling.operands):
+        groups = [group for role in (tiling.free, tiling.summed) for group in role.groups if not group.missing(array)]
+        positions = prod(group.block for group in groups) / _LANES
+        found += positions * (_PER_LOAD / _at_once(tiling, array, item) + _PER_ELEMENT)
+    return found
+
+
+def _shuffled(tiling: ReductionTiling, item: int, loads: Sequence[int]) -> float:
+    """Instructions of all warps to add up what threads have, once: those along a contiguous summed axis have parts."""
+    most = max(range(len(loads)), key=lambda array: loads[array])
+    group = tiling.summed.groups[1]
+    if not _runs(group, most):
+        return 0.0
+    threads = min(max(group.block // _at_once(tiling, most, item), 1), _LANES * tiling.warps)
+    lanes = min(threads, _LANES)
+    return _PER_SHUFFLE * log2(lanes) * tiling.free.block * threads / _LANES
 
 
 def _places(tiling: ReductionTiling, array: int) -> float:

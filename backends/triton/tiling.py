@@ -158,14 +158,17 @@ def by_stride(axes: Iterable[Axis], array: int) -> list[Axis]:
     return sorted(axes, key=lambda axis: -abs(axis.strides[array]) if axis.strides[array] else -(1 << 62))
 
 
-def linear_role(axes: Sequence[Axis], block: int) -> Role:
-    """All axes counted through as one, but for those that a tile doesn't reach."""
+def linear_role(axes: Sequence[Axis], block: int, beyond: float = 1.07) -> Role:
+    """All axes counted through as one, but for those that a tile doesn't reach.
+
+    Tiles may reach over the end of those that are left to ``beyond`` times their extent.
+    """
     outer: list[Axis] = []
     inner = list(axes)
     while len(inner) > 1:
         rest = prod(axis.size for axis in inner[1:])
         # Beyond a few tiles, what falls outside the last one costs less than counting further.
-        if rest < block or -(-rest // block) * block > 1.07 * rest:
+        if rest < block or -(-rest // block) * block > beyond * rest:
             break
         outer.append(inner.pop(0))
     return Role(tuple(outer), (NOTHING, Group(block, tuple(inner))))

@@ -36,7 +36,8 @@ from einops_fast.backends.triton.tma_epilogue import (
     put,
     write,
 )
-from einops_fast.backends.triton.tma_tiles import flat_box, place_of, steps_of, tile_of, tiles_of
+from einops_fast.backends.triton.tma_factor import factor_of, is_factored, left_layout
+from einops_fast.backends.triton.tma_tiles import flat_box, is_fresh, place_of, steps_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
 
@@ -72,6 +73,7 @@ def _load(copying, tiling: gl.constexpr):
         for step in range(begin, end):
             stage = count % stages
             ready = full.index(stage)
+            fresh = is_fresh(step, begin, tiling)
             mbarrier.wait(empty.index(stage), count // stages & 1 ^ 1)
             if resident:
                 if number < gl.num_programs(0):
@@ -80,18 +82,20 @@ def _load(copying, tiling: gl.constexpr):
                 else:
                     mbarrier.expect(ready, left_bytes)
             else:
-                mbarrier.expect(ready, left_bytes + right_bytes)
+                if field(tiling, "repeats") > 1:
+                    mbarrier.expect(ready, right_bytes, pred=fresh == 0)
+                mbarrier.expect(ready, left_bytes + right_bytes, pred=fresh)
                 _load_right(rights, batch, row, column, step, stage, ready, tiling)
             for group in gl.static_range(groups):
                 place = place_of(field(tiling, "left"), batch, row, column, step, group, 0)
-                tma.async_copy_global_to_shared(left, place, ready, a.index(stage * groups + group))
+                tma.async_copy_global_to_shared(left, place, ready, a.index(stage * groups + group), pred=fresh)
             count += 1
 
 
 @gluon.jit
 def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does: its rows of every tile."""
-    arrays, bias, written, operands, results, barriers = shared
+    arrays, third, written, operands, results, barriers = shared
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
     full, empty = barriers
@@ -105,28 +109,40 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
     meanwhile: gl.constexpr = field(tiling, "meanwhile")
     steps: gl.constexpr = tiles_of(tiling, 3)
+    # Registers with a left operand are read as long as it is multiplied.
+    in_flight: gl.constexpr = 0 if is_factored(tiling) else 1
+    if is_factored(tiling):
+        kept = gl.zeros([64, depth], a.dtype, layout=left_layout(width))
     count = 0
     waiting = -1
-    added = bias_of(bias, gl.program_id(0), group, 0, width, tiling)
-    added_further = bias_of(bias, gl.program_id(0), group, width, rest, tiling)
+    added = bias_of(third, gl.program_id(0), group, 0, width, tiling)
+    added_further = bias_of(third, gl.program_id(0), group, width, rest, tiling)
     for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
         product = beginning(added, width, tiling)
         further = beginning(added_further, rest, tiling)
         begin, end = steps_of(number, tiling)
+        found = factor_of(third, batch, row, begin, group, tiling)
         for step in range(begin, end):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
             slot = step if field(tiling, "resident") else stage
             left = flat_box(a.index(stage * groups + group), 64, depth, left_turned)
+            if is_factored(tiling):
+                if is_fresh(step, begin, tiling):
+                    kept = left.load(left_layout(width))
+                left = kept * found[:, None]
+                found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), group, tiling)
             product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
+                if is_factored(tiling):
+                    left = gl.convert_layout(left, left_layout(rest))
                 right = flat_box(b_rest.index(slot), depth, rest, right_turned)
                 further = warpgroup_mma(left, right, further, is_async=True)
                 # One step stays in flight; the boxes of the one before aren't needed any more.
-                product, further = warpgroup_mma_wait(2, deps=[product, further])
+                product, further = warpgroup_mma_wait(2 * in_flight, deps=[product, further])
             else:
-                product = warpgroup_mma_wait(1, deps=[product])
+                product = warpgroup_mma_wait(in_flight, deps=[product])
             mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > begin)
             if meanwhile:
                 activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, group, tiling)
@@ -138,8 +154,8 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
         # The next tile's bias is on its way while this one ends.
         following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
-        added = bias_of(bias, following, group, 0, width, tiling)
-        added_further = bias_of(bias, following, group, width, rest, tiling)
+        added = bias_of(third, following, group, 0, width, tiling)
+        added_further = bias_of(third, following, group, width, rest, tiling)
         if field(tiling, "by_threads"):
             if epilogue is not None:
                 product = activated(product, epilogue, written.dtype.element_ty)
@@ -176,14 +192,15 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
 
 @gluon.jit
 def box_kernel(
-    left, right, out, before, right_rest, out_rest, before_rest, bias, written, tiling: gl.constexpr
+    left, right, out, before, right_rest, out_rest, before_rest, third, written, tiling: gl.constexpr
 ):  # fmt: skip
     """Write all tiles of the result.
 
     Without a second part, its descriptors are those of the first. ``before`` is for the sums as they are before the
-    activation, where an epilogue keeps them, and else the result; ``bias`` is any address where there is none. What
-    threads write goes to the address ``written``: the result, or sums of all parts one after the other. The descriptors
-    of the result are those of the left operand then, and nothing is written there.
+    activation, where an epilogue keeps them, and else the result; ``third`` is the bias, the factor where the left
+    operand is a product, or any address. What threads write goes to the address ``written``: the result, or sums of all
+    parts one after the other. The descriptors of the result are those of the left operand then, and nothing is written
+    there.
     """
     take_turn(tiling)
     dtype: gl.constexpr = left.dtype
@@ -214,7 +231,7 @@ def box_kernel(
     barriers = (full, empty)
     fence_async_shared()
     barrier()
-    shared = (arrays, bias, written, operands, results, barriers)
+    shared = (arrays, third, written, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")

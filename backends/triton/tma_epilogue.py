@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, tile_of
+from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, product_layout, tile_of
 
 __all__ = [
     "activate_meanwhile",
@@ -46,12 +46,6 @@ def _run(tiling, role):
 def _bias_has_rows(tiling):
     """Whether the bias differs along the rows of a box; else along the columns, if at all."""
     return tiling.bias[_run(tiling, ROWS)] != 0
-
-
-@gluon.constexpr_function
-def product_layout(width):
-    """Which threads of a warp group have which elements of a product of 64 rows."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
 
 
 @gluon.jit
@@ -121,6 +115,22 @@ def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(group))
 
 
+@gluon.constexpr_function
+def _written_layout(tiling, width):
+    """Which threads write which elements: neighbours in memory are written at once, as many as strides allow.
+
+    Sums of parts stay where they are: of these, neighbouring threads have whole sectors of memory.
+    """
+    if tiling.split > 1:
+        return product_layout(width)
+    each = tiling.stored_at_once
+    if tiling.out.turned:
+        threads = 64 // each if each > 2 else 32
+        return gl.BlockedLayout([each, 1], [threads, 32 // threads], [1, 4], [0, 1])
+    threads = min(32, width // each)
+    return gl.BlockedLayout([1, each], [32 // threads, threads], [4, 1], [1, 0])
+
+
 @gluon.jit
 def write(
     product, array, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
@@ -128,11 +138,10 @@ def write(
     """Write a warp group's rows of a tile, from one of its columns on, by threads.
 
     To the result, or to an array with sums of all parts, one after the other, each of which lies as the result does.
-
-    Eight rows of a column, or eight columns of a row, are a sector of memory, whichever of them are neighbours there.
     """
     out: gl.constexpr = field(tiling, "out")
-    layout: gl.constexpr = product_layout(width)
+    layout: gl.constexpr = _written_layout(tiling, width)
+    product = gl.convert_layout(product.to(array.dtype.element_ty), layout)
     batch, row, column = tile_of(number, tiling)
     place = place_of(out, batch, row, column, 0, group, columns_on)
     down: gl.constexpr = _run(tiling, 1)
@@ -150,7 +159,7 @@ def write(
             exists &= place[at] < field(dim_of(out, at), "size")
     downwards = rows * field(dim_of(out, down), "stride")
     places = array + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :]
-    gl.store(places, product.to(array.dtype.element_ty), mask=exists)
+    gl.store(places, product, mask=exists)
 
 
 @gluon.jit

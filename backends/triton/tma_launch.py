@@ -86,14 +86,15 @@ class BoxKernel:
         views |= {"before": piece, "right_rest": tiling.right_rest, "out_rest": rest, "before_rest": rest}
         self._types = {name: descriptor_type(view.block, dtype) for name, view in views.items()}
         written = DTYPES[dtype if tiling.split == 1 else "float32"]
-        self._types |= {"bias": f"*{DTYPES[dtype].name}", "written": f"*{written.name}"}
+        self._types |= {"third": f"*{DTYPES[dtype].name}", "written": f"*{written.name}"}
         self._compiled: Any = None
         self._launch: MappedLaunch | None = None
 
-    def launch(self, memory: Memory, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any) -> None:
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], third: Any, out: Any, before: Any) -> None:
         """Queue the kernel on the framework's stream of the device, which is the current one.
 
-        Addresses are multiples of 16 bytes. Without a bias that is ``None``; ``before`` is ``out`` if nothing is kept.
+        Addresses are multiples of 16 bytes. Without a bias or a factor, ``third`` is ``None``; ``before`` is ``out`` if
+        nothing is kept.
         Where the steps are cut into parts, ``out`` is for the sums of all of them.
         """
         launch = self._launch
@@ -103,15 +104,15 @@ class BoxKernel:
         left, right, written = map(memory.pointer, (*operands, out))
         result = left if self.tiling.by_threads else written
         kept = result if before is out else memory.pointer(before)
-        third = written if bias is None else memory.pointer(bias)
-        addresses = (left, right, result, kept, right, result, kept, third, written)
+        more = written if third is None else memory.pointer(third)
+        addresses = (left, right, result, kept, right, result, kept, more, written)
         stream = memory.stream(device)
         if not launch.again(stream, addresses):
             launch(stream, addresses)
 
     def compile(self) -> Any:
         """Compile for the current device, or take the kernel from Triton's own cache."""
-        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("bias", "written")}
+        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("third", "written")}
         types = {**self._types, "tiling": "constexpr"}
         source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, aligned)
         options: dict[str, Any] = {"num_warps": _WARPS}

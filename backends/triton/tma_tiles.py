@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,8 +14,8 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.steps import Epilogue
 
 __all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "place_of",
-    "steps_of", "tile_of", "tiles_of",
+    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",
+    "place_of", "product_layout", "steps_of", "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -83,6 +83,8 @@ class BoxTiling:
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
+        factor: where the left operand is a product, the other factor; it lacks the contracted axis of boxes.
+        repeats: steps, one after the other, that have the same boxes of a left operand that lacks what they differ in.
         split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
         resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
         loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.
@@ -102,6 +104,8 @@ class BoxTiling:
     rest: int = 0
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
+    factor: View | None = None
+    repeats: int = 1
     split: int = 1
     resident: bool = False
     loose: bool = False
@@ -133,6 +137,11 @@ class BoxTiling:
     def by_threads(self) -> bool:
         """Whether threads write what they have multiplied, be it the result or sums of parts."""
         return self.loose or self.split > 1
+
+    @property
+    def stored_at_once(self) -> int:
+        """Neighbours of the result that a thread may store at once: its rows begin at multiples of so many."""
+        return gcd(8, *(dim.stride for dim in self.out.dims[:-1]))
 
     @property
     def leaving(self) -> tuple[View, View]:
@@ -193,6 +202,12 @@ def _narrowed(view: View, columns: int) -> View:
 
 
 @gluon.constexpr_function
+def product_layout(width):
+    """Which threads of a warp group have which elements of a product of 64 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
 def dim_of(view, at):
     """One axis of an array."""
     return view.dims[at]
@@ -229,6 +244,17 @@ def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl
     for at in gl.static_range(field(view, "rank")):
         place = place + (_position(dim_of(view, at), batch, row, column, step, group, columns_on),)
     return place
+
+
+@gluon.jit
+def is_fresh(step, begin, tiling: gl.constexpr):
+    """Whether a step has other boxes of the left operand than the step before."""
+    repeats: gl.constexpr = field(tiling, "repeats")
+    if repeats > 1:
+        fresh = (step == begin) | (step % repeats == 0)
+    else:
+        fresh = True
+    return fresh
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from math import prod
 
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.launch import ALIGNMENT
-from einops_fast.backends.triton.matrix_tiles import BIAS, LEFT, OUT, RIGHT
+from einops_fast.backends.triton.matrix_tiles import BIAS, FACTOR, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.tiling import Axis, power_of_two
 from einops_fast.backends.triton.tma_tiles import BATCH, COLUMNS, CONTRACTED, ROWS, BoxTiling, Dim, View, ends_late
 from einops_fast.cost import Ceilings
@@ -33,6 +33,9 @@ _MOST_STAGES = 6
 _LEAST_STEPS = 4
 """Of a part of a sum; and of one whose right operand stays in shared memory."""
 
+_MOST_ROUNDS = 6
+"""Tiles for each multiprocessor up to which sums are cut into parts."""
+
 _WIDE = 2 * 256
 """Columns of all warp groups from which on swaths of 16 tiles of rows were faster than of 8."""
 
@@ -45,6 +48,12 @@ _PIECE = 64
 _CACHE = 2.6
 """How many times faster than memory the L2 cache is for such copies, as measured on an H200."""
 
+_BY_THREADS = {1: 3.4, 2: 2.0, 4: 1.3, 8: 1.0}
+"""How many times as long as from the cache it takes threads to write a result, by how much they store at once."""
+
+_FROM_REGISTERS = 1.2
+"""How much longer products take whose left operands are multiplied in registers first; an estimate."""
+
 # Warp groups, columns of a tile, and of its second part as a fraction of these (0: none).
 _SHAPES = (
     (2, 256, 0), (2, 256, 8), (2, 256, 4), (2, 128, 0), (2, 128, 2), (2, 128, 4), (2, 64, 0), (2, 64, 2), (2, 32, 0),
@@ -54,10 +63,14 @@ _SHAPES = (
 
 def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[float, BoxTiling]]:
     """Tilings with predicted seconds, fastest first; none where strides don't let boxes be copied."""
-    if item != _ITEM or problem.factored:
+    if item != _ITEM:
         return []
     tiled = _tiled_axes(problem)
-    if tiled is None or not all(_copyable(problem, array) for array in (LEFT, RIGHT)):
+    if (
+        tiled is None
+        or (problem.factored and tiled[-1].strides[FACTOR])
+        or not all(_copyable(problem, array) for array in (LEFT, RIGHT))
+    ):
         return []
     keeps = problem.epilogue is not None and problem.epilogue.keeps
     if loose(problem) and (keeps or max(axis.strides[OUT] for axis in tiled) >= _FAR):
@@ -148,13 +161,24 @@ def _depths(size: int) -> Iterator[int]:
 
 
 def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
-    """Where tiles are few, the tiling with the steps in so many parts that all multiprocessors have one."""
-    steps = tiling.tiles[CONTRACTED]
-    split = min(on.units // tiling.places, steps // _LEAST_STEPS)
+    """Where tiles are few, the tiling with the steps in so many parts that no multiprocessor is idle for long."""
+    steps, places = tiling.tiles[CONTRACTED], tiling.places
+    split = min(on.units // places, steps // _LEAST_STEPS)
+    if split < 2:
+        # More than one for each: the fewest parts that come close to whole rounds.
+        most = min(_MOST_ROUNDS * on.units // places, steps // _LEAST_STEPS)
+        split = max(
+            range(1, most + 1), key=lambda parts: (round(_busy(parts * places, on.units), 1), -parts), default=1
+        )
     if split > 1 and tiling.epilogue is None:
         # What leaves by threads needs no shared memory.
         stages = min(_SHARED // _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth), _MOST_STAGES)
         yield replace(tiling, split=-(-steps // -(-steps // split)), stages=stages)
+
+
+def _busy(programs: int, units: int) -> float:
+    """Which part of the multiprocessors has something to do, on average."""
+    return programs / (-(-programs // units) * units)
 
 
 def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
@@ -165,10 +189,12 @@ def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     batches, row_tiles, column_tiles, steps = tiling.tiles
     piece = tiling.rest or min(_PIECE, tiling.width)
     few = row_tiles < 2 * on.units or steps < _LEAST_STEPS
-    if batches * column_tiles > 1 or few or tiling.epilogue is not None or piece < 32:
+    kept = tiling.epilogue is not None or tiling.factor is not None
+    if batches * column_tiles > 1 or few or kept or piece < 32:
         return
     pieces = max(1, tiling.width // piece)
-    leaving = 0 if tiling.loose else _GROUP_ROWS * tiling.groups * piece * min(2, pieces) * _ITEM
+    held = tiling.width if tiling.loose else piece * min(2, pieces)
+    leaving = _GROUP_ROWS * tiling.groups * held * _ITEM
     right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
     stages = min((_SHARED - leaving - right) // _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
     if stages > 2:
@@ -204,7 +230,10 @@ def _tiling(
     if apart:
         steps[apart] = groups
     roles = (problem.batch, problem.rows, problem.columns, problem.contracted)
-    counted = [_counted(axes, steps) for axes in roles]
+    # What the left operand lacks comes first: its boxes stay meanwhile.
+    *free, summed = roles
+    lacking = [axis for axis in summed if not axis.strides[LEFT]]
+    counted = [*(_counted(axes, steps) for axes in free), _counted(summed, steps, lacking)]
 
     def view(array: int, first: int) -> View:
         boxes = {rows: _GROUP_ROWS, columns: width, contracted: depth}
@@ -225,7 +254,7 @@ def _tiling(
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     held = width + rest if pieces == 1 else 2 * width // pieces
-    leaving = 0 if loose(problem) else _GROUP_ROWS * groups * held * _ITEM
+    leaving = _GROUP_ROWS * groups * held * _ITEM
     stages = min((_SHARED - leaving) // _step_bytes(groups, width + rest, depth), _MOST_STAGES)
     if stages < 2:
         return None
@@ -244,18 +273,22 @@ def _tiling(
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
+        factor=view(FACTOR, ROWS) if problem.factored else None,
+        repeats=prod(counted[CONTRACTED][axis][1] for axis in lacking) if problem.factored else 1,
         loose=loose(problem),
     )
 
 
-def _counted(axes: Sequence[Axis], steps: Mapping[Axis, int]) -> dict[Axis, tuple[int, int]]:
+def _counted(
+    axes: Sequence[Axis], steps: Mapping[Axis, int], first: Sequence[Axis] = ()
+) -> dict[Axis, tuple[int, int]]:
     """For each axis of a role, by what a tile's number is divided, and how many positions there are then.
 
-    Axes that boxes extend along come first: neighbouring tiles share what they read.
+    Axes that boxes extend along come early, after those that are to be first: neighbouring tiles share what they read.
     """
     found: dict[Axis, tuple[int, int]] = {}
     divisor = 1
-    for axis in sorted(axes, key=lambda axis: -steps.get(axis, 1)):
+    for axis in sorted(axes, key=lambda axis: (axis not in first, -steps.get(axis, 1))):
         count = -(-axis.size // steps.get(axis, 1))
         found[axis] = divisor, count
         divisor *= count
@@ -264,22 +297,22 @@ def _counted(axes: Sequence[Axis], steps: Mapping[Axis, int]) -> dict[Axis, tupl
 
 def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     """Predicted time: arithmetic or traffic, whichever takes longer; copies hide all but what the first tile needs."""
-    batch, m, n, k = problem.extents
-    waves = tiling.total / on.units
-    idle = -(-tiling.total // on.units) / waves
+    idle = 1 / _busy(tiling.total, on.units)
     rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
     steps = -(-tiling.tiles[CONTRACTED] // tiling.split)
     padded = 2 * tiling.total * rows * columns * steps * tiling.depth
     reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
-    loaded = rows if tiling.resident else rows + columns
+    loaded = rows if tiling.resident else rows / tiling.repeats + columns
     cache = idle * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
-    memory = _ITEM * batch * (m * k + k * n + m * n * problem.results) / on.bandwidth
+    if problem.factored:
+        arithmetic *= _FROM_REGISTERS
+    memory = _ITEM * problem.moved / on.bandwidth
     parts = 0.0
     if tiling.split > 1:
         # Sums of parts are written to the cache, and read from there.
         parts = 8 * tiling.split * tiling.elements / (on.bandwidth * _CACHE) + on.call / 2
     elif tiling.loose:
-        # Sectors of the cache are written in pieces, and nothing is multiplied meanwhile.
-        parts = 4 * _ITEM * tiling.elements / (on.bandwidth * _CACHE)
+        # Nothing is multiplied meanwhile.
+        parts = _BY_THREADS[tiling.stored_at_once] * _ITEM * tiling.elements / (on.bandwidth * _CACHE)
     return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + parts + on.call

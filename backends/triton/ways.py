@@ -17,6 +17,7 @@ from einops_fast.cost import ITEM_SIZES, Ceilings, step_costs
 from einops_fast.steps import Fused
 
 __all__ = [
+    "ORDER",
     "BoxCandidate",
     "Candidate",
     "CopyCandidate",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 Run = Callable[..., Any]
+
+ORDER = ", order "
+"""What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
 
 
 class Candidate:
@@ -105,7 +109,7 @@ class TiledCandidate(Candidate):
         swapped: bool,
         dtype: str,
     ) -> None:
-        self.name = f"{tiling.name}, order {order}" if order else tiling.name
+        self.name = f"{tiling.name}{ORDER}{order}" if order else tiling.name
         self.seconds, self.in_order = seconds, order == 0
         self.tiling, self.kind = tiling, type(tiling)
         self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
@@ -215,23 +219,24 @@ class BoxCandidate(TiledCandidate):
         if self.tiling.split > 1:
 
             def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
-                launch(memory, device, operands[::-1] if swapped else operands, None, workspace, workspace)
+                a, b, third = (*operands, None)[:3]
+                launch(memory, device, (b, a) if swapped else (a, b), third, workspace, workspace)
 
             whole = _in_parts(launch_parts, self, memory, device)
         else:
 
-            def whole(a: Any, b: Any, bias: Any = None) -> Any:
+            def whole(a: Any, b: Any, third: Any = None) -> Any:
                 out = empty(a, shape, strides)
                 before = empty(a, shape, strides) if keeps else out
-                launch(memory, device, (b, a) if swapped else (a, b), bias, out, before)
+                launch(memory, device, (b, a) if swapped else (a, b), third, out, before)
                 return (out, before) if keeps else out
 
-        def run(a: Any, b: Any, bias: Any = None) -> Any:
-            if (pointer(a) | pointer(b) | (pointer(bias) if bias is not None else 0)) % ALIGNMENT:
+        def run(a: Any, b: Any, third: Any = None) -> Any:
+            if (pointer(a) | pointer(b) | (pointer(third) if third is not None else 0)) % ALIGNMENT:
                 if not elsewhere:
                     elsewhere.append(other().run(memory, device))
-                return elsewhere[0](a, b) if bias is None else elsewhere[0](a, b, bias)
-            return whole(a, b) if bias is None else whole(a, b, bias)
+                return elsewhere[0](a, b) if third is None else elsewhere[0](a, b, third)
+            return whole(a, b) if third is None else whole(a, b, third)
 
         return run
 
@@ -263,18 +268,20 @@ class CopyCandidate(Candidate):
             way.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
-        copies = {at: copy.run(memory, device) for at, copy in self._copies.items()}
-        then, first, second = self._then.run(memory, device), copies.get(0), copies.get(1)
-        exhausted, other = memory.exhausted, self._other
+        copies = [(at, copy.run(memory, device)) for at, copy in self._copies.items()]
+        then, exhausted, other = self._then.run(memory, device), memory.exhausted, self._other
         elsewhere: list[Run] = []
 
-        def run(a: Any, b: Any, *bias: Any) -> Any:
+        def run(*given: Any) -> Any:
             if not elsewhere:
+                operands = [*given]
                 try:
-                    return then(first(a) if first else a, second(b) if second else b, *bias)
+                    for at, copy in copies:
+                        operands[at] = copy(operands[at])
+                    return then(*operands)
                 except exhausted:
                     # From now on: to look for memory that isn't there takes long.
                     elsewhere.append(other().run(memory, device))
-            return elsewhere[0](a, b, *bias)
+            return elsewhere[0](*given)
 
         return run

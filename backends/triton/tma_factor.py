@@ -1,0 +1,51 @@
+"""The factor of a left operand that is a product itself: Hopper's contraction kernel multiplies it in registers.
+
+Boxes of the left operand extend along a contracted axis that the factor lacks, so each row has one element of it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.tma_tiles import dim_of, place_of, product_layout
+
+__all__ = ["factor_of", "is_factored", "left_layout"]
+
+
+@gluon.constexpr_function
+def is_factored(tiling):
+    """Whether there is a factor."""
+    return tiling.factor is not None
+
+
+@gluon.constexpr_function
+def left_layout(width):
+    """Which threads of a warp group have which elements of a left operand in registers."""
+    return gl.DotOperandLayout(0, product_layout(width), 2)
+
+
+@gluon.jit
+def factor_of(factor, batch, row, step, group: gl.constexpr, tiling: gl.constexpr):
+    """The factor of each of a warp group's rows at one step; something, if there is none."""
+    if is_factored(tiling):
+        view: gl.constexpr = field(tiling, "factor")
+        along = gl.arange(0, 64, layout=gl.SliceLayout(1, left_layout(field(tiling, "width"))))
+        place = place_of(view, batch, row, 0, step, group, 0)
+        places = along * 0
+        exists = along >= 0
+        for at in gl.static_range(field(view, "rank")):
+            factor += place[at].to(gl.int64) * field(dim_of(view, at), "stride")
+            # One group's rows may lie beyond the last ones along another axis.
+            position = place[at]
+            if field(dim_of(view, at), "box") > 1:
+                places += along * field(dim_of(view, at), "stride")
+                position += along
+            exists &= position < field(dim_of(view, at), "size")
+        found = gl.load(factor + places, mask=exists, other=0)
+    else:
+        found = 0
+    return found
