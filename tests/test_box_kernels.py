@@ -106,18 +106,19 @@ def test_large_boxes(case: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> 
         ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
         ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
         ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
+        ("ik,jk->ij", (450, 264), (65, 264)),  # threads write
     ],
 )
 def test_a_right_operand_that_stays(
     equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a device so small that each program has several tiles."""
+    """On a device so small that each program has several tiles: both warp groups have parts of each, or take turns."""
     monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40)
     operands = [torch.randn(shape).half() for shape in (left, right)]
     with boxes_on_cpu(2):
         found = kernel_candidates(fused_step(equation, operands), "float16", replace(ON, units=2))
         stays = [each for each in found if isinstance(each, BoxCandidate) and "stays" in each.name]
-        assert stays
+        assert {each.tiling.turns for each in stays} == {1, 2}
         check(equation, operands, stays)
 
 

@@ -37,7 +37,7 @@ from einops_fast.backends.triton.tma_epilogue import (
     write,
 )
 from einops_fast.backends.triton.tma_factor import factor_of, is_factored, left_layout
-from einops_fast.backends.triton.tma_tiles import flat_box, is_fresh, place_of, steps_of, tile_of, tiles_of
+from einops_fast.backends.triton.tma_tiles import flat_box, is_fresh, part_of, place_of, steps_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
 
@@ -59,7 +59,7 @@ def _load(copying, tiling: gl.constexpr):
     left, right, right_rest, operands, barriers = copying
     a, b, b_rest = operands
     rights = (right, right_rest, b, b_rest)
-    full, empty = barriers
+    full, empty, there, _turn = barriers
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
@@ -76,11 +76,10 @@ def _load(copying, tiling: gl.constexpr):
             fresh = is_fresh(step, begin, tiling)
             mbarrier.wait(empty.index(stage), count // stages & 1 ^ 1)
             if resident:
+                mbarrier.expect(ready, left_bytes)
                 if number < gl.num_programs(0):
-                    mbarrier.expect(ready, left_bytes + right_bytes)
-                    _load_right(rights, batch, row, column, step, step, ready, tiling)
-                else:
-                    mbarrier.expect(ready, left_bytes)
+                    mbarrier.expect(there.index(step), right_bytes)
+                    _load_right(rights, batch, row, column, step, step, there.index(step), tiling)
             else:
                 if field(tiling, "repeats") > 1:
                     mbarrier.expect(ready, right_bytes, pred=fresh == 0)
@@ -93,14 +92,15 @@ def _load(copying, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
-    """What a warp group does: its rows of every tile."""
+def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
+    """What warp group ``own`` does: its rows of every tile, or all of every second tile."""
     arrays, third, written, operands, results, barriers = shared
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
-    full, empty = barriers
+    full, empty, there, turn = barriers
     epilogue: gl.constexpr = field(tiling, "epilogue")
     groups: gl.constexpr = field(tiling, "groups")
+    turns: gl.constexpr = field(tiling, "turns")
     stages: gl.constexpr = field(tiling, "stages")
     width: gl.constexpr = field(tiling, "width")
     depth: gl.constexpr = field(tiling, "depth")
@@ -114,25 +114,40 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
     if is_factored(tiling):
         kept = gl.zeros([64, depth], a.dtype, layout=left_layout(width))
     count = 0
+    lap = 0
     waiting = -1
-    added = bias_of(third, gl.program_id(0), group, 0, width, tiling)
-    added_further = bias_of(third, gl.program_id(0), group, width, rest, tiling)
-    for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
+    first = gl.program_id(0)
+    apart = gl.num_programs(0) * turns
+    if turns > 1:
+        # The steps of the tiles in between are the other one's.
+        first += own * gl.num_programs(0)
+        count += own * steps
+    earliest = gl.minimum(first, field(tiling, "total") - 1)
+    added = bias_of(third, earliest, own, 0, width, tiling)
+    added_further = bias_of(third, earliest, own, width, rest, tiling)
+    for number in range(first, field(tiling, "total"), apart):
         batch, row, column = tile_of(number, tiling)
         product = beginning(added, width, tiling)
         further = beginning(added_further, rest, tiling)
         begin, end = steps_of(number, tiling)
-        found = factor_of(third, batch, row, begin, group, tiling)
+        found = factor_of(third, batch, row, begin, own, tiling)
+        if turns > 1:
+            # What the other one has waited for tells apart the times that a stage is filled.
+            mbarrier.wait(turn.index(own), (lap + 1 - own) & 1)
+            lap += 1
         for step in range(begin, end):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
-            slot = step if field(tiling, "resident") else stage
-            left = flat_box(a.index(stage * groups + group), 64, depth, left_turned)
+            slot = stage
+            if field(tiling, "resident"):
+                slot = step
+                mbarrier.wait(there.index(step), 0)
+            left = flat_box(a.index(stage * groups + part_of(tiling, own)), 64, depth, left_turned)
             if is_factored(tiling):
                 if is_fresh(step, begin, tiling):
                     kept = left.load(left_layout(width))
                 left = kept * found[:, None]
-                found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), group, tiling)
+                found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), own, tiling)
             product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
                 if is_factored(tiling):
@@ -145,32 +160,36 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
                 product = warpgroup_mma_wait(in_flight, deps=[product])
             mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > begin)
             if meanwhile:
-                activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, group, tiling)
+                activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, own, tiling)
             count += 1
+        if turns > 1:
+            mbarrier.arrive(turn.index(1 - own))
         if rest > 0:
             product, further = warpgroup_mma_wait(0, deps=[product, further])
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
+        if turns > 1:
+            count += steps
         # The next tile's bias is on its way while this one ends.
-        following = gl.minimum(number + gl.num_programs(0), field(tiling, "total") - 1)
-        added = bias_of(third, following, group, 0, width, tiling)
-        added_further = bias_of(third, following, group, width, rest, tiling)
+        following = gl.minimum(number + apart, field(tiling, "total") - 1)
+        added = bias_of(third, following, own, 0, width, tiling)
+        added_further = bias_of(third, following, own, width, rest, tiling)
         if field(tiling, "by_threads"):
             if epilogue is not None:
                 product = activated(product, epilogue, written.dtype.element_ty)
                 if rest > 0:
                     further = activated(further, epilogue, written.dtype.element_ty)
-            write(product, written, number, group, 0, width, tiling)
+            write(product, written, number, own, 0, width, tiling)
             if rest > 0:
-                write(further, written, number, group, width, rest, tiling)
+                write(further, written, number, own, width, rest, tiling)
         elif field(tiling, "pieces") > 1:
-            finish_in_pieces(product, further, arrays, results[0], batch, row, column, group, tiling)
+            finish_in_pieces(product, further, arrays, results[0], batch, row, column, own, tiling)
         else:
             if meanwhile:
                 if waiting >= 0:
                     for step in range(steps, last_meanwhile(tiling) + 1):
-                        activate_meanwhile(step, waiting, arrays, results, group, tiling)
+                        activate_meanwhile(step, waiting, arrays, results, own, tiling)
                 waiting = number
             elif epilogue is not None:
                 product = activated(product, epilogue, out.dtype)
@@ -179,14 +198,14 @@ def _multiply(shared, tiling: gl.constexpr, group: gl.constexpr):
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
-            put(product, further, results, group, tiling)
+            put(product, further, results, own, tiling)
             if not meanwhile:
-                hand_over((out, out_rest), results, batch, row, column, group, tiling)
+                hand_over((out, out_rest), results, batch, row, column, own, tiling)
             elif field(epilogue, "keeps"):
-                hand_over((before, before_rest), results, batch, row, column, group, tiling)
+                hand_over((before, before_rest), results, batch, row, column, own, tiling)
     if meanwhile:
         for step in range(last_meanwhile(tiling) + 1):
-            activate_meanwhile(step, waiting, arrays, results, group, tiling)
+            activate_meanwhile(step, waiting, arrays, results, own, tiling)
     tma.store_wait(0)
 
 
@@ -215,27 +234,38 @@ def box_kernel(
         b_rest = gl.allocate_shared_memory(dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
     c = b
     c_rest = b
+    workers: gl.constexpr = field(tiling, "workers")
     if not field(tiling, "by_threads"):
-        boxes: gl.constexpr = groups if field(tiling, "pieces") == 1 else 2 * groups
+        boxes: gl.constexpr = workers if field(tiling, "pieces") == 1 else 2 * workers
         c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
         if rest > 0 and field(tiling, "pieces") == 1:
-            c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)
+            c_rest = gl.allocate_shared_memory(dtype, [workers] + out_rest.block_type.shape, out_rest.layout)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=groups)
+    there = full
+    if field(tiling, "resident"):
+        there = gl.allocate_shared_memory(gl.int64, [slots, 1], mbarrier.MBarrierLayout())
+        for slot in gl.static_range(slots):
+            mbarrier.init(there.index(slot), count=1)
+    turn = full
+    if field(tiling, "turns") > 1:
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(turn.index(0), count=1)
+        mbarrier.init(turn.index(1), count=1)
     operands = (a, b, b_rest)
     arrays = (out, before, out_rest, before_rest)
     results = (c, c_rest)
-    barriers = (full, empty)
+    barriers = (full, empty, there, turn)
     fence_async_shared()
     barrier()
     shared = (arrays, third, written, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")
-    if groups > 1:
+    if workers > 1:
         gl.warp_specialize(
             [(_multiply, (shared, tiling, 0)), (_multiply, (shared, tiling, 1)), (_load, (copying, tiling))],
             warps,

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, place_of, product_layout, tile_of
+from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, part_of, place_of, product_layout, tile_of
 
 __all__ = [
     "activate_meanwhile",
@@ -60,11 +60,11 @@ def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.conste
 
 
 @gluon.jit
-def bias_of(bias, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr):
+def bias_of(bias, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr):
     """The bias of a warp group's rows of a tile, of so many columns from one of its columns on, if there is any."""
     if has_bias(tiling) and width > 0:
         batch, row, column = tile_of(number, tiling)
-        place = place_of(field(tiling, "out"), batch, row, column, 0, group, columns_on)
+        place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), columns_on)
         if _bias_has_rows(tiling):
             found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, product_layout(width)))
         else:
@@ -91,28 +91,28 @@ def beginning(found, width: gl.constexpr, tiling: gl.constexpr):
 
 
 @gluon.jit
-def put(product, further, results, group: gl.constexpr, tiling: gl.constexpr):
+def put(product, further, results, own: gl.constexpr, tiling: gl.constexpr):
     """Leave a warp group's rows of a tile in shared memory, both parts, rounded."""
     c, c_rest = results
     width: gl.constexpr = field(tiling, "width")
     rest: gl.constexpr = field(tiling, "rest")
     turned: gl.constexpr = field(field(tiling, "out"), "turned")
-    flat_box(c.index(group), 64, width, turned).store(product.to(c.dtype))
+    flat_box(c.index(own), 64, width, turned).store(product.to(c.dtype))
     if rest > 0:
-        flat_box(c_rest.index(group), 64, rest, turned).store(further.to(c.dtype))
+        flat_box(c_rest.index(own), 64, rest, turned).store(further.to(c.dtype))
     fence_async_shared()
 
 
 @gluon.jit
-def hand_over(arrays, results, batch, row, column, group, tiling: gl.constexpr):
-    """Have the hardware write these to memory."""
+def hand_over(arrays, results, batch, row, column, own: gl.constexpr, tiling: gl.constexpr):
+    """Have the hardware write to memory what a warp group has left there."""
     out, out_rest = arrays
     c, c_rest = results
-    place = place_of(field(tiling, "out"), batch, row, column, 0, group, 0)
-    tma.async_copy_shared_to_global(out, place, c.index(group))
+    place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), 0)
+    tma.async_copy_shared_to_global(out, place, c.index(own))
     if field(tiling, "rest") > 0:
-        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, group, field(tiling, "width"))
-        tma.async_copy_shared_to_global(out_rest, place, c_rest.index(group))
+        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, part_of(tiling, own), field(tiling, "width"))
+        tma.async_copy_shared_to_global(out_rest, place, c_rest.index(own))
 
 
 @gluon.constexpr_function
@@ -133,7 +133,7 @@ def _written_layout(tiling, width):
 
 @gluon.jit
 def write(
-    product, array, number, group: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
+    product, array, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl.constexpr, tiling: gl.constexpr
 ):  # fmt: skip
     """Write a warp group's rows of a tile, from one of its columns on, by threads.
 
@@ -143,7 +143,7 @@ def write(
     layout: gl.constexpr = _written_layout(tiling, width)
     product = gl.convert_layout(product.to(array.dtype.element_ty), layout)
     batch, row, column = tile_of(number, tiling)
-    place = place_of(out, batch, row, column, 0, group, columns_on)
+    place = place_of(out, batch, row, column, 0, part_of(tiling, own), columns_on)
     down: gl.constexpr = _run(tiling, 1)
     across: gl.constexpr = _run(tiling, 2)
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
@@ -185,14 +185,14 @@ def _in_pieces(x, count: gl.constexpr):
 
 @gluon.jit
 def _leave(
-    piece, array, place, c, turn: gl.constexpr, again: gl.constexpr, group: gl.constexpr, tiling: gl.constexpr
+    piece, array, place, c, turn: gl.constexpr, again: gl.constexpr, own: gl.constexpr, tiling: gl.constexpr
 ):  # fmt: skip
     """Have a piece written through one of a warp group's two boxes in shared memory, which take turns.
 
     ``again`` if the piece before, of another tile, took the same one.
     """
     view: gl.constexpr = field(tiling, "out_piece")
-    box = c.index(2 * group + turn % 2)
+    box = c.index(2 * own + turn % 2)
     # What the box had before has been read when at most the other one is still on its way.
     tma.store_wait(0 if again else 1)
     barrier()
@@ -202,7 +202,7 @@ def _leave(
 
 
 @gluon.jit
-def finish_in_pieces(product, further, arrays, c, batch, row, column, group: gl.constexpr, tiling: gl.constexpr):
+def finish_in_pieces(product, further, arrays, c, batch, row, column, own: gl.constexpr, tiling: gl.constexpr):
     """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
     out, before, _, _ = arrays
     view: gl.constexpr = field(tiling, "out_piece")
@@ -213,13 +213,13 @@ def finish_in_pieces(product, further, arrays, c, batch, row, column, group: gl.
         found = found + (further,)
     odd: gl.constexpr = len(found) % 2 == 1 and not keeps
     for at in gl.static_range(len(found)):
-        place = place_of(view, batch, row, column, 0, group, at * found[at].shape[1])
+        place = place_of(view, batch, row, column, 0, part_of(tiling, own), at * found[at].shape[1])
         if keeps:
-            _leave(found[at].to(out.dtype), before, place, c, 2 * at, False, group, tiling)
+            _leave(found[at].to(out.dtype), before, place, c, 2 * at, False, own, tiling)
         piece = found[at]
         if epilogue is not None:
             piece = activated(piece, epilogue, out.dtype)
-        _leave(piece.to(out.dtype), out, place, c, 2 * at + 1 if keeps else at, at == 0 and odd, group, tiling)
+        _leave(piece.to(out.dtype), out, place, c, 2 * at + 1 if keeps else at, at == 0 and odd, own, tiling)
 
 
 _PIECE = gl.constexpr(64 * 32)
@@ -251,27 +251,27 @@ def _activate_piece(boxes, number, count: gl.constexpr, tiling: gl.constexpr):
 
 
 @gluon.jit
-def activate_meanwhile(step, number, arrays, results, group: gl.constexpr, tiling: gl.constexpr):
+def activate_meanwhile(step, number, arrays, results, own: gl.constexpr, tiling: gl.constexpr):
     """What is done at one of the steps of the next tile for tile ``number``, whose sums are in shared memory, rounded.
 
     Where these are kept, they're on their way to memory from there at first.
     """
     out, _, out_rest, _ = arrays
     c, c_rest = results
-    groups: gl.constexpr = field(tiling, "groups")
+    workers: gl.constexpr = field(tiling, "workers")
     pieces: gl.constexpr = _pieces(field(tiling, "width"))
     further: gl.constexpr = _pieces(field(tiling, "rest"))
     at = step - _LEAD
     if (at >= 0) & (at < pieces):
-        _activate_piece(c, group * pieces + at, groups * pieces, tiling)
+        _activate_piece(c, own * pieces + at, workers * pieces, tiling)
     elif step == last_meanwhile(tiling):
         fence_async_shared()
         barrier()
         batch, row, column = tile_of(number, tiling)
-        hand_over((out, out_rest), results, batch, row, column, group, tiling)
+        hand_over((out, out_rest), results, batch, row, column, own, tiling)
     elif (at >= pieces) & (at < pieces + further):
         if further > 0:
-            _activate_piece(c_rest, group * further + at - pieces, groups * further, tiling)
+            _activate_piece(c_rest, own * further + at - pieces, workers * further, tiling)
     elif step == _LEAD - 1:
         if field(field(tiling, "epilogue"), "keeps"):
             tma.store_wait(0)

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_tiles import dim_of, place_of, product_layout
+from einops_fast.backends.triton.tma_tiles import dim_of, part_of, place_of, product_layout
 
 __all__ = ["factor_of", "is_factored", "left_layout"]
 
@@ -29,12 +29,12 @@ def left_layout(width):
 
 
 @gluon.jit
-def factor_of(factor, batch, row, step, group: gl.constexpr, tiling: gl.constexpr):
+def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
     """The factor of each of a warp group's rows at one step; something, if there is none."""
     if is_factored(tiling):
         view: gl.constexpr = field(tiling, "factor")
         along = gl.arange(0, 64, layout=gl.SliceLayout(1, left_layout(field(tiling, "width"))))
-        place = place_of(view, batch, row, 0, step, group, 0)
+        place = place_of(view, batch, row, 0, step, part_of(tiling, own), 0)
         places = along * 0
         exists = along >= 0
         for at in gl.static_range(field(view, "rank")):

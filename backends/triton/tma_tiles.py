@@ -15,7 +15,7 @@ from einops_fast.steps import Epilogue
 
 __all__ = [
     "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",
-    "place_of", "product_layout", "steps_of", "tile_of", "tiles_of",
+    "part_of", "place_of", "product_layout", "steps_of", "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -74,6 +74,7 @@ class BoxTiling:
         left, right, out: how the arrays are seen; a box of the left operand and of the result has 64 rows.
         tiles: how many tiles there are of batch, rows and columns, and how many steps in each.
         groups: warp groups, each with 64 rows of a tile.
+        turns: warp groups, of which each has whole tiles, one after the other: while one multiplies, another ends.
         width: columns of a tile.
         depth: contracted extent of a step.
         stages: steps that shared memory holds.
@@ -106,6 +107,7 @@ class BoxTiling:
     bias: tuple[int, ...] = ()
     factor: View | None = None
     repeats: int = 1
+    turns: int = 1
     split: int = 1
     resident: bool = False
     loose: bool = False
@@ -127,11 +129,12 @@ class BoxTiling:
         """The tiles in short, unique among those of one problem."""
         apart = any(dim.shift == 1 for dim in self.left.dims)
         rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
+        turns = ", in turns" if self.turns > 1 else ""
         pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
         parts = f", split {self.split}" if self.split > 1 else ", the right one stays" if self.resident else ""
         tile = f"{rows}×{self.width + self.rest}×{self.depth}"
         loose = ", loose" if self.loose else ""
-        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}{loose}"
+        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}{turns}{loose}"
 
     @property
     def by_threads(self) -> bool:
@@ -159,19 +162,24 @@ class BoxTiling:
         return _narrowed(self.out, self.width // self.pieces)
 
     @property
+    def workers(self) -> int:
+        """Warp groups that multiply."""
+        return self.groups * self.turns
+
+    @property
     def worker_warps(self) -> tuple[int, ...]:
         """Of the parts of a program beside the first warp group: another one, the copies."""
-        return (4,) * (self.groups - 1) + (1,)
+        return (4,) * (self.workers - 1) + (1,)
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
         """Of each of their threads."""
-        return (240,) * (self.groups - 1) + (24,)
+        return (240,) * (self.workers - 1) + (24,)
 
     @property
     def registers(self) -> int | None:
         """Of each thread before they are shared out; the first warp group is left as many as the second one has."""
-        return 168 if self.groups > 1 else None
+        return 168 if self.workers > 1 else None
 
     @property
     def places(self) -> int:
@@ -244,6 +252,12 @@ def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl
     for at in gl.static_range(field(view, "rank")):
         place = place + (_position(dim_of(view, at), batch, row, column, step, group, columns_on),)
     return place
+
+
+@gluon.constexpr_function
+def part_of(tiling, own):
+    """Which 64 rows of a tile are those of warp group ``own``."""
+    return own if tiling.turns == 1 else 0
 
 
 @gluon.jit

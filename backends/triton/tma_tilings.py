@@ -172,8 +172,20 @@ def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
         )
     if split > 1 and tiling.epilogue is None:
         # What leaves by threads needs no shared memory.
-        stages = min(_SHARED // _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth), _MOST_STAGES)
+        stages = _stages(0, _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth))
         yield replace(tiling, split=-(-steps // -(-steps // split)), stages=stages)
+
+
+def _leaving(tiling: BoxTiling) -> int:
+    """Shared memory for results that leave."""
+    at_once = tiling.width if tiling.loose else tiling.width + tiling.rest
+    columns = at_once if tiling.pieces == 1 else 2 * tiling.width // tiling.pieces
+    return _GROUP_ROWS * tiling.workers * columns * _ITEM
+
+
+def _stages(held: int, step: int, most: int = _MOST_STAGES) -> int:
+    """How many steps fit beside what else is held in shared memory."""
+    return min((_SHARED - held) // step, most)
 
 
 def _busy(programs: int, units: int) -> float:
@@ -193,12 +205,13 @@ def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     if batches * column_tiles > 1 or few or kept or piece < 32:
         return
     pieces = max(1, tiling.width // piece)
-    held = tiling.width if tiling.loose else piece * min(2, pieces)
-    leaving = _GROUP_ROWS * tiling.groups * held * _ITEM
+    # Two warp groups then read no more than one does.
+    turns = 2 if tiling.groups == 1 else 1
+    stays = replace(tiling, resident=True, pieces=1 if tiling.loose else pieces, turns=turns)
     right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
-    stages = min((_SHARED - leaving - right) // _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
+    stages = _stages(_leaving(stays) + right, _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
     if stages > 2:
-        yield replace(tiling, resident=True, pieces=1 if tiling.loose else pieces, stages=stages)
+        yield replace(stays, stages=stages)
 
 
 def _step_bytes(groups: int, width: int, depth: int) -> int:
@@ -253,13 +266,8 @@ def _tiling(
         return View(dims, turned=axes[-1][0] == first)
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
-    held = width + rest if pieces == 1 else 2 * width // pieces
-    leaving = _GROUP_ROWS * groups * held * _ITEM
-    stages = min((_SHARED - leaving) // _step_bytes(groups, width + rest, depth), _MOST_STAGES)
-    if stages < 2:
-        return None
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
-    return BoxTiling(
+    tiling = BoxTiling(
         view(LEFT, ROWS),
         view(RIGHT, CONTRACTED),
         view(OUT, ROWS),
@@ -267,7 +275,7 @@ def _tiling(
         groups,
         width,
         depth,
-        stages,
+        _MOST_STAGES,
         swath=16 if groups * width >= _WIDE else 8,
         pieces=pieces,
         rest=rest,
@@ -277,6 +285,8 @@ def _tiling(
         repeats=prod(counted[CONTRACTED][axis][1] for axis in lacking) if problem.factored else 1,
         loose=loose(problem),
     )
+    stages = _stages(_leaving(tiling), _step_bytes(groups, width + rest, depth))
+    return replace(tiling, stages=stages) if stages > 1 else None
 
 
 def _counted(
@@ -301,7 +311,7 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
     steps = -(-tiling.tiles[CONTRACTED] // tiling.split)
     padded = 2 * tiling.total * rows * columns * steps * tiling.depth
-    reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
+    reach: float = min(1.0, (rows * tiling.turns * columns / 32768) ** 0.15)
     arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
     loaded = rows if tiling.resident else rows / tiling.repeats + columns
     cache = idle * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
@@ -315,4 +325,6 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     elif tiling.loose:
         # Nothing is multiplied meanwhile.
         parts = _BY_THREADS[tiling.stored_at_once] * _ITEM * tiling.elements / (on.bandwidth * _CACHE)
-    return max(arithmetic, cache, memory) + 0.1 * min(arithmetic, memory) + parts + on.call
+    # What isn't hidden of the end of one tile behind the next.
+    tail = 0.1 / tiling.turns * min(arithmetic, memory)
+    return max(arithmetic, cache, memory) + tail + parts + on.call
