@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -235,6 +236,23 @@ def test_a_left_operand_that_is_a_product(case: Any, monkeypatch: pytest.MonkeyP
         found = boxes_executed(equation, operands)
         assert found
         check(equation, operands, found)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+def test_an_infinite_factor_is_multiplied_with_what_there_is() -> None:
+    """Boxes reach beyond the 72 positions of ``j``."""
+    factor, matrices, other = factored(((70, 6), (40, 6, 72), (70, 72)), DEVICE)
+    factor[3, 2] = float("inf")
+    matrices.abs_()
+    other.abs_()
+    with boxes_on_cpu(2) if DEVICE == "cpu" else nullcontext():
+        for way in boxes_executed("bi,oij,bj->bo", (factor, matrices, other)):
+            operands = [
+                (factor, matrices, other)[at] for at in fused_step("bi,oij,bj->bo", (factor, matrices, other)).reads
+            ]
+            result = way.run(MEMORY, 0)(*operands)
+            assert (result[3] == float("inf")).all()
+            assert result[4:].isfinite().all()
 
 
 @on_hopper

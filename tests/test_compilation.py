@@ -96,6 +96,7 @@ CASES = [
     "bik,bjk->ij 64x256x256 64x256x256",  # boxes, split
     "ik,jk->ij 4096x256 257x256",  # boxes of which threads write the result
     "bi,oij,bj->bo 4096x128 128x128x128 4096x128",  # a product on the way
+    "bi,oij,bj->bo 4096x96 104x96x104 4096x104",  # the same, in boxes that reach beyond an axis
     "ai,ij,jk,kb->ab 4096x32 32x32 32x16 16x4096",  # a chain
     "nai,ij,nbj->abn 8x1024x24 24x17 8x1000x17",
     "adb,dc->acb 16x384x1000 384x65",  # columns in two parts, at odd places

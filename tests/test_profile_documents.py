@@ -9,7 +9,8 @@ from importlib import import_module
 import pytest
 
 from einops_fast.profiles import documents, sections_einsum
-from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES
+from einops_fast.profiles.cases import ITEM_SIZES
+from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row, skipped
 from einops_fast.profiles.results import RESULTS, Result, read_result
 
@@ -62,7 +63,7 @@ def test_kept_results_can_be_read(path):
     assert result.study in path.name
     if result.study == "contraction":
         forward = [row for row in result.measured if not row.backward]
-        cases = {case.name: case for case in CONTRACTIONS}
+        cases = {case.name: case for case in FAMILIES["all"]}
         # Bytes and FLOPs, which older files don't have, follow from the cases.
         assert all(row.moved and row.flops for row in forward)
         if "h200" in path.name:

@@ -36,7 +36,7 @@ from einops_fast.backends.triton.tma_epilogue import (
     put,
     write,
 )
-from einops_fast.backends.triton.tma_factor import factor_of, is_factored, left_layout
+from einops_fast.backends.triton.tma_factor import factor_of, is_factored, left_layout, multiplied
 from einops_fast.backends.triton.tma_tiles import flat_box, is_fresh, part_of, place_of, steps_of, tile_of, tiles_of
 
 __all__ = ["box_kernel"]
@@ -146,7 +146,7 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
             if is_factored(tiling):
                 if is_fresh(step, begin, tiling):
                     kept = left.load(left_layout(width))
-                left = kept * found[:, None]
+                left = multiplied(kept, found, batch, row, step, own, tiling)
                 found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), own, tiling)
             product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:

@@ -17,7 +17,16 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.epilogue import activated, has_bias
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_tiles import ROWS, dim_of, flat_box, part_of, place_of, product_layout, tile_of
+from einops_fast.backends.triton.tma_tiles import (
+    ROWS,
+    dim_of,
+    flat_box,
+    part_of,
+    place_of,
+    product_layout,
+    run_of,
+    tile_of,
+)
 
 __all__ = [
     "activate_meanwhile",
@@ -37,15 +46,9 @@ def _bias_stride(tiling, at):
 
 
 @gluon.constexpr_function
-def _run(tiling, role):
-    """Along which axis of the result a box extends, of those of a role."""
-    return next(at for at, dim in enumerate(tiling.out.dims) if dim.role == role and dim.box > 1)
-
-
-@gluon.constexpr_function
 def _bias_has_rows(tiling):
     """Whether the bias differs along the rows of a box; else along the columns, if at all."""
-    return tiling.bias[_run(tiling, ROWS)] != 0
+    return tiling.bias[run_of(tiling.out, ROWS)] != 0
 
 
 @gluon.jit
@@ -66,9 +69,13 @@ def bias_of(bias, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl
         batch, row, column = tile_of(number, tiling)
         place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), columns_on)
         if _bias_has_rows(tiling):
-            found = _bias(bias, place, tiling, _run(tiling, 1), 64, gl.SliceLayout(1, product_layout(width)))
+            found = _bias(
+                bias, place, tiling, run_of(field(tiling, "out"), 1), 64, gl.SliceLayout(1, product_layout(width))
+            )
         else:
-            found = _bias(bias, place, tiling, _run(tiling, 2), width, gl.SliceLayout(0, product_layout(width)))
+            found = _bias(
+                bias, place, tiling, run_of(field(tiling, "out"), 2), width, gl.SliceLayout(0, product_layout(width))
+            )
     else:
         found = 0
     return found
@@ -144,8 +151,8 @@ def write(
     product = gl.convert_layout(product.to(array.dtype.element_ty), layout)
     batch, row, column = tile_of(number, tiling)
     place = place_of(out, batch, row, column, 0, part_of(tiling, own), columns_on)
-    down: gl.constexpr = _run(tiling, 1)
-    across: gl.constexpr = _run(tiling, 2)
+    down: gl.constexpr = run_of(field(tiling, "out"), 1)
+    across: gl.constexpr = run_of(field(tiling, "out"), 2)
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
     row_exists = (place[down] + rows < field(dim_of(out, down), "size"))[:, None]

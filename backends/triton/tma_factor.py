@@ -11,9 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.tma_tiles import dim_of, part_of, place_of, product_layout
+from einops_fast.backends.triton.tma_tiles import CONTRACTED, dim_of, part_of, place_of, product_layout, run_of
 
-__all__ = ["factor_of", "is_factored", "left_layout"]
+__all__ = ["factor_of", "is_factored", "left_layout", "multiplied"]
 
 
 @gluon.constexpr_function
@@ -49,3 +49,29 @@ def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr)
     else:
         found = 0
     return found
+
+
+@gluon.constexpr_function
+def _run(tiling):
+    """Along which axis of the left operand a box extends, of the contracted ones."""
+    return run_of(tiling.left, CONTRACTED)
+
+
+@gluon.constexpr_function
+def _is_ragged(tiling):
+    """Whether a box may reach beyond it."""
+    return tiling.left.dims[_run(tiling)].size % tiling.depth != 0
+
+
+@gluon.jit
+def multiplied(kept, found, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
+    """A left operand in registers times the factor of each row."""
+    product = kept * found[:, None]
+    if _is_ragged(tiling):
+        # Beyond the axis there is 0, and infinity times that is no number.
+        view: gl.constexpr = field(tiling, "left")
+        run: gl.constexpr = _run(tiling)
+        along = gl.arange(0, field(tiling, "depth"), layout=gl.SliceLayout(0, left_layout(field(tiling, "width"))))
+        along += place_of(view, batch, row, 0, step, part_of(tiling, own), 0)[run]
+        product = gl.where((along < field(dim_of(view, run), "size"))[None, :], product, 0.0).to(kept.dtype)
+    return product

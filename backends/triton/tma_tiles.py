@@ -15,7 +15,7 @@ from einops_fast.steps import Epilogue
 
 __all__ = [
     "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",
-    "part_of", "place_of", "product_layout", "steps_of", "tile_of", "tiles_of",
+    "part_of", "place_of", "product_layout", "run_of", "steps_of", "tile_of", "tiles_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -219,6 +219,12 @@ def product_layout(width):
 def dim_of(view, at):
     """One axis of an array."""
     return view.dims[at]
+
+
+@gluon.constexpr_function
+def run_of(view, role):
+    """Along which axis of an array a box extends, of those of a role."""
+    return next(at for at, dim in enumerate(view.dims) if dim.role == role and dim.box > 1)
 
 
 @gluon.constexpr_function
