@@ -18,6 +18,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton import candidates  # noqa: E402
 from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.chain_tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
@@ -452,25 +453,36 @@ def test_copies_that_there_is_no_memory_for() -> None:
     torch.testing.assert_close(first, torch.einsum("acd,dbc->ab", *operands), rtol=2e-3, atol=2e-2)
 
 
+def test_of_kernels_that_run_in_place_of_another_the_first_that_compiles_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operands = [randn(40, 30, dtype="float16"), randn(30, 50, dtype="float16")]
+    found = kernel_candidates(fused_step("ik,kj->ij", operands), "float16", ON)
+    monkeypatch.setattr(candidates, "works", lambda way: way is found[2])
+    assert candidates._working(found) is found[2]
+    assert candidates._working(found[:2]) is found[0]
+
+
 @pytest.mark.parametrize(
-    ("equation", "shapes"),
+    ("equation", "shapes", "dtypes"),
     [
-        ("aedf,bfce->abcd", ((4, 6, 5, 20), (3, 20, 8, 6))),
-        ("ik,kj->ij", ((100, 300), (300, 50))),
-        ("ij,j->ji", ((100, 300), (300,))),
-        ("ij,ij->i", ((100, 300), (100, 300))),
+        ("aedf,bfce->abcd", ((4, 6, 5, 20), (3, 20, 8, 6)), ("float16", "float32")),
+        ("ik,kj->ij", ((100, 300), (300, 50)), ("float16", "float32")),
+        ("bi,oij,bj->bo", ((40, 6), (9, 6, 45), (40, 45)), ("float16",)),
+        ("ij,j->ji", ((100, 300), (300,)), ("float16", "float32")),
+        ("ij,ij->i", ((100, 300), (100, 300)), ("float16", "float32")),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
     """That is how a choice on disk is taken up again."""
-    step = fused_step(equation, [randn(*shape, dtype=dtype) for shape in shapes])
-    for way in kernel_candidates(step, dtype, ON):
-        found = kernel_candidate(way.name, step, dtype, ON)
-        assert found is not None
-        assert found.name == way.name
-        assert getattr(found, "tiling", None) == getattr(way, "tiling", None)
-    assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
+    for dtype in dtypes:
+        step = fused_step(equation, [randn(*shape, dtype=dtype) for shape in shapes])
+        for way in kernel_candidates(step, dtype, ON):
+            found = kernel_candidate(way.name, step, dtype, ON)
+            assert found is not None
+            assert found.name == way.name
+            assert getattr(found, "tiling", None) == getattr(way, "tiling", None)
+        assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
 
 
 def test_an_operand_is_loaded_through_several_axes() -> None:

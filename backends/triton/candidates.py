@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from einops_fast.backends.triton import chain_tilings, contraction_tilings, reduction_tilings
 from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.copies import Copy, with_copies
 from einops_fast.backends.triton.fma_tilings import fma_tilings, fma_tilings_of_name
 from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.measuring import works
 from einops_fast.backends.triton.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.reduction_tilings import Reduction
 from einops_fast.backends.triton.tma_launch import copies_boxes
@@ -30,6 +31,9 @@ _COPIES_WORTH_TRYING = 2
 
 _THIN = 8
 """Products for each element of operands and result up to which products of matrices are tried as loops, too."""
+
+
+AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
 class _Family(NamedTuple):
@@ -85,7 +89,7 @@ def _families(step: Fused, dtype: str, on: Ceilings, precision: str) -> Iterator
     yield from _as_loops(step, dtype, on)
     if not is_integer(dtype):
         for copies, then in with_copies(step, ITEM_SIZES[dtype], _on_tensor_cores(dtype, precision)):
-            yield _on_copies(copies, then, lambda: _all(direct())[0], dtype, on, precision)
+            yield _on_copies(copies, then, lambda: _working(_all(direct())), dtype, on, precision)
 
 
 def _on_tensor_cores(dtype: str, precision: str) -> bool:
@@ -210,4 +214,9 @@ def _boxes(loops: Contraction, item: int, on: Ceilings) -> Sequence[tuple[float,
 def _fastest(
     way: Callable[..., KernelCandidate], tilings: Callable[[], Sequence[tuple[float, Any]]]
 ) -> KernelCandidate:
-    return way(*tilings()[0])
+    return _working([way(*each) for each in tilings()])
+
+
+def _working(ways: Sequence[AnyCandidate]) -> AnyCandidate:
+    """The first of several that compiles; if none does, the first, which then says why."""
+    return next((way for way in ways if works(way)), ways[0])

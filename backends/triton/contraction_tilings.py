@@ -195,7 +195,7 @@ def tilings_of_name(
 def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str = "") -> Iterator[ContractionTiling]:
     """All tilings, but for most of those that haven't this name, if one is given."""
     item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
-    cut = _Cuts(problem, run_length(item), not one_by_one)
+    cut = _Cuts(problem, run_length(item), not one_by_one, item)
     for shape in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
         if name and not name.startswith(f"contraction {shape[0]}×"):
             continue
@@ -219,12 +219,14 @@ class _Cuts:
         problem: the loops.
         run: elements that a tile takes along a second contiguous axis.
         two_groups: whether the contracted axes may have two.
+        item: bytes of an element.
     """
 
-    def __init__(self, problem: Contraction, run: int, two_groups: bool) -> None:
+    def __init__(self, problem: Contraction, run: int, two_groups: bool, item: int) -> None:
+        at_once = min(loaded_bytes(problem.batch, problem.roles, operand, item) for operand in (LEFT, RIGHT)) // item
         self.rows = cache(lambda block: free_role(problem.rows, LEFT, block, run))
         self.columns = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
-        self.contracted = cache(lambda block: contracted_role(problem.contracted, block, run, two_groups))
+        self.contracted = cache(lambda block: contracted_role(problem.contracted, block, run, two_groups, at_once))
 
 
 def _of_shape(
@@ -295,15 +297,22 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
             yield replace(tiling, split=-(-steps // -(-steps // split)))
 
 
-_AT_ONCE = 8
-"""Elements that a thread loads at once where they lie well."""
-
 _BEYOND_PADDED = 1.3
 """How many times the extent of padded rows blocks may take: one that goes on in the next row isn't loaded at once."""
 
 
-def contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bool) -> tuple[Role, bool]:
-    """The contracted axes, and whether the right operand wants its two groups the other way round."""
+def contracted_role(
+    axes: tuple[Axis, ...], block: int, run: int, two_groups: bool, at_once: int = 1
+) -> tuple[Role, bool]:
+    """The contracted axes, and whether the right operand wants its two groups the other way round.
+
+    Args:
+        axes: the contracted ones.
+        block: extent of a tile.
+        run: elements that it takes along a second contiguous axis.
+        two_groups: whether there may be such a one.
+        at_once: elements that strides let a thread load at once.
+    """
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
     if two_groups and left is not None and right is not None and left != right:
         along = min(run_block(right.size, run), max(block // 8, 8))
@@ -312,15 +321,9 @@ def contracted_role(axes: tuple[Axis, ...], block: int, run: int, two_groups: bo
         return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
     last = left or right
     rest = [axis for axis in by_stride(axes, LEFT if left or not right else RIGHT) if axis is not last]
-    if last is not None and _padded(rest, last):
+    if last is not None and last.size % at_once:
         return linear_role([*rest, last], block, _BEYOND_PADDED), False
     return linear_role([*rest, *([last] if last else [])], block), False
-
-
-def _padded(outer: Sequence[Axis], last: Axis) -> bool:
-    """Whether rows begin where a thread can load at once, and end elsewhere."""
-    steps = [axis.strides[operand] for axis in outer for operand in (LEFT, RIGHT)]
-    return last.size % _AT_ONCE != 0 and all(step % _AT_ONCE == 0 for step in steps)
 
 
 # As in matrix_tiles, how much longer a kernel takes:

@@ -97,18 +97,23 @@ def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int,
     copies = {}
     for at, contracted_last in copied.items():
         other = None if 1 - at in copied and 1 - at not in copies else 1 - at
-        found = []
-        for last in (True,) if contracted_last else (False, True):
-            order = _in_order(step, at, last)
-            shape, joined = tuple(loop.size for loop in order), _joined(step, order, other)
-            strides = _padded_strides(shape, joined, item)
-            found.append((order, strides))
-            if all(stride * item % _VECTOR == 0 for stride in strides[:-joined]):
-                break
-        else:
-            order, strides = found[0]
+        lasts = (True,) if contracted_last else (False, True)
+        found = [_laid_out(step, _in_order(step, at, last), other, item) for last in lasts]
+        order, strides, _ = next((each for each in found if each[-1]), found[0])
         copies[at], step = _copied(step, at, order, strides)
     return copies, step
+
+
+def _laid_out(step: Fused, order: list[Loop], other: int | None, item: int) -> tuple[list[Loop], tuple[int, ...], bool]:
+    """An operand's axes in this order, the strides of its copy, and whether rows begin where a thread loads at once."""
+    joined = _joined(step, order, other)
+    strides = _padded_strides([loop.size for loop in order], joined, item)
+    return order, strides, _aligned(strides[:-joined], item)
+
+
+def _aligned(strides: Sequence[int], item: int) -> bool:
+    """Whether a thread can load as much as can be at once, in rows with these steps between them."""
+    return all(stride * item % _VECTOR == 0 for stride in strides)
 
 
 def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
@@ -123,9 +128,9 @@ def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
         if last.kept or last.strides[at] != 1 or last.strides[RIGHT] != 1:
             continue
         strides = _padded_strides([loop.size for loop in own], 1, item)
-        if all(loop.strides[at] * item % _VECTOR == 0 for loop in own[:-1]):
+        if _aligned([loop.strides[at] for loop in own[:-1]], item):
             continue
-        if any(stride * item % _VECTOR for stride in strides[:-1]):
+        if not _aligned(strides[:-1], item):
             return None
         copies[at], step = _copied(step, at, own, strides)
     return (copies, step) if copies else None
