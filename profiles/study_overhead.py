@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import einops_fast
 from einops_fast.plan_cache import clear_plans
@@ -68,14 +70,16 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
         yield Row.of(framework.name, TINY, dtype, timing)
     for way, timing in zip(ways, timings, strict=True):
         if way.name == "fast_einsum" and not timing.failure:
-            seconds = _first_call(framework, way, dtype, 20 if options.quick else 300)
+            seconds, _ = _first_call(framework, way, dtype, 20 if options.quick else 300)
             yield Row.of(framework.name, replace(TINY, name="first call"), dtype, Timing(way.name, seconds))
             seconds = _observed(framework, way, dtype, clock)
             yield Row.of(framework.name, replace(TINY, name="tiny, observed"), dtype, Timing(way.name, seconds))
     for case in CHOSEN if framework.device == "gpu" else ():
         way = Way("fast_einsum", partial(einops_fast.fast_einsum, case.equation), framework)
-        seconds = _first_call(framework, way, dtype, 5 if options.quick else 50, case)
+        seconds, loading = _first_call(framework, way, dtype, 5 if options.quick else 50, case, _kernels())
         yield Row.of(framework.name, case, dtype, Timing(way.name, seconds))
+        loads = replace(case, name=f"{case.name}: of that, to load kernels")
+        yield Row.of(framework.name, loads, dtype, Timing(way.name, loading))
     if framework.name == "numpy":
         seconds = _import(3 if options.quick else 15)
         yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
@@ -98,18 +102,61 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("Host time of a call", columns, cells)]
 
 
-def _first_call(framework: Framework, way: Way, dtype: str, rounds: int, case: Case = TINY) -> float:
-    """Seconds of a call that has to make its plan, when all that it compiles and measures has been there before."""
+def _first_call(
+    framework: Framework, way: Way, dtype: str, rounds: int, case: Case = TINY, kernels: Sequence[Any] = ()
+) -> tuple[float, float]:
+    """Seconds of a call that has to make its plan, when all that it compiles and measures has been there before.
+
+    And of these, those in which ``kernels`` are loaded.
+    """
     call = bind(way, inputs(case, framework, dtype, 0))
     call()
-    seconds = []
-    for _ in range(rounds):
-        clear_plans()
-        framework.synchronize()
-        start = perf_counter()
-        call()
-        seconds.append(perf_counter() - start)
-    return median(seconds)
+    seconds, loading = [], []
+    with _clocked(kernels) as spent:
+        for _ in range(rounds):
+            clear_plans()
+            framework.synchronize()
+            spent.clear()
+            start = perf_counter()
+            call()
+            seconds.append(perf_counter() - start)
+            loading.append(sum(spent))
+    return median(seconds), median(loading)
+
+
+def _kernels() -> tuple[Any, ...]:
+    """What loads kernels that Triton has on disk, if there is Triton."""
+    try:
+        from einops_fast.backends.triton.launch import Kernel
+        from einops_fast.backends.triton.tma_launch import BoxKernel
+    except ImportError:
+        return ()
+    return Kernel, BoxKernel
+
+
+@contextmanager
+def _clocked(kernels: Sequence[Any]) -> Iterator[list[float]]:
+    """Gives what each of these took, within the block, to be compiled or loaded, in seconds."""
+    seconds: list[float] = []
+
+    def clocked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            start = perf_counter()
+            try:
+                return function(*given, **options)
+            finally:
+                seconds.append(perf_counter() - start)
+
+        return run
+
+    before = [kernel.compile for kernel in kernels]
+    for kernel, function in zip(kernels, before, strict=True):
+        kernel.compile = clocked(function)
+    try:
+        yield seconds
+    finally:
+        for kernel, function in zip(kernels, before, strict=True):
+            kernel.compile = function
 
 
 def _observed(framework: Framework, way: Way, dtype: str, clock: HostClock) -> float:

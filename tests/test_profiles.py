@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from einops_fast.profiles import accuracy, compare, frameworks, measure, records
+from einops_fast.profiles import accuracy, compare, frameworks, measure, records, study_overhead
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES, MODES, PROBLEMS, Case, scaled, select
 from einops_fast.profiles.ceilings import Ceilings, floor
@@ -379,3 +380,22 @@ def test_summary():
     assert geomean([2.0, 0.5]) == pytest.approx(1)
     table = Table("title", ("a", "b"), [("1", "2")], ("so",))
     assert table.markdown() == "## title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nso"
+
+
+def test_what_a_first_call_takes_to_load_kernels_is_told_apart(numpy):
+    class Kernel:
+        def compile(self):
+            time.sleep(0.002)
+
+    def call(*operands):
+        Kernel().compile()
+        time.sleep(0.002)
+        Kernel().compile()
+        return operands[0]
+
+    before = Kernel.compile
+    way = Way("ours", call, numpy)
+    seconds, loading = study_overhead._first_call(numpy, way, "float32", 3, SMALL, (Kernel,))
+    assert 0.004 <= loading <= seconds - 0.002
+    assert Kernel.compile is before
+    assert study_overhead._first_call(numpy, way, "float32", 3, SMALL)[1] == 0

@@ -2,7 +2,8 @@
 
 Some programs, one per multiprocessor, go through all tiles. One warp of a program copies boxes of the operands
 to shared memory, some steps ahead; warp groups multiply them and hand their part of the result to the hardware,
-which writes it while they multiply on. So what a tile begins and ends with is hidden behind the next one.
+which writes it while they multiply on. So what a tile begins and ends with is hidden behind the next one. Warp groups
+share tiles, or take turns with them.
 
 TMA and the products of warp groups are described in NVIDIA's PTX manual; the division of labour is that of
 CUTLASS's warp-specialised persistent kernels.
@@ -245,6 +246,7 @@ def box_kernel(
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=groups)
+    # Those of the right operand's boxes, where they stay; and of whose turn it is.
     there = full
     if field(tiling, "resident"):
         there = gl.allocate_shared_memory(gl.int64, [slots, 1], mbarrier.MBarrierLayout())
