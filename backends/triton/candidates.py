@@ -43,13 +43,13 @@ class _Family(NamedTuple):
         begins: how their names do.
         order: which of its orders the result has; ``None`` if that differs.
         members: finds them.
-        named: finds those of a name, where that is sooner done.
+        named: finds those of a name, and maybe others.
     """
 
     begins: str
     order: int | None
     members: Callable[[], Sequence[Candidate]]
-    named: Callable[[str], Iterable[Candidate]] | None = None
+    named: Callable[[str], Iterable[Candidate]]
 
 
 def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> list[Candidate]:
@@ -77,7 +77,7 @@ def _named(name: str, families: Iterable[_Family]) -> Candidate | None:
     order = name.partition(ORDER)[2]
     for family in families:
         if name.startswith(family.begins) and (family.order is None or order == str(family.order or "")):
-            for way in family.members() if family.named is None else family.named(name):
+            for way in family.named(name):
                 if way.name == name:
                     return way
     return None
@@ -190,15 +190,22 @@ def _family(
     tilings: Callable[[], Iterable[tuple[float, Any]]],
     of_name: Callable[[str], Iterable[tuple[float, Any]]] | None = None,
 ) -> _Family:
-    """One way for each tiling; ``way`` takes predicted seconds and the tiling, ``of_name`` the name of a tiling."""
+    """One way for each tiling.
+
+    Args:
+        begins, order: what is common to them.
+        way: takes predicted seconds and a tiling.
+        tilings: finds all.
+        of_name: finds those of a name, where that is sooner done.
+    """
 
     def members() -> Sequence[Candidate]:
         return [way(*each) for each in tilings()]
 
     def named(name: str) -> Iterable[Candidate]:
-        return (way(*each) for each in of_name(name.partition(ORDER)[0])) if of_name is not None else ()
+        return (way(*each) for each in (of_name(name.partition(ORDER)[0]) if of_name else tilings()))
 
-    return _Family(begins, order, members, None if of_name is None else named)
+    return _Family(begins, order, members, named)
 
 
 def _loops(order: int, way: Callable[..., Candidate], loops: Reduction, item: int, on: Ceilings) -> _Family:

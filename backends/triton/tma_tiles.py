@@ -74,7 +74,6 @@ class BoxTiling:
         left, right, out: how the arrays are seen; a box of the left operand and of the result has 64 rows.
         tiles: how many tiles there are of batch, rows and columns, and how many steps in each.
         groups: warp groups, each with 64 rows of a tile.
-        turns: warp groups, of which each has whole tiles, one after the other: while one multiplies, another ends.
         width: columns of a tile.
         depth: contracted extent of a step.
         stages: steps that shared memory holds.
@@ -85,7 +84,6 @@ class BoxTiling:
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
         factor: where the left operand is a product, the other factor; it lacks the contracted axis of boxes.
-        repeats: steps, one after the other, that have the same boxes of a left operand that lacks what they differ in.
         split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
         resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
         loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.
@@ -106,8 +104,6 @@ class BoxTiling:
     epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
     factor: View | None = None
-    repeats: int = 1
-    turns: int = 1
     split: int = 1
     resident: bool = False
     loose: bool = False
@@ -160,6 +156,21 @@ class BoxTiling:
     def out_piece(self) -> View:
         """How the result is seen where it's written."""
         return _narrowed(self.out, self.width // self.pieces)
+
+    @property
+    def turns(self) -> int:
+        """Warp groups that have whole tiles by turns: while one multiplies, another one ends its own.
+
+        Where the right operand stays, two read no more than one does.
+        """
+        return 2 if self.resident and self.groups == 1 else 1
+
+    @property
+    def repeats(self) -> int:
+        """Steps, one after the other, with the same boxes of a left operand that is a product: it lacks their axes."""
+        if self.factor is None:
+            return 1
+        return min(dim.divisor for dim in self.left.dims if dim.role == CONTRACTED)
 
     @property
     def workers(self) -> int:

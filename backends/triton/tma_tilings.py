@@ -205,9 +205,7 @@ def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     if batches * column_tiles > 1 or few or kept or piece < 32:
         return
     pieces = max(1, tiling.width // piece)
-    # Two warp groups then read no more than one does.
-    turns = 2 if tiling.groups == 1 else 1
-    stays = replace(tiling, resident=True, pieces=1 if tiling.loose else pieces, turns=turns)
+    stays = replace(tiling, resident=True, pieces=1 if tiling.loose else pieces)
     right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
     stages = _stages(_leaving(stays) + right, _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
     if stages > 2:
@@ -282,7 +280,6 @@ def _tiling(
         epilogue=problem.epilogue,
         bias=bias,
         factor=view(FACTOR, ROWS) if problem.factored else None,
-        repeats=prod(counted[CONTRACTED][axis][1] for axis in lacking) if problem.factored else 1,
         loose=loose(problem),
     )
     stages = _stages(_leaving(tiling), _step_bytes(groups, width + rest, depth))
