@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from math import prod
 
 from einops_fast.chains import chain_of, chain_order
@@ -19,9 +20,12 @@ from einops_fast.pairs import contract_pair
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
-__all__ = ["lower"]
+__all__ = ["lower", "right_operands"]
 
 Path = Sequence[tuple[int, ...]]
+
+_AT_ONCE = 8
+"""Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
 
 
 def lower(
@@ -47,22 +51,22 @@ def lower(
     return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
 
 
-def product_times_matrix(inputs: Sequence[str], output: str) -> tuple[int, int, int] | None:
-    """Whether two of three operands, multiplied element by element, make a left operand for the third.
+def right_operands(inputs: Sequence[str], output: str) -> tuple[int, ...]:
+    """For which of three operands the other two, multiplied element by element, make a left operand: their positions.
 
-    Returns:
-        Positions of a factor, of the right operand, and of the other factor; ``None`` if it isn't so.
+    >>> right_operands(("bi", "oij", "bj"), "bo"), right_operands(("ki", "k", "kj"), "ij")
+    ((1,), (0, 2))
     """
     if len(inputs) != 3 or any(len(set(term)) < len(term) for term in inputs):
-        return None
-    for right in range(3):
-        first, second = (at for at in range(3) if at != right)
-        left, columns = set(inputs[first]) | set(inputs[second]), set(inputs[right])
-        contracted = (left & columns) - set(output)
-        summed_alone = (left ^ columns) - set(output)
-        if contracted and left - columns and columns - left and not summed_alone:
-            return first, right, second
-    return None
+        return ()
+    return tuple(right for right in range(3) if _is_right(inputs, right, set(output)))
+
+
+def _is_right(inputs: Sequence[str], right: int, kept: set[str]) -> bool:
+    columns = set(inputs[right])
+    left = set().union(*(inputs[at] for at in range(3) if at != right))
+    contracted, summed_alone = (left & columns) - kept, (left ^ columns) - kept
+    return bool(contracted and left - columns and columns - left and not summed_alone)
 
 
 class _Lowering:
@@ -175,8 +179,8 @@ class _Lowering:
     def together(self, terms: Sequence[Term], path: Path) -> Sequence[Term] | None:
         """The terms in the order in which one kernel takes all of them, if it is to."""
         labels = set("".join(term.labels for term in terms))
-        if any(labels == set(term.labels) for term in terms):
-            return terms  # each is read once, and there's nothing to compute beyond that
+        if labels in (set(self.subscripts.output), *(set(term.labels) for term in terms)):
+            return terms  # nothing is summed, or each is read once: there's nothing to compute beyond that
         if len(path) > 1 or not self.numerics.gemm:
             return None
         inputs, output = [term.labels for term in terms], self.subscripts.output
@@ -186,12 +190,10 @@ class _Lowering:
             chain = chain_of(self.loops(ordered, output))
             if chain is not None and chain.fits(ITEM_SIZES[self.numerics.compute]):
                 return ordered
-        order = product_times_matrix(inputs, output)
-        if order is None or ITEM_SIZES[self.numerics.compute] > 2:
+        rights = right_operands(inputs, output)
+        if not rights or ITEM_SIZES[self.numerics.compute] > 2:
             return None
-        first, right, second = (terms[at] for at in order)
-        # The factor that is contiguous along the same contracted axis as the right operand is gathered like it.
-        return [second, right, first] if second.fastest == right.fastest else [first, right, second]
+        return max((_with_factor(terms, right) for right in rights), key=lambda ordered: ordered[0].size)
 
     def library(self, terms: Sequence[Term], operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
         """The whole contraction by library calls, which read the operands in the order of these terms."""
@@ -260,7 +262,8 @@ class _Lowering:
         """Axis order of an intermediate in which the next step is most likely to need no copy.
 
         The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
-        order that the partner has them.
+        order that the partner has them. A kernel of ours reads them as fast where they go before the free ones, and
+        has them there if it would else write too few neighbours at once.
         """
         labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
         partner = max(rest, key=lambda term: len(set(term.labels) & set(labels)))
@@ -268,11 +271,25 @@ class _Lowering:
 
         def rank(label: str) -> tuple[int, int]:
             if label not in partner.labels:
-                return 1, output.find(label)
-            contracted = label not in output and not any(label in term.labels for term in rest if term is not partner)
-            return (2 if contracted else 0), partner.labels.index(label)
+                return free, output.find(label)
+            summed = label not in output and not any(label in term.labels for term in rest if term is not partner)
+            return (contracted if summed else 0), partner.labels.index(label)
 
-        return "".join(sorted(labels, key=rank))
+        free, contracted = 1, 2
+        usual = "".join(sorted(labels, key=rank))
+        if not self.fuses:
+            return usual
+        free, contracted = 2, 1
+        other = "".join(sorted(labels, key=rank))
+        return max((usual, other), key=lambda order: min(self.neighbours(order, left, right), _AT_ONCE))
+
+    def neighbours(self, order: str, left: Term, right: Term) -> int:
+        """How many neighbours in a product, with its axes in this order, differ in the same operands' elements."""
+
+        def side(label: str) -> tuple[bool, bool]:
+            return label in left.labels, label in right.labels
+
+        return prod(self.sizes[label] for label in takewhile(lambda label: side(label) == side(order[-1]), order[::-1]))
 
     def finish(self, term: Term) -> None:
         """Put the axes in the order of the output; the answer never *is* an operand."""
@@ -287,3 +304,15 @@ class _Lowering:
         if self.numerics.result != self.numerics.compute:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
+
+
+def _with_factor(terms: Sequence[Term], at: int) -> tuple[Term, Term, Term]:
+    """A left operand, the right one and the left one's factor, of three terms.
+
+    The one that is contiguous along the same contracted axis as the right operand is the left one: it's gathered like
+    that. Next comes one that has that axis, and then the larger one.
+    """
+    right, others = terms[at], [term for index, term in enumerate(terms) if index != at]
+    others.sort(key=lambda term: (term.fastest == right.fastest, right.fastest in term.labels, term.size))
+    factor, left = others
+    return left, right, factor

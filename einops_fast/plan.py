@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.chains import chain_order
 from einops_fast.cost import ITEM_SIZES, StepCost, step_costs
-from einops_fast.lowering import lower, product_times_matrix
+from einops_fast.lowering import lower, right_operands
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.observers import watch_plan
 from einops_fast.path import Path, candidate_paths
@@ -89,8 +89,8 @@ def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
     if not numerics.gemm:
         return False
     # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
-    on_the_way = ITEM_SIZES[numerics.compute] == 2 and product_times_matrix(inputs, output) is not None
-    return on_the_way or chain_order(inputs, output) is not None
+    on_the_way = ITEM_SIZES[numerics.compute] == 2 and right_operands(inputs, output)
+    return bool(on_the_way) or chain_order(inputs, output) is not None
 
 
 def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Whether a result is right: its error against float64 NumPy, and how large an error may be.
 
 Inputs are standard normal, so a sum of ``terms`` products has the size ``sqrt(terms)``: errors are given
-relative to that, and one limit fits every case.
+relative to that, and one limit fits every case. The largest of many such sums are about five times as large; those of
+products of several factors are more, and so is what is rounded off them: then errors are relative to a fifth of that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ __all__ = ["EPSILON", "Reference", "allowed", "gradient_case", "random_values"]
 Values = NDArray[np.float64]
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+_LARGEST = 5.0
+"""How many times its size the largest of many sums of products is."""
 
 REFERENCE_WORK = 5e8
 """Multiplications that a float64 reference may take; of a larger result only a grid is compared."""
@@ -53,13 +57,14 @@ class Reference:
         parts = [to_float64(operand[_pick(term, grid)]) for term, operand in zip(case.inputs, operands, strict=True)]
         self._values: Any = np.einsum(case.equation, *parts, optimize=True)
         self._picked = _pick(case.output, grid)
+        self._size = max(sqrt(case.terms), float(np.max(np.abs(self._values), initial=0.0)) / _LARGEST)
 
     def error(self, result: Any, to_float64: Callable[[Any], Values]) -> float:
-        """Largest error of a result, relative to ``sqrt(terms)``; infinite if its shape is wrong."""
+        """Largest error of a result, relative to the size of its elements; infinite if its shape is wrong."""
         if tuple(result.shape) != self.case.result_shape:
             return inf
         difference = np.abs(to_float64(result[self._picked]) - self._values)
-        worst = float(np.max(difference, initial=0.0)) / sqrt(self.case.terms)
+        worst = float(np.max(difference, initial=0.0)) / self._size
         return inf if isnan(worst) else worst
 
 

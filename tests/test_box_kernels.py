@@ -220,6 +220,10 @@ FACTORED = [
     ("bi,oij,bj->bo", (70, 12), (200, 12, 64), (70, 64)),  # the sum in parts
     ("bi,oij,bj->ob", (136, 5), (96, 5, 136), (136, 136)),  # the result along rows, columns in two parts
     ("abi,oij,abj->abo", (3, 70, 4), (33, 4, 64), (3, 70, 64)),  # several axes of rows, rows that begin at odd places
+    ("ijk,jr,kr->ir", (72, 5, 72), (5, 40), (72, 40)),
+    ("ki,k,kj->ij", (200, 136), (200,), (200, 72)),  # the factor goes along with the sum, the left operand lies turned
+    ("bij,bj,bjk->bki", (2, 72, 136), (2, 136), (2, 136, 64)),
+    ("clhn,chpn,hcl->clhp", (2, 70, 2, 40), (2, 2, 40, 40), (2, 2, 70)),
 ]
 
 

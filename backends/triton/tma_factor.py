@@ -1,6 +1,7 @@
 """The factor of a left operand that is a product itself: Hopper's contraction kernel multiplies it in registers.
 
-Boxes of the left operand extend along a contracted axis that the factor lacks, so each row has one element of it.
+Boxes of the left operand extend along one of its rows' axes and one contracted axis; the factor lacks one of the two.
+So each row has one element of it, or each column of the left operand.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -28,12 +29,30 @@ def left_layout(width):
     return gl.DotOperandLayout(0, product_layout(width), 2)
 
 
+@gluon.constexpr_function
+def _by_depth(tiling):
+    """Whether each contracted position of a box has an element of the factor, and not each row."""
+    return any(dim.role == CONTRACTED and dim.box > 1 for dim in tiling.factor.dims)
+
+
+@gluon.constexpr_function
+def _elements(tiling):
+    """How many elements of the factor there are for a box."""
+    return tiling.depth if _by_depth(tiling) else 64
+
+
+@gluon.constexpr_function
+def _layout(tiling):
+    """Which threads have which of them: those that have what is multiplied with them."""
+    return gl.SliceLayout(0 if _by_depth(tiling) else 1, left_layout(tiling.width))
+
+
 @gluon.jit
 def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
-    """The factor of each of a warp group's rows at one step; something, if there is none."""
+    """The factor of each of a warp group's rows, or of each of a step's positions; something, if there is none."""
     if is_factored(tiling):
         view: gl.constexpr = field(tiling, "factor")
-        along = gl.arange(0, 64, layout=gl.SliceLayout(1, left_layout(field(tiling, "width"))))
+        along = gl.arange(0, _elements(tiling), layout=_layout(tiling))
         place = place_of(view, batch, row, 0, step, part_of(tiling, own), 0)
         places = along * 0
         exists = along >= 0
@@ -59,14 +78,17 @@ def _run(tiling):
 
 @gluon.constexpr_function
 def _is_ragged(tiling):
-    """Whether a box may reach beyond it."""
-    return tiling.left.dims[_run(tiling)].size % tiling.depth != 0
+    """Whether a box may reach beyond it, and the factor doesn't end there."""
+    return tiling.left.dims[_run(tiling)].size % tiling.depth != 0 and not _by_depth(tiling)
 
 
 @gluon.jit
 def multiplied(kept, found, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
-    """A left operand in registers times the factor of each row."""
-    product = kept * found[:, None]
+    """A left operand in registers times the factor."""
+    if _by_depth(tiling):
+        product = kept * found[None, :]
+    else:
+        product = kept * found[:, None]
     if _is_ragged(tiling):
         # Beyond the axis there is 0, and infinity times that is no number.
         view: gl.constexpr = field(tiling, "left")

@@ -83,7 +83,7 @@ class BoxTiling:
         rest: columns of a tile's second part, where their number is no power of two.
         epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
-        factor: where the left operand is a product, the other factor; it lacks the contracted axis of boxes.
+        factor: where the left operand is a product, the other factor; it lacks one of the axes that boxes extend along.
         split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
         resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
         loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.

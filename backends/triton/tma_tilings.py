@@ -68,7 +68,7 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
     tiled = _tiled_axes(problem)
     if (
         tiled is None
-        or (problem.factored and tiled[-1].strides[FACTOR])
+        or (problem.factored and tiled[0].strides[FACTOR] and tiled[-1].strides[FACTOR])
         or not all(_copyable(problem, array) for array in (LEFT, RIGHT))
     ):
         return []

@@ -1,0 +1,58 @@
+"""Which operands are multiplied together, and in which order the axes of an intermediate are."""
+
+from __future__ import annotations
+
+import pytest
+from test_chains import TARGET
+
+from einops_fast.layout import contiguous_strides
+from einops_fast.notation import parse
+from einops_fast.plan import Plan, make_plan
+from einops_fast.steps import Fused, Step
+from einops_fast.target import Numerics, Operand
+
+
+def plan(equation: str, **sizes: int) -> Plan:
+    """The plan for operands in C order."""
+    terms = equation.partition("->")[0].split(",")
+    shapes = [tuple(sizes[label] for label in term) for term in terms]
+    operands = [Operand(shape, contiguous_strides(shape), "float16") for shape in shapes]
+    return make_plan(parse(equation, tuple(map(len, terms))), operands, TARGET, Numerics("float16", "float16"))
+
+
+def first(equation: str, **sizes: int) -> Step:
+    return plan(equation, **sizes).steps[0]
+
+
+def test_contracted_axes_go_last_where_neighbours_are_written_together() -> None:
+    step = first("bsd,dr,rf->bsf", b=4, s=2048, d=2048, r=16, f=2048)
+    assert (step.reads, step.labels) == ((0, 1), "bsr")
+
+
+def test_contracted_axes_go_first_where_too_few_neighbours_would_be_written_together() -> None:
+    """The last of them, ``i``, has two positions, and ``b`` before it comes from the other operand."""
+    sizes = {"a": 1024, "b": 1024, "c": 1024, "d": 1024, "i": 2}
+    assert first("ab,aic,bid->cd", **sizes).labels == "bic"
+    assert first("ab,aic,bid->cd", **sizes | {"i": 8}).labels == "cbi"
+
+
+@pytest.mark.parametrize("equation", ["ab,ac,ab->abc", "a,b,c->abc", "a,b,c,bc->cab"])
+def test_products_without_a_sum_are_one_step(equation: str) -> None:
+    (step,) = plan(equation, a=64, b=64, c=64).steps
+    assert isinstance(step, Fused)
+    assert len(step.reads) == equation.count(",") + 1
+
+
+@pytest.mark.parametrize(
+    ("equation", "reads"),
+    [
+        ("bi,oij,bj->bo", (2, 1, 0)),  # contiguous along the right operand's fastest axis
+        ("ijk,jr,kr->ir", (2, 0, 1)),  # it has that axis
+        ("ki,k,kj->ij", (2, 0, 1)),  # the larger one
+        ("kj,k,ki->ij", (0, 2, 1)),
+    ],
+)
+def test_left_operand_of_a_product_of_factors(equation: str, reads: tuple[int, ...]) -> None:
+    sizes = {"b": 4096, "o": 128, "i": 128, "j": 256, "k": 256, "r": 32}
+    (step,) = plan(equation, **sizes).steps
+    assert step.reads == reads
