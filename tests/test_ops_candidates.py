@@ -68,7 +68,8 @@ def target(x: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, weight, bias: ops.softmax(x),
-    "log_softmax": lambda x, weight, bias: ops.log_softmax(x, causal=True),
+    "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
+    "causal": lambda x, weight, bias: ops.log_softmax(x, causal=True),
     "layer_norm": lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
     "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight=weight, eps=1e-5),
     "sum": lambda x, weight, bias: ops.dropout_add_layer_norm(x, x * 2, weight, bias),
@@ -76,7 +77,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cross_entropy": lambda x, weight, bias: ops.cross_entropy(x, target(x), weight.abs() + 1, label_smoothing=0.1),
 }
 
-SHAPES = {"short": ((40, 70), "contiguous"), "long": ((3, 4100), "contiguous"), "down": ((40, 24), "reversed")}
+SHAPES = {
+    "short": ((40, 70), "contiguous"),
+    "long": ((3, 4100), "contiguous"),
+    "odd": ((6, 2057), "contiguous"),
+    "odd, in parts": ((2, 33001), "contiguous"),
+    "down": ((40, 24), "reversed"),
+}
 
 
 def operands(shape: tuple[int, ...], layout: str) -> list[Any]:
@@ -84,7 +91,7 @@ def operands(shape: tuple[int, ...], layout: str) -> list[Any]:
     return [rows, *(randn(shape[-1], dtype="float32", seed=at) for at in (1, 2))]
 
 
-TAKES = {"softmax": 1, "log_softmax": 1, "rms_norm": 2}
+TAKES = {"softmax": 1, "log_softmax": 1, "causal": 1, "rms_norm": 2}
 """How many tensors a function needs, if not all three."""
 
 

@@ -69,7 +69,10 @@ def reported(self, *arrays):
     with lock:
         if every or key not in seen:
             seen[key] = compile(self, *arrays)
-            print(case, "|", name, warps, seen[key].metadata.shared)
+            # 16 bytes at once, at once or by a copy that goes on beside.
+            ptx = seen[key].asm["ptx"]
+            wide = "wide" if "ld.global.v4" in ptx or ", 0x10, " in ptx else "narrow"
+            print(case, "|", wide, name, warps, seen[key].metadata.shared)
         return seen[key]
 
 KernelCall.compile = reported
@@ -134,3 +137,17 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
         if case in LONG[capability]:
             kind = "_cluster_kernel" if capability == 90 else "_ring_kernel"
             assert len({line.split()[-3] for line in ran if kind in line}) == LONG[capability][case]
+
+
+@pytest.mark.parametrize("case", ["plain bfloat16 600 1000", "plain float32 600 1004", "log_softmax bfloat16 600 1000"])
+def test_rows_that_are_no_multiples_of_16_are_read_in_vectors(case: str, tmp_path: Path) -> None:
+    lines = printed(PROGRAM, tmp_path, "90", case)
+    assert lines
+    assert all(line.startswith(f"{case} | wide ") for line in lines), lines
+
+
+def test_softmax_of_long_odd_rows_is_read_in_vectors(tmp_path: Path) -> None:
+    case = "plain bfloat16 600 50257"
+    lines = [line for line in printed(PROGRAM, tmp_path, "90", case) if "softmax" in line]
+    assert {line.split()[-3] for line in lines} == {"softmax_kernel", "softmax_gradient_kernel"}
+    assert all(line.startswith(f"{case} | wide ") for line in lines), lines

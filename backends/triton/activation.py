@@ -14,6 +14,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_units,
     kept_tile,
     load_parameter,
     load_tile,
@@ -43,6 +44,7 @@ class ActivationFeatures:
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
+        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
     """
 
     axes: int
@@ -53,6 +55,7 @@ class ActivationFeatures:
     wide: bool = False
     double: bool = False
     drop: float = 0.0
+    unit: int = 1
 
 
 class ActivationStrides(NamedTuple):
@@ -223,6 +226,7 @@ def activation_kernel(
 
     ``inner`` is how many tiles there are in that direction: what is next in memory is then read at about the same time.
     """
+    columns = in_units(columns, f)
     near = tl.program_id(0) % inner
     far = tl.program_id(0) // inner
     if across:
@@ -247,6 +251,7 @@ def activation_gradient_kernel(
     together: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of ``x`` in some tiles of rows, and its sums down columns. ``strides.out`` are of ``dx``."""
+    columns = in_units(columns, f)
     start = tl.program_id(0) * block
     column = start + tl.arange(0, block)
     b = load_parameter(bias, strides.bias, column, columns)

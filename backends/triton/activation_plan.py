@@ -94,7 +94,7 @@ def activation_contest(
     double, size = dtype == "float64", ITEM_SIZES[dtype]
     features = ActivationFeatures(
         len(rows.sizes), kind, drop > 0, in_fours(rows, place), _DIGITS.get(dtype, 24), rows.wide, double,
-        drop if double else 0.0,
+        drop if double else 0.0, rows.unit(range(len(rows.strides))),
     )  # fmt: skip
     places, dropped = ActivationStrides(x, out, d_out, place, (along or 0,)), dropping(drop)
     alike = typical(rows)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import triton
 import triton.language as tl
 
@@ -17,7 +19,9 @@ _ELEMENTS = 4096
 
 
 @triton.jit
-def _add(parts, total, count, columns, together: tl.constexpr, block: tl.constexpr):
+def _add(parts, total, count, columns, together: tl.constexpr, block: tl.constexpr, unit: tl.constexpr):
+    # So the compiler sees what it is a multiple of.
+    columns = columns // unit * unit
     column = tl.program_id(0) * block + tl.arange(0, block)
     sums = tl.zeros((together, block), parts.dtype.element_ty)
     for start in range(0, count, together):
@@ -28,14 +32,16 @@ def _add(parts, total, count, columns, together: tl.constexpr, block: tl.constex
 
 
 @triton.jit(do_not_specialize=["count"])
-def column_sums_kernel(first, second, to_first, to_second, count, columns, together: tl.constexpr, block: tl.constexpr):
+def column_sums_kernel(
+    first, second, to_first, to_second, count, columns, together: tl.constexpr, block: tl.constexpr, unit: tl.constexpr
+):  # fmt: skip
     """Add up one or two arrays of ``(count, columns)``; either may be ``None``."""
     if first is not None:  # noqa: SIM102
         if tl.program_id(1) == 0:
-            _add(first, to_first, count, columns, together, block)
+            _add(first, to_first, count, columns, together, block, unit)
     if second is not None:  # noqa: SIM102
         if tl.program_id(1) == 1:
-            _add(second, to_second, count, columns, together, block)
+            _add(second, to_second, count, columns, together, block, unit)
 
 
 def column_sums(count: int, columns: int) -> KernelCall:
@@ -43,4 +49,5 @@ def column_sums(count: int, columns: int) -> KernelCall:
     block = 8 if columns <= 4096 else 32 if columns <= 16384 else 128
     together = min(power_of_two(count), _ELEMENTS // block)
     grid = -(-columns // block), 2
-    return KernelCall(column_sums_kernel, grid, (count, columns), {"together": together, "block": block}, 4, 1)
+    constants = {"together": together, "block": block, "unit": gcd(columns, 16)}
+    return KernelCall(column_sums_kernel, grid, (count, columns), constants, 4, 1)

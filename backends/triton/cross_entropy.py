@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     exponentials,
     exponentials_of_rows,
+    in_units,
     load_parameter,
     load_tile,
     lowest,
@@ -42,6 +44,8 @@ class CrossEntropyFeatures:
         vector: how many neighbours a thread reads at once where addresses allow it. Every row, in a tile of its own,
             is then cut into an edge up to the first such address, a body, and an edge. 0: rows aren't cut.
         group: how many neighbours in a row a thread has at least.
+        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
+            where rows are cut.
     """
 
     axes: int
@@ -51,6 +55,7 @@ class CrossEntropyFeatures:
     double: bool = False
     vector: int = 0
     group: int = 1
+    unit: int = 1
 
 
 class CrossEntropyStrides(NamedTuple):
@@ -65,46 +70,6 @@ class CrossEntropyStrides(NamedTuple):
     dx: Any
     d_loss: Any
     weight: tuple[int]
-
-
-@triton.jit
-def _cut(place, columns, f: tl.constexpr):
-    """How many columns are before the first address that isn't odd, and from there on in whole vectors."""
-    vector: tl.constexpr = field(f, "vector")
-    if vector > 0:
-        # Of a tile's only row.
-        begin = tl.sum(place, 0)
-        head = min((vector - begin % vector) % vector, columns).to(tl.int32)
-        body = (columns - head) // vector * vector
-    else:
-        head = columns * 0
-        body = columns
-    return head, body
-
-
-@triton.jit
-def _body(place, head, f: tl.constexpr):
-    """Where the bodies of rows begin."""
-    if field(f, "vector") > 0:
-        place = tl.multiple_of(place + head, field(f, "vector"))
-    return place
-
-
-@triton.jit
-def _within(run, left, f: tl.constexpr):
-    """Which of the next columns of a body there are, if ``left`` are left; the same for those that are read at once."""
-    if field(f, "vector") > 0:
-        run = run // field(f, "vector") * field(f, "vector")
-    return (run < left)[None, :]
-
-
-@triton.jit
-def _edges(head, body, columns, f: tl.constexpr):
-    """Columns on both sides of the body, and which of them there are."""
-    vector: tl.constexpr = field(f, "vector")
-    run = tl.arange(0, 2 * vector)
-    column = tl.where(run < vector, run, head + body + run - vector)
-    return column, (tl.where(run < vector, run < head, column < columns))[None, :]
 
 
 @triton.jit
@@ -150,6 +115,7 @@ def cross_entropy_kernel(
     A class that doesn't exist makes the loss NaN.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
@@ -158,20 +124,20 @@ def cross_entropy_kernel(
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)
     chosen = tl.load(x + place + number * strides.x[field(f, "axes")], mask=valid, other=0).to(acc)
-    head, body = _cut(place, columns, f)
-    from_head = _body(place, head, f)
+    head, body = cut_row(place, columns, f)
+    from_head = body_place(place, head, f)
     totals = tl.zeros((together, block // field(f, "group")), acc)
     maxima = totals + lowest(f)
     spreads = tl.zeros((together, block), acc)
     for start in tl.range(0, body, block, num_stages=stages):
-        exists = there[:, None] & _within(run, body - start, f)
+        exists = there[:, None] & within(start + run, body, f)
         maxima, totals, spreads = _summed(
             x, weight, from_head, start + run, head, exists, maxima, totals, spreads, strides, columns, f
         )
     most, total = exponentials_of_rows(maxima, totals)
     spread = tl.sum(spreads, 1)
     if field(f, "vector") > 0:
-        column, exists = _edges(head, body, columns, f)
+        column, exists = edges(head, body, columns, f)
         at_edges = tl.zeros((together, 2 * field(f, "vector")), acc)
         maxima, totals, spreads = _summed(
             x, weight, place, column, 0, exists, at_edges + lowest(f), at_edges, at_edges, strides, columns, f
@@ -242,6 +208,7 @@ def cross_entropy_gradient_kernel(
     ``dx`` may be ``x``.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
@@ -265,16 +232,16 @@ def cross_entropy_gradient_kernel(
     if field(f, "z_loss") > 0:
         factor = factor + 2.0 * field(f, "z_loss") * log
     factor = factor * back
-    head, body = _cut(x_place, columns, f)
+    head, body = cut_row(x_place, columns, f)
     begin = tl.program_id(1) * part
     for start in tl.range(begin, min(begin + part, body), block, num_stages=stages):
-        exists = there[:, None] & _within(run, body - start, f)
+        exists = there[:, None] & within(start + run, body, f)
         _store_gradient(
-            x, weight, dx, _body(x_place, head, f), _body(dx_place, head, f), start + run, head, exists, log, own,
-            factor, each, number, valid, counts, back, strides, columns, f,
+            x, weight, dx, body_place(x_place, head, f), body_place(dx_place, head, f), start + run, head, exists, log,
+            own, factor, each, number, valid, counts, back, strides, columns, f,
         )  # fmt: skip
     if field(f, "vector") > 0:
-        column, exists = _edges(head, body, columns, f)
+        column, exists = edges(head, body, columns, f)
         exists = exists & (begin == 0)
         _store_gradient(
             x, weight, dx, x_place, dx_place, column, 0, exists, log, own, factor, each, number, valid, counts, back,

@@ -66,15 +66,14 @@ def cross_entropy_contest(
     rows = rows_of(shape, dim, strides)
     x, target, loss, dx, d_loss = rows.strides
     size = ITEM_SIZES[dtype]
-    vector, alike = 16 // size, typical(rows)
-    # Cut rows may begin anywhere, but those of x and of dx at the same place between two addresses.
-    even = x[-1] == dx[-1] == 1 and all((a - b) % vector == 0 for a, b in zip(x, dx, strict=True))
+    vector, alike = rows.vector([0, 3], size), typical(rows)
     places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along or 0,))
 
     def features(tiling: RowTiling) -> CrossEntropyFeatures:
+        cut = vector if tiling.rows == 1 else 0
         return CrossEntropyFeatures(
-            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64",
-            vector if even and tiling.rows == 1 else 0, min(neighbours(rows, size), tiling.block),
+            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64", cut,
+            min(neighbours(rows, size), tiling.block), 1 if cut else rows.unit([0, 3]),
         )  # fmt: skip
 
     tilings = loss_tilings(alike, size, gradient, shared)

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_units,
     kept_tile,
     last_block,
     load_parameter,
@@ -44,6 +45,7 @@ class NormFeatures:
         wide: offsets inside a row need 64 bits.
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
+        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
     """
 
     axes: int
@@ -54,6 +56,7 @@ class NormFeatures:
     wide: bool = False
     double: bool = False
     drop: float = 0.0
+    unit: int = 1
 
 
 class NormStrides(NamedTuple):
@@ -204,6 +207,7 @@ def norm_kernel(
     each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)

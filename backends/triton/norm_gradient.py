@@ -14,6 +14,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_units,
     kept_tile,
     load_parameter,
     load_tile,
@@ -124,6 +125,7 @@ def norm_gradient_kernel(
     A program has several tiles of whole rows, and writes what these add to the gradients of weight and bias.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     run = tl.arange(0, block)
     to_weight = tl.zeros((1, block), acc)
     to_bias = tl.zeros((1, block), acc)
@@ -171,6 +173,7 @@ def norm_row_sums_kernel(
     stages: tl.constexpr,
 ):
     """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     begin = tl.program_id(1) * part
@@ -222,6 +225,7 @@ def norm_columns_kernel(
     For rows too long for the other kernel: their sums have been made, in ``parts``. Any result may be ``None``.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     start = tl.program_id(0) * block
     column = start + tl.arange(0, block)
     to_weight = tl.zeros((together, block), acc)

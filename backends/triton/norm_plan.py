@@ -42,6 +42,9 @@ __all__ = ["NormProblem", "norm_contest", "norm_gradient_contest"]
 
 Strides = tuple[int, ...]
 
+_STATISTICS = 2
+"""Which of the arrays has one element for each row."""
+
 
 @dataclass(frozen=True)
 class NormProblem:
@@ -75,7 +78,7 @@ class NormProblem:
         double = self.dtype == "float64"
         return NormFeatures(
             len(rows.sizes), self.eps, self.centred, self.drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
-            self.drop if double else 0.0,
+            self.drop if double else 0.0, rows.unit(at for at in range(len(rows.strides)) if at != _STATISTICS),
         )  # fmt: skip
 
     @property

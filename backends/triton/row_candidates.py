@@ -25,6 +25,7 @@ from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = [
     "column_tilings",
+    "cut_tilings",
     "element_tilings",
     "gradient_tilings",
     "loss_tilings",
@@ -121,6 +122,12 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
         half = replace(rule, block=rule.block // 2)
         others += [half, replace(half, warps=warps // 2), replace(rule, stages=1 if rule.stages > 1 else 3)]
     return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
+
+
+def cut_tilings(rows: Rows) -> list[RowTiling]:
+    """For rows that are cut, of which no whole one fits a tile: one after the other, in blocks."""
+    tiles = ((2048, 4), (4096, 8), (8192, 16)) if rows.columns > 4096 else ((1024, 4), (2048, 4))
+    return [RowTiling(1, block, False, 1, warps) for block, warps in tiles if block <= rows.columns]
 
 
 def sums_tilings(rows: Rows, size: int, arrays: int, shared: int) -> list[RowTiling]:

@@ -18,6 +18,7 @@ __all__ = [
     "element_place",
     "exponentials",
     "exponentials_of_rows",
+    "in_units",
     "kept_elements",
     "kept_tile",
     "last_block",
@@ -36,8 +37,17 @@ def row_place(row, sizes, strides, f: tl.constexpr):
 
 
 @triton.jit
+def in_units(number, f: tl.constexpr):
+    """The same number, be it of columns or where rows are: the compiler sees what it is a multiple of."""
+    if field(f, "unit") > 1:
+        number = number // field(f, "unit") * field(f, "unit")
+    return number
+
+
+@triton.jit
 def element_place(rows, column, strides, f: tl.constexpr):
     """The offset of each element of a tile, from the offsets of its rows."""
+    rows = in_units(rows, f)
     if field(f, "wide"):
         column = column.to(tl.int64)
     return rows[:, None] + (column * strides[field(f, "axes")])[None, :]

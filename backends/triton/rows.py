@@ -6,9 +6,9 @@ neighbouring rows are neighbours in memory where the rows themselves aren't cont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
 
@@ -65,6 +65,24 @@ class Rows:
         """Whether the first array's neighbours in memory are in the same row, not in the same column of two rows."""
         column, row = self.strides[0][-1], self.strides[0][-2]
         return column == 1 or not 0 < row < column or self.columns == 1
+
+    def unit(self, arrays: Iterable[int]) -> int:
+        """The largest of 16, 8, 4, 2 and 1 that the columns and the places of these arrays' rows are multiples of.
+
+        >>> Rows((3,), ((1000, 1), (1008, 1)), 1000, False).unit([0, 1])
+        8
+        """
+        return gcd(16, self.columns, *(stride for at in arrays for stride in self.strides[at][:-1]))
+
+    def vector(self, arrays: Sequence[int], size: int) -> int:
+        """How many elements of so many bytes are read at once if rows are cut, see :mod:`.cut_rows`; 0: they can't be.
+
+        They can where they may begin anywhere, but in all of these arrays at the same place between two even addresses.
+        """
+        vector = 16 // size
+        first, *others = (self.strides[at] for at in arrays)
+        apart = [a - b for each in others for a, b in zip(first, each, strict=True)]
+        return vector if first[-1] == 1 and all(each % vector == 0 for each in apart) else 0
 
 
 @dataclass(frozen=True)

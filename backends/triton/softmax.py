@@ -17,11 +17,13 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
+from einops_fast.backends.triton.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     element_place,
     exponentials,
     exponentials_of_rows,
+    in_units,
     last_block,
     load_tile,
     lowest,
@@ -58,6 +60,9 @@ class SoftmaxFeatures:
         double: compute in float64. ``scale`` is then a constant.
         scale: of the scores, for float64 only.
         group: how many neighbours in a row a thread has at least.
+        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
+            where rows are cut.
+        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
     """
 
     axes: int
@@ -69,6 +74,8 @@ class SoftmaxFeatures:
     double: bool = False
     scale: float = 1.0
     group: int = 1
+    unit: int = 1
+    vector: int = 0
 
     @property
     def masked(self) -> bool:
@@ -113,15 +120,15 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 
 
 @triton.jit
-def softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
-    """A tile of scores, ``-inf`` where an element takes no part."""
+def softmax_scores(x, mask, place, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
+    """A tile of scores, ``-inf`` where an element takes no part; ``place`` is where columns count from in ``x``."""
     readable = exists
     if field(f, "causal"):
         # What is hidden isn't read, but for what is loaded together with something else.
         group: tl.constexpr = field(f, "group")
         seen_up_to = (row_place(row, sizes, strides.position, f) + shift).to(tl.int32)
         readable = exists & ((column // group * group)[None, :] <= seen_up_to[:, None])
-    score = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, readable, float("-inf"), f)
+    score = load_tile(x, place, column, strides.x, readable, float("-inf"), f)
     score = _scaled(score, scale, f)
     if field(f, "added"):
         score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
@@ -163,6 +170,20 @@ def _merged(most, total, new_most, new_total):
     return both, total * tl.exp(most - reference) + new_total * tl.exp(new_most - reference)
 
 
+@triton.jit
+def _edge_scores(x, place, head, body, columns, begin, strides, scale, f: tl.constexpr):
+    """The scores on both sides of a row's body, which go with the first part of it."""
+    column, exists = edges(head, body, columns, f)
+    return _scaled(load_tile(x, place, column, strides.x, exists & (begin == 0), float("-inf"), f), scale, f)
+
+
+@triton.jit
+def _store_edges(out, value, place, head, body, columns, begin, strides, f: tl.constexpr):
+    """Write what is on both sides of a row's body."""
+    column, exists = edges(head, body, columns, f)
+    store_tile(out, value, place, column, strides, exists & (begin == 0), f)
+
+
 @triton.jit(do_not_specialize=["rows", "shift"])
 def softmax_kernel(
     x,
@@ -191,21 +212,26 @@ def softmax_kernel(
     each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
     most = tl.full((together,), float("-inf"), acc)
     total = tl.zeros((together,), acc)
+    place = row_place(row, sizes, strides.x, f)
+    out_place = row_place(row, sizes, strides.out, f)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        score = softmax_scores(x, mask, row, run, exists, sizes, strides, shift, scale, f)
+        score = softmax_scores(x, mask, place, row, run, exists, sizes, strides, shift, scale, f)
         reference = softmax_reference(tl.max(score, 1))
         e = tl.exp(score - reference[:, None])
         result = softmax_finished(e, score, reference, tl.sum(e, 1), f)
-        store_tile(out, result, row_place(row, sizes, strides.out, f), run, strides.out, exists, f)
+        store_tile(out, result, out_place, run, strides.out, exists, f)
     else:
+        head, body = cut_row(place, columns, f)
+        from_head = body_place(place, head, f)
         begin = tl.program_id(1) * part
-        end = min(begin + part, columns)
+        end = min(begin + part, body)
         if step < 2:
             reach = end
             if field(f, "causal"):
@@ -215,10 +241,16 @@ def softmax_kernel(
             most_of_groups = totals + lowest(f)
             for start in tl.range(begin, reach, block, num_stages=stages):
                 column = start + run
-                exists = there[:, None] & (column < end)[None, :]
-                score = softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
+                exists = there[:, None] & within(column, end, f)
+                score = softmax_scores(x, mask, from_head, row, column, exists, sizes, strides, shift, scale, f)
                 most_of_groups, totals = exponentials(score, most_of_groups, totals)
             most, total = exponentials_of_rows(most_of_groups, totals)
+            if field(f, "vector") > 0:
+                scores = _edge_scores(x, place, head, body, columns, begin, strides, scale, f)
+                nothing = tl.zeros((together, 2 * field(f, "vector")), acc)
+                found, more = exponentials(scores, nothing + lowest(f), nothing)
+                found, more = exponentials_of_rows(found, more)
+                most, total = _merged(most, total, found, more)
         else:
             for at in range(0, parts):
                 found = tl.load(maxima + row * parts + at, mask=there, other=float("-inf"))
@@ -231,25 +263,36 @@ def softmax_kernel(
             last = last_block(begin, end, block)
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
-                exists = there[:, None] & (column < end)[None, :]
-                score = softmax_scores(x, mask, row, column, exists, sizes, strides, shift, scale, f)
-                place = row_place(row, sizes, strides.out, f)
-                store_tile(out, softmax_of_tile(score, most, total, f), place, column, strides.out, exists, f)
+                exists = there[:, None] & within(column, end, f)
+                score = softmax_scores(x, mask, from_head, row, column, exists, sizes, strides, shift, scale, f)
+                to = body_place(out_place, head, f)
+                store_tile(out, softmax_of_tile(score, most, total, f), to, column, strides.out, exists, f)
+            if field(f, "vector") > 0:
+                scores = _edge_scores(x, place, head, body, columns, begin, strides, scale, f)
+                found = softmax_of_tile(scores, most, total, f)
+                _store_edges(out, found, out_place, head, body, columns, begin, strides.out, f)
 
 
 @triton.jit
-def softmax_pair(out, d_out, row, column, exists, sizes, strides, f: tl.constexpr):
-    """A tile of the result and of its gradient."""
+def softmax_pair(out, d_out, places, column, exists, strides, f: tl.constexpr):
+    """A tile of the result and of its gradient; ``places`` are where their columns count from."""
     if field(f, "log"):
         nothing = float("-inf")
     else:
         nothing = 0.0
-    y = load_tile(out, row_place(row, sizes, strides.out, f), column, strides.out, exists, nothing, f)
-    d = load_tile(d_out, row_place(row, sizes, strides.d_out, f), column, strides.d_out, exists, 0.0, f)
+    y = load_tile(out, places[0], column, strides.out, exists, nothing, f)
+    d = load_tile(d_out, places[1], column, strides.d_out, exists, 0.0, f)
     if field(f, "log") and field(f, "masked"):
         # What is hidden is -inf whatever the scores are.
         d = tl.where(y == float("-inf"), 0.0, d)
     return y, d
+
+
+@triton.jit
+def _edge_pair(out, d_out, places, head, body, columns, begin, strides, f: tl.constexpr):
+    """The same on both sides of a row's body."""
+    column, exists = edges(head, body, columns, f)
+    return softmax_pair(out, d_out, places, column, exists & (begin == 0), strides, f)
 
 
 @triton.jit
@@ -298,14 +341,16 @@ def softmax_gradient_kernel(
     those of ``dx``.
     """
     acc: tl.constexpr = kept_type(f)
+    columns = in_units(columns, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
+    places = row_place(row, sizes, strides.out, f), row_place(row, sizes, strides.d_out, f)
     total = tl.zeros((together,), acc)
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
-        y, d = softmax_pair(out, d_out, row, run, exists, sizes, strides, f)
+        y, d = softmax_pair(out, d_out, places, run, exists, strides, f)
         store_tile(
             dx,
             softmax_gradient_tile(y, d, tl.sum(softmax_summand(y, d, f), 1), scale, f),
@@ -316,17 +361,22 @@ def softmax_gradient_kernel(
             f,
         )
     else:
+        head, body = cut_row(place, columns, f)
+        from_head = body_place(places[0], head, f), body_place(places[1], head, f)
         begin = tl.program_id(1) * part
-        end = min(begin + part, columns)
+        end = min(begin + part, body)
         if step < 2:
             sums = tl.zeros((together, block), acc)
             last = last_block(begin, end, block)
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
-                exists = there[:, None] & (column < end)[None, :]
-                y, d = softmax_pair(out, d_out, row, column, exists, sizes, strides, f)
+                exists = there[:, None] & within(column, end, f)
+                y, d = softmax_pair(out, d_out, from_head, column, exists, strides, f)
                 sums += softmax_summand(y, d, f)
             total = tl.sum(sums, 1)
+            if field(f, "vector") > 0:
+                edge, d_edge = _edge_pair(out, d_out, places, head, body, columns, begin, strides, f)
+                total += tl.sum(softmax_summand(edge, d_edge, f), 1)
         else:
             for at in range(0, parts):
                 total += tl.load(totals + row * parts + at, mask=there, other=0)
@@ -336,6 +386,11 @@ def softmax_gradient_kernel(
             last = last_block(begin, end, block)
             for back in tl.range(0, end - begin, block, num_stages=stages):
                 column = last - back + run
-                exists = there[:, None] & (column < end)[None, :]
-                y, d = softmax_pair(out, d_out, row, column, exists, sizes, strides, f)
-                store_tile(dx, softmax_gradient_tile(y, d, total, scale, f), place, column, strides.x, exists, f)
+                exists = there[:, None] & within(column, end, f)
+                y, d = softmax_pair(out, d_out, from_head, column, exists, strides, f)
+                to = body_place(place, head, f)
+                store_tile(dx, softmax_gradient_tile(y, d, total, scale, f), to, column, strides.x, exists, f)
+            if field(f, "vector") > 0:
+                edge, d_edge = _edge_pair(out, d_out, places, head, body, columns, begin, strides, f)
+                found = softmax_gradient_tile(edge, d_edge, total, scale, f)
+                _store_edges(dx, found, place, head, body, columns, begin, strides.x, f)

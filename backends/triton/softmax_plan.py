@@ -20,7 +20,7 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.ring_gradient import gradient_through_ring
 from einops_fast.backends.triton.ring_softmax import softmax_through_ring
 from einops_fast.backends.triton.ring_way import RingWay
-from einops_fast.backends.triton.row_candidates import row_call, row_tilings, typical
+from einops_fast.backends.triton.row_candidates import cut_tilings, row_call, row_tilings, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.backends.triton.softmax import (
     SoftmaxFeatures,
@@ -67,6 +67,26 @@ class _Rows(Way):
         return [(step, (*arrays, *sums)) for step in self._steps]
 
 
+def _cut(
+    rows: Rows, tilings: Sequence[RowTiling], arrays: Sequence[int], features: SoftmaxFeatures, size: int
+) -> list[tuple[RowTiling, SoftmaxFeatures]]:
+    """The tilings, each with its features: where rows begin at odd places, blocks of them are cut, and more are tried.
+
+    Args:
+        rows: as they are.
+        tilings: that don't depend on it.
+        arrays: which of those of ``rows`` tiles are of.
+        features: of rows that aren't cut.
+        size: bytes of an element; 0 if rows can't be cut.
+    """
+    vector = rows.vector(arrays, size) if size else 0
+    if not vector or rows.unit(arrays) % vector == 0:
+        return [(tiling, features) for tiling in tilings]
+    cut = replace(features, vector=vector, unit=1)
+    every = dict.fromkeys((*tilings, *cut_tilings(rows)))
+    return [(tiling, features if tiling.whole or tiling.rows > 1 else cut) for tiling in every]
+
+
 def softmax_contest(
     memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
     strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int,
@@ -93,16 +113,17 @@ def softmax_contest(
     rows = rows_of(shape, dim, (*strides, position))
     features = SoftmaxFeatures(
         len(rows.sizes), log, mask == "added", mask == "hiding", queries is not None, rows.wide, double,
-        scale if double else 1.0, neighbours(rows, size),
+        scale if double else 1.0, neighbours(rows, size), rows.unit([0, 1, 2]),
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
     alike = typical(rows)
-    ways: list[Way] = [
-        _Rows(softmax_kernel, 2, "float64" if double else "float32", features, rows, tiling, places, shift, scale)
-        for tiling in row_tilings(alike, size, 1, 2, limits[0])
-    ]
     plain = mask is None and queries is None and not double
+    tilings = _cut(rows, row_tilings(alike, size, 1, 2, limits[0]), [0, 1], features, size if plain else 0)
+    ways: list[Way] = [
+        _Rows(softmax_kernel, 2, "float64" if double else "float32", each, rows, tiling, places, shift, scale)
+        for tiling, each in tilings
+    ]
     clusters: list[Way] = []
     for cluster in cluster_tilings(rows, (0, 1), [size] if plain else [], EXPONENTIALS, limits[0]):
         parts = in_parts(rows, cluster.parts)
@@ -124,14 +145,16 @@ def softmax_gradient_contest(
     """The ways to run the gradient of a softmax, which take result, its gradient, and the input's. See above."""
     rows = rows_of(shape, dim, strides)
     features = SoftmaxFeatures(
-        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0
-    )
+        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0,
+        unit=rows.unit([0, 1, 2]),
+    )  # fmt: skip
     out, d_out, dx = rows.strides
     places = SoftmaxStrides(dx, out, out, out, d_out)
     alike = typical(rows)
+    tilings = _cut(rows, row_tilings(alike, size, 2, 2, limits[0]), [0, 1, 2], features, 0 if double else size)
     ways: list[Way] = [
-        _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", features, rows, tiling, places, scale)
-        for tiling in row_tilings(alike, size, 2, 2, limits[0])
+        _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", each, rows, tiling, places, scale)
+        for tiling, each in tilings
     ]
     clusters: list[Way] = []
     for cluster in cluster_tilings(
