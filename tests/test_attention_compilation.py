@@ -31,7 +31,7 @@ triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention_runs
-from einops_fast.backends.triton.attention import hopper_call
+from einops_fast.backends.triton.attention import hopper_call, mask_bounds
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
 from einops_fast.backends.triton.compiling import untangled
@@ -65,7 +65,8 @@ for case in sys.argv[2:]:
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
     bias = {"bias": (*batch, length, keys), "broadcast-bias": (1, 4, 2, length, keys)}
     bias = next((shape for flag, shape in bias.items() if flag in flags), None)
-    mask = (2, 1, 1, length, keys) if "mask" in flags else None
+    mask = (2, 1, 1, 1 if "bounded" in flags else length, keys) if "mask" in flags else None
+    mask_bounds._WORTH = 0 if "bounded" in flags else 1 << 60
     page = next((int(flag.removeprefix("page")) for flag in flags if flag.startswith("page")), 0)
     if page:
         kv_batch = (2 * keys // page, *kv_batch[1:])
@@ -122,6 +123,8 @@ HOPPER = [
     "bfloat16 512 192 256 hopper grouped causal softcap backward",
     "bfloat16 512 75 53 hopper backward",
     "bfloat16 4096 64 64 hopper causal long",
+    "bfloat16 512 64 64 hopper mask bounded backward",
+    "float16 512 128 128 hopper grouped causal mask bounded",
 ]
 
 DECODE = [
@@ -161,6 +164,7 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
         if "backward" in case:
             kernels |= {"delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"}
         more = {"hopper_bias_kernel": "broadcast-bias" in case, "rows_kernel": " 75 " in case}
+        more["mask_bounds_kernel"] = "bounded" in case
         more["hopper_values_kernel"] = " 192 " in case
         assert {line[-4] for line in of_case} == kernels | {name for name, there in more.items() if there}
         assert all(line[-1] == "True" for line in of_case if line[-4].startswith("hopper"))

@@ -13,7 +13,7 @@ from attention_problems import attention, check_half, hopper_calls, needs_hopper
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan  # noqa: E402
+from einops_fast.backends.triton.attention import backward_plan, mask_bounds  # noqa: E402
 
 pytestmark = needs_hopper
 
@@ -103,6 +103,25 @@ ADDED: dict[str, dict[str, Any]] = {
     "longer, softcap": {"q_len": 300, "kv_len": 2056, "bias": (2, 3, 300, 2056), "softcap": 5.0, "causal": True},
     "long": {"q_len": 1100, "kv_len": 1040, "bias": (2, 3, 1100, 1040), "mask": (2, 1, 1100, 1040)},
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "case", ["mask", "mask, causal", "mask by key", "mask by query", "both", "both, grouped", "long"]
+)
+def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, head_dim: int, queued: list[bool]) -> None:
+    options = {"batch": (2, 3), "q_len": 300, "kv_len": 400, **ADDED[case]}
+    spec, inputs = attention(head_dim=head_dim, dtype="float16", **options)
+    first, *others = inputs.mask.flatten(0, -3)
+    first[..., : first.shape[-1] // 3] = False
+    first[: first.shape[-2] // 2] = False
+    for at, each in enumerate(others):
+        each[..., each.shape[-1] // (2 + at) :] = False
+        # Causal in blocks.
+        each[: each.shape[-2] // 2, 130:] = False
+    with mock.patch.object(mask_bounds, "_WORTH", 0):
+        check_half(spec, inputs)
+    assert all(queued)
 
 
 def shared(spec: AttentionSpec) -> bool:

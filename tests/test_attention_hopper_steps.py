@@ -23,6 +23,7 @@ from einops_fast.backends.triton.attention import (  # noqa: E402
     hopper_positions,
     hopper_shapes,
     hopper_tiles,
+    mask_bounds,
 )
 from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
 from einops_fast.backends.triton.attention.problem import contiguous_in_order, problem  # noqa: E402
@@ -83,6 +84,34 @@ def test_results_and_gradients(case: str, ran: list[str]) -> None:
     shared = spec.bias is not None and spec.bias[:-2] != spec.batch and spec.bias[-2] > 1
     gradients = ["hopper_values_kernel"] * wide + ["hopper_keys_kernel", "hopper_queries_kernel"]
     assert ran == ["hopper_kernel", *gradients] + ["hopper_bias_kernel"] * shared
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "by key": {"mask": (2, 1, 1, 400)},
+    "by query": {"mask": (1, 2, 300, 1)},
+    "both": {"mask": (2, 1, 300, 400), "q_len": 300, "kv_len": 400},
+    "causal": {"mask": (1, 1, 1, 400), "causal": True, "alignment": "bottom_right"},
+    "grouped": {"batch": (2, 1, 3), "k_batch": (2, 1, 1), "mask": (2, 1, 3, 1, 400)},
+    "bias": {"mask": (2, 2, 1, 400), "bias": (2, 2, 300, 400)},
+    "shared bias": {"mask": (2, 1, 300, 400), "bias": (1, 2, 300, 400)},
+    "wide": {"mask": (2, 1, 300, 400), "head_dim": 72},
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, ran: list[str]) -> None:
+    options = {"batch": (2, 2), "q_len": 300, "kv_len": 400, "head_dim": 16, **MASKS[case]}
+    spec, inputs = attention(dtype="float16", **options)
+    first, *others = inputs.mask.flatten(0, -3)
+    first[..., :, : first.shape[-1] // 3] = False
+    first[: first.shape[-2] // 2, :] = False
+    for at, each in enumerate(others):
+        each[..., each.shape[-1] // (2 + at) :] = False
+        # Causal in blocks.
+        each[: each.shape[-2] // 2, 130:] = False
+    with mock.patch.object(mask_bounds, "_WORTH", 0):
+        check(spec, inputs, tolerance=3e-3)
+    assert "hopper_kernel" in ran
 
 
 @pytest.mark.parametrize("case", ["plain", "causal, keys that none sees", "bias", "one bias"])

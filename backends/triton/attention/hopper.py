@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import fetch, passed, passed_both, pipe, released, room, there
 from einops_fast.backends.triton.attention.hopper_positions import keys_of, own_blocks, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
@@ -98,7 +99,7 @@ def _fetch_queries(q_desc, shared, done, element, start, numbers, tiling: gl.con
 
 
 @gluon.jit
-def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
+def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
@@ -109,6 +110,7 @@ def _copy(q_desc, k_desc, v_desc, added, shared, numbers, tiling: gl.constexpr):
     lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         if _reused(tiling):  # noqa: SIM102, known while compiling
@@ -271,13 +273,14 @@ def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.cons
 
 
 @gluon.jit
-def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, tiling: gl.constexpr):
+def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, numbers, tiling: gl.constexpr):
     """Write the result, and the logarithms of its rows' sums.
 
     Args:
         q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
             size 1.
         bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
+        bounds: those of the mask, see :mod:`.hopper_bounds`, or ``None``.
         lse: one number per batch element and query, without gaps.
         numbers: see :class:`Numbers`.
         tiling: what the kernel is specialised for.
@@ -294,6 +297,9 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
         of_out: gl.constexpr = groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
     added = added_arrays(bias, mask, lse, tiling)
+    seen = lse
+    if field(tiling, "bounded"):
+        seen = bounds
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()
     barrier()
@@ -302,7 +308,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
             [
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, seen, shared, numbers, tiling)),
             ],
             [4, 1],
             [240, 24],
@@ -313,7 +319,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, lse, numbers, ti
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, seen, shared, numbers, tiling)),
             ],
             [4, 4, 1],
             [160, 160, 24],

@@ -30,6 +30,9 @@ BATCH_AXES = 3
 
 LOG2E = math.log2(math.e)
 
+_NOWHERE = Places(ANY, ANY, ANY, ANY)
+"""Of an array that there isn't."""
+
 _SHARERS = 4
 """Programs at work on the same batch element, at least about so many, where tiles differ in what there is to do."""
 
@@ -217,8 +220,8 @@ class Layouts:
         anything = ALIGNMENT // ITEM_SIZES[dtype]
         return Array(dtype, (*batch, *tail), tuple(stride or anything for stride in own), (1,) * BATCH_AXES + box)
 
-    def numbers(self, elements: int, length: int, units: int) -> Numbers:
-        """Of a kernel whose tiles have so many positions to share."""
+    def numbers(self, elements: int, length: int, units: int, bounds: Places | None = None) -> Numbers:
+        """Of a kernel whose tiles have so many positions to share, and of which a mask has such bounds."""
         spec, problem = self._spec, self._problem
         shift = spec.kv_len - spec.q_len if problem.features.bottom_right else 0
         tiles = max(1, -(-length // self._tiling.rows))
@@ -251,11 +254,12 @@ class Layouts:
             spec.softcap * LOG2E,
             self._places(problem.strides.bias, self._tiling.bias),
             self._places(problem.strides.mask, self._tiling.mask),
+            bounds or _NOWHERE,
         )
 
     def _places(self, strides: tuple[int, ...] | None, along: tuple[bool, bool] | None) -> Places:
         if strides is None or along in (None, (True, True)):
-            return Places(ANY, ANY, ANY, ANY)
+            return _NOWHERE
         *batch, of_queries, of_keys = strides
         return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
 

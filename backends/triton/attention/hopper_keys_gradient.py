@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, begun_more, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
     fetch,
@@ -108,7 +109,7 @@ def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
+def _copy(arrays, rows, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
@@ -125,6 +126,7 @@ def _copy(arrays, rows, shared, numbers, tiling: gl.constexpr):
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, done, element, start, first, whole, whole_end, end)
         reader = element * numbers.share
         # Even where no query sees them: the memory has to be waited for, since gradients leave from there.
@@ -294,7 +296,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
 
 @gluon.jit
 def hopper_keys_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, bias, mask, rows, scale, numbers, tiling: gl.constexpr
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, bias, mask, bounds, rows, scale, numbers, tiling: gl.constexpr
 ):
     """Write the gradients of k and v; see :func:`hopper_kernel`. Tiles are of keys, blocks of queries.
 
@@ -311,13 +313,16 @@ def hopper_keys_kernel(
     added = added_arrays(bias, mask, k_desc, tiling)
     shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
+    seen = k_desc
+    if field(tiling, "bounded"):
+        seen = bounds
     fence_async_shared()
     barrier()
     gl.warp_specialize(
         [
             (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
             (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, rows, shared, numbers, tiling)),
+            (_copy, (arrays, rows, seen, shared, numbers, tiling)),
         ],
         [4, 1],
         [240, 24],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -26,8 +27,9 @@ from einops_fast.backends.triton.attention.hopper_shapes import (
     is_wide,
     shared_bytes,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTiling, pair_bytes
+from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTiling, Places, pair_bytes
 from einops_fast.backends.triton.attention.hopper_values_gradient import hopper_values_kernel
+from einops_fast.backends.triton.attention.mask_bounds import MaskBounds, is_bounded
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
@@ -114,6 +116,17 @@ def _reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None,
     return all(abs(stride) < _FAR for stride in strides)
 
 
+def _bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> tuple[HopperTiling, MaskBounds | None]:
+    """A kernel's tiling and, where it is to leave out what a mask hides, what finds that out."""
+    if not is_bounded(spec, problem, tiling):
+        return tiling, None
+    return replace(tiling, bounded=True), MaskBounds(spec, problem, tiling)
+
+
+def _places(bounds: MaskBounds | None) -> Places | None:
+    return None if bounds is None else bounds.places
+
+
 class HopperForwardPlan:
     """A forward call; see :class:`ForwardPlan`.
 
@@ -130,16 +143,20 @@ class HopperForwardPlan:
         self._other = other
         shapes = forward_shapes(spec, problem)
         tiling = fitting(problem, bias_dtype, shapes, spec.kv_len, bytes_of_one)
+        tiling, bounds = _bounded(spec, problem, tiling)
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in ("q", "k", "v", "out")}
-        arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask"), "lse": Array("float32")}
-        numbers = layouts.numbers(problem.elements, spec.q_len, units)
+        arrays |= {"bias": layouts.added("bias"), "mask": layouts.added("mask")}
+        arrays |= {"bounds": None if bounds is None else Array("int32"), "lse": Array("float32")}
+        numbers = layouts.numbers(problem.elements, spec.q_len, units, _places(bounds))
         programs = layouts.programs(problem.elements, spec.q_len, units)
         self.kernel = HopperCall(hopper_kernel, tiling, arrays, {}, numbers, programs)
+        self._bounds = bounds
 
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
         """Write ``out`` and ``lse``."""
-        if not self.kernel(memory, device, q, k, v, out, extras.bias, extras.mask, lse):
+        bounds = self._bounds and self._bounds(memory, device, q, extras.mask)
+        if not self.kernel(memory, device, q, k, v, out, extras.bias, extras.mask, bounds, lse):
             self._other(memory, device, q, k, v, extras, out, lse)
 
 
@@ -161,6 +178,7 @@ class HopperBackwardPlan(BackwardPlan):
     ) -> None:
         super().__init__(spec, problem, rows, tilings, padded(spec))
         self._given = spec, problem, units, bias_dtype
+        self._bounds: dict[Any, MaskBounds | None] = {}
         strides = problem.strides
         writable = (
             strides.d_bias is not None
@@ -186,14 +204,25 @@ class HopperBackwardPlan(BackwardPlan):
         elements: int,
         length: int,
         times: int = 1,
+        *,
+        bounded: bool = False,
     ) -> HopperCall:
-        """A call of a kernel with so many tiles for each ``tiling.rows`` positions of an element."""
+        """A call of a kernel with so many tiles for each ``tiling.rows`` positions of an element.
+
+        ``bounded`` says whether the kernel takes a mask's bounds.
+        """
         spec, problem, units, bias_dtype = self._given
+        bounds = None
+        if bounded:
+            tiling, bounds = _bounded(spec, problem, tiling)
+            self._bounds[function] = bounds
         layouts = Layouts(spec, problem, tiling, bias_dtype)
         arrays: dict[str, Array | None] = {f"{name}_desc": layouts(name) for name in names}
         arrays |= {name: layouts.added(name) for name in added}
+        if bounded:
+            arrays["bounds"] = None if bounds is None else Array("int32")
         arrays["rows"] = layouts.rows()
-        numbers = layouts.numbers(elements, length, units)
+        numbers = layouts.numbers(elements, length, units, _places(bounds))
         programs = layouts.programs(elements * times, length, units)
         return HopperCall(function, tiling, arrays, scalars, numbers, programs)
 
@@ -208,11 +237,12 @@ class HopperBackwardPlan(BackwardPlan):
             tiling = fitting(
                 problem, bias_dtype, shapes[0 if is_small(spec) else 2 :], spec.q_len, shared_bytes, turned=True
             )
-            return (self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len),)
+            return (self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len, bounded=True),)
         tiling = fitting(problem, bias_dtype, [Shape(2, 64, 3), Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
         values = self._call(hopper_values_kernel, tiling, ("q", "k", "d_out", "dv"), (), {}, elements, spec.kv_len)
         tiling = fitting(problem, bias_dtype, WIDE_SHAPES, spec.q_len, shared_bytes, turned=True, dv=False)
-        return values, self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len)
+        keys = self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len, bounded=True)
+        return values, keys
 
     def _queries_call(self, d_bias: bool) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
@@ -231,7 +261,8 @@ class HopperBackwardPlan(BackwardPlan):
         )
         scalars = {"scale": spec.scale}
         given, added = (*_OPERANDS, "dq"), ("bias", "mask", "d_bias")
-        return self._call(hopper_queries_kernel, tiling, given, added, scalars, problem.elements, spec.q_len)
+        elements = problem.elements
+        return self._call(hopper_queries_kernel, tiling, given, added, scalars, elements, spec.q_len, bounded=True)
 
     def _shared_bias_call(self) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
@@ -254,9 +285,15 @@ class HopperBackwardPlan(BackwardPlan):
         added = "bias", "mask", "d_bias"
         return self._call(hopper_bias_kernel, tiling, _OPERANDS, added, scalars, own, spec.q_len, key_tiles)
 
+    def _bounds_of(self, function: Any, memory: Memory, device: int, like: Any, extras: Extras) -> Any:
+        """The mask's bounds for a kernel, if it goes by them."""
+        bounds = self._bounds.get(function)
+        return bounds and bounds(memory, device, like, extras.mask)
+
     def _run_keys(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, dk, dv, extras = arrays
-        given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, padded)
+        bounds = self._bounds_of(hopper_keys_kernel, memory, device, q, extras)
+        given = (q, k, v, d_out, dk, dv, extras.bias, extras.mask, bounds, padded)
         queued = bool(self._hopper_keys)
         for call in self._hopper_keys:
             own = given if call is self._hopper_keys[-1] else (q, k, d_out, dv, padded)
@@ -266,7 +303,8 @@ class HopperBackwardPlan(BackwardPlan):
 
     def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, dq, d_bias, extras = arrays
-        given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, padded)
+        bounds = self._bounds_of(hopper_queries_kernel, memory, device, q, extras)
+        given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, bounds, padded)
         if self._hopper_queries is None or not self._hopper_queries(memory, device, *given):
             super()._run_queries(memory, device, padded, *arrays)
 

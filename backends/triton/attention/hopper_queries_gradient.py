@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
     coordinates,
@@ -98,7 +99,7 @@ def _fetch_own(arrays, shared, done, element, start, numbers, tiling: gl.constex
 
 
 @gluon.jit
-def _copy(arrays, shared, numbers, tiling: gl.constexpr):
+def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
@@ -110,6 +111,7 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
         element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         for at in range(end - 1, first - 1, -1):
@@ -277,7 +279,7 @@ def _own_queries(
 
 @gluon.jit
 def hopper_queries_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dq_desc, bias, mask, d_bias, rows, scale, numbers, tiling: gl.constexpr
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, bias, mask, d_bias, bounds, rows, scale, numbers, tiling: gl.constexpr
 ):
     """Write the gradient of q; see :func:`hopper_kernel`.
 
@@ -300,6 +302,9 @@ def hopper_queries_kernel(
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
     fence_async_shared()
     barrier()
+    seen = rows
+    if field(tiling, "bounded"):
+        seen = bounds
     into = rows
     if field(tiling, "d_bias"):
         into = d_bias
@@ -307,7 +312,7 @@ def hopper_queries_kernel(
         [
             (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
             (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, shared, numbers, tiling)),
+            (_copy, (arrays, seen, shared, numbers, tiling)),
         ],
         [4, 1],
         [240, 24],

@@ -65,6 +65,7 @@ class HopperTiling:
         grouped: whether several elements of the batch share keys.
         turned: a tile has keys, and a block queries.
         bias, mask: whether there is one, and whether it varies along queries and along keys.
+        bounded: what the mask hides at both ends of a tile is left out.
         bias_item: bytes of an element of the bias.
         d_bias: whether the gradient of the bias is written.
         own: tiles that shared memory holds; with two, the next one comes early.
@@ -87,6 +88,7 @@ class HopperTiling:
     turned: bool = False
     bias: tuple[bool, bool] | None = None
     mask: tuple[bool, bool] | None = None
+    bounded: bool = False
     bias_item: int = 2
     d_bias: bool = False
     own: int = 1
@@ -190,7 +192,10 @@ def pair_bytes(tiling):
 
 
 class Places(NamedTuple):
-    """Strides of a bias or mask that doesn't vary along both positions: of the batch axes and of the other position."""
+    """Strides of a bias or mask that doesn't vary along both positions: of the batch axes and of the other position.
+
+    Or of a mask's bounds: there, of 64 positions.
+    """
 
     first: Any
     second: Any
@@ -212,7 +217,7 @@ class Numbers(NamedTuple):
         left, right: what to add to a query's position to get the first and the last key that it sees.
         second, third: sizes of these batch axes.
         scale, cap: of scores, both times ``log2(e)``.
-        bias, mask: where these are.
+        bias, mask, bounds: where these are.
     """
 
     elements: Any
@@ -232,6 +237,7 @@ class Numbers(NamedTuple):
     cap: Any
     bias: Places
     mask: Places
+    bounds: Places
 
 
 @gluon.constexpr_function

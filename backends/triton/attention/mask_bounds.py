@@ -1,0 +1,118 @@
+"""How far a mask shows something: for each 64 positions of one kind the first and the last one of the other.
+
+That takes a pass over the mask, once for all heads that share it; the kernels of attention then leave out the blocks
+before and after. A mask for padding shows the first keys of each sequence, one for causality those up to the query.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper_call import of_batch
+from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, HopperTiling, Places
+from einops_fast.backends.triton.attention.loading import counted
+from einops_fast.backends.triton.attention.problem import Problem
+from einops_fast.backends.triton.kernel_call import KernelCall
+from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.triton.tiling import power_of_two
+from einops_fast.layout import contiguous_strides
+
+__all__ = ["MaskBounds", "is_bounded", "mask_bounds_kernel"]
+
+_WORTH = 1 << 33
+"""Products of a kernel from which on less of them is worth a launch."""
+
+_ELEMENTS = 8192
+"""Of a mask, that a program looks at at a time."""
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "reach"])
+def mask_bounds_kernel(
+    mask, bounds, sizes, strides, rows, columns, reach, together: tl.constexpr, step: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Write the bounds of some rows of the mask of one batch element.
+
+    Args:
+        mask: not 0 where something is shown.
+        bounds: two numbers for each tile, ``(elements, tiles, 2)``.
+        sizes: of the three batch axes.
+        strides: of these, of the rows and of the columns.
+        rows, columns: how many the mask has.
+        reach: what its columns stand for: as many positions, or so many all alike if there is one column.
+        together: rows that are loaded, at most as many as
+        step: rows of a tile.
+        block: columns that are looked at at a time.
+    """
+    element = tl.program_id(1)
+    mask += counted(element, sizes, strides, 0, 3)
+    row = tl.program_id(0) * step + tl.arange(0, together)
+    row_place = row.to(tl.int64) * strides[3]
+    low = tl.full((block,), 0, tl.int32) + reach
+    high = tl.zeros((block,), tl.int32)
+    for start in range(0, columns, block):
+        column = start + tl.arange(0, block)
+        exists = (row < rows)[:, None] & (column < columns)[None, :]
+        place = row_place[:, None] + (column.to(tl.int64) * strides[4])[None, :]
+        shown = tl.max((tl.load(mask + place, mask=exists, other=0) != 0).to(tl.int32), 0) > 0
+        low = tl.where(shown, tl.minimum(low, column), low)
+        high = tl.where(shown, column + 1 + (reach - columns), high)
+    bounds += (element * tl.num_programs(0) + tl.program_id(0)) * 2
+    tl.store(bounds, tl.min(low, 0))
+    tl.store(bounds + 1, tl.max(high, 0))
+
+
+def is_bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> bool:
+    """Whether a kernel should leave out what a mask hides.
+
+    Not where elements that share keys have one tile of these, since each may have a mask of its own; nor where the
+    gradient of a bias is written, which everything has.
+    """
+    shared = tiling.turned and tiling.grouped
+    work = problem.elements * spec.q_len * spec.kv_len * (spec.head_dim + spec.v_head_dim)
+    return tiling.mask is not None and not tiling.d_bias and not shared and work >= _WORTH
+
+
+class MaskBounds:
+    """The bounds of a mask for the tiles of one kernel.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernels take it.
+        tiling: of the kernel.
+    """
+
+    def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> None:
+        strides = problem.strides.mask
+        assert strides is not None
+        assert tiling.mask is not None
+        *batch, of_queries, of_keys = strides
+        along = of_batch(tuple(batch), 0)
+        own = tuple(size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), along, strict=True))
+        lengths, varies, last = (spec.q_len, spec.kv_len), tiling.mask, (of_queries, of_keys)
+        if tiling.turned:
+            lengths, varies, last = lengths[::-1], varies[::-1], last[::-1]
+        rows, columns = (length if each else 1 for length, each in zip(lengths, varies, strict=True))
+        tiles = -(-rows // tiling.rows) * tiling.groups if varies[0] else 1
+        self.size = 2 * prod(own) * tiles
+        places = contiguous_strides((*own, tiles, 2))
+        axes = [place if size > 1 else 0 for size, place in zip(own, places, strict=False)]
+        self.places = Places._make((*axes, 2 if varies[0] else 0))
+        together = min(GROUP_ROWS, power_of_two(rows))
+        block = min(_ELEMENTS // together, power_of_two(columns))
+        self._call = KernelCall(
+            mask_bounds_kernel, (tiles, prod(own)), (own, (*along, *last), rows, columns, lengths[1]),
+            {"together": together, "step": GROUP_ROWS, "block": block}, 4, 1,
+        )  # fmt: skip
+
+    def __call__(self, memory: Memory, device: int, like: Any, mask: Any) -> Any:
+        """The bounds, in new memory beside ``like``."""
+        bounds = memory.workspace(like, self.size, "int32")
+        self._call(memory, device, mask, bounds)
+        return bounds
