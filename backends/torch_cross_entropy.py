@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
+from einops_fast.backends.triton.loss_sums import LossSums
 from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.errors import EinsumError
 from einops_fast.tuning import current_mode
@@ -39,6 +40,10 @@ def cross_entropy(
         return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
     if ours:
         losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
+        # What is traced is brought together by the compiler.
+        if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
+            numbers = x.shape[dim], ignore_index, reduction == "mean", result_dtype(x)
+            return reduced_by_kernel(losses, target, weight, *numbers)[0]
     else:
         losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
     divisor: Any = None
@@ -220,5 +225,53 @@ cross_entropy_by_kernel = Operator(
     _shapes,
     _setup,
     _backward,
+    seen=1,
+)
+
+
+@lru_cache(maxsize=4096)
+def _sums(count: int, classes: int, ignored: int, along: int | None, mean: bool) -> LossSums:
+    return LossSums(count, classes, ignored, along, mean)
+
+
+def _reduced_shapes(
+    losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
+) -> tuple[Any, Any]:  # fmt: skip
+    return losses.new_empty((), dtype=dtype), losses.new_empty(())
+
+
+def _compute_reduced(
+    losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
+) -> tuple[Any, Any]:  # fmt: skip
+    total, divisor = _reduced_shapes(losses, target, weight, classes, ignore_index, mean, dtype)
+    device = MEMORY.device(losses)
+    run = _sums(losses.numel(), classes, ignore_index, None if weight is None else weight.stride(0), mean)
+    with MEMORY.on_device(device):
+        run(MEMORY, device, dtype_name(losses.dtype), losses, target, weight, total, divisor)
+    return total, divisor
+
+
+def _setup_reduced(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    losses, _, _, _, _, ctx.mean, _ = inputs
+    ctx.shape, ctx.dtype = losses.shape, losses.dtype
+    ctx.save_for_backward(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_reduced(ctx: Any, d_total: Any, *others: Any) -> tuple[Any, ...]:
+    if d_total is None:
+        return None, None, None
+    (divisor,) = ctx.saved_tensors
+    each = d_total.to(ctx.dtype)
+    return (each / divisor if ctx.mean else each).expand(ctx.shape), None, None
+
+
+reduced_by_kernel = Operator(
+    "reduced_losses(Tensor losses, Tensor target, Tensor? weight, int classes, int ignore_index, bool mean, "
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    _compute_reduced,
+    _reduced_shapes,
+    _setup_reduced,
+    _backward_reduced,
     seen=1,
 )

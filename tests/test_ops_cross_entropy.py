@@ -72,6 +72,21 @@ def test_kernels(option: str, reduction: str, tiles: Any) -> None:
         assert_near(got, expected)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("option", ["plain", "weighted"])
+def test_losses_of_many_rows(option: str, reduction: str) -> None:
+    """They are added up in parts."""
+    x, target = leaf(randn(2500, 21)), targets(2500)
+    assert (target == -100).any()
+    options = {**OPTIONS[option], "target": target, "reduction": reduction}
+    with kernels():
+        found = gradients(partial(ops.cross_entropy, **options), [x])
+        again = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, same, expected in zip(found, again, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+        assert torch.equal(got, same)
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="there the kernels are called")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_torch_functions(option: str) -> None:
