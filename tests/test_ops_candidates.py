@@ -105,6 +105,27 @@ def found(name: str, given: Sequence[Any]) -> list[Any]:
     return gradients(lambda *tensors: FUNCTIONS[name](*tensors, *(None,) * (3 - len(tensors))), used)
 
 
+@pytest.mark.parametrize("inner", [24, 16, 5])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
+def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "softmax": lambda x, weight: ops.softmax(x, 1),
+        "layer_norm": lambda x, weight: ops.layer_norm(x, weight=weight, dim=1),
+        "cross_entropy": lambda x, weight: ops.cross_entropy(x, x[:, 0].detach().abs().long(), dim=1),
+    }
+    tensors = [leaf(randn(5, 70, inner, dtype="float32")), leaf(randn(70, dtype="float32", seed=1))]
+    tensors = tensors if name == "layer_norm" else tensors[:1]
+
+    def function(x: Any, weight: Any = None) -> Any:
+        return functions[name](x, weight)
+
+    with mock.patch("einops_fast.backends.torch_operator.on_gpu", return_value=False):
+        expected = gradients(function, [leaf(each.double()) for each in tensors])
+    with kernels():
+        for found, wanted in zip(gradients(function, tensors), expected, strict=True):
+            assert_near(found, wanted)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_candidate(name: str, shape: str) -> None:

@@ -139,7 +139,17 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
             assert len({line.split()[-3] for line in ran if kind in line}) == LONG[capability][case]
 
 
-@pytest.mark.parametrize("case", ["plain bfloat16 600 1000", "plain float32 600 1004", "log_softmax bfloat16 600 1000"])
+WIDE = [
+    "plain bfloat16 600 1000",
+    "plain float32 600 1004",
+    "log_softmax bfloat16 600 1000",
+    "strided bfloat16 300 1000",  # neighbours are in different rows
+    "strided float32 300 1024",
+    "strided_norm bfloat16 1000 520",
+]
+
+
+@pytest.mark.parametrize("case", WIDE)
 def test_rows_that_are_no_multiples_of_16_are_read_in_vectors(case: str, tmp_path: Path) -> None:
     lines = printed(PROGRAM, tmp_path, "90", case)
     assert lines

@@ -14,6 +14,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_runs,
     in_units,
     kept_tile,
     load_parameter,
@@ -45,6 +46,7 @@ class ActivationFeatures:
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
+        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
     axes: int
@@ -56,6 +58,7 @@ class ActivationFeatures:
     double: bool = False
     drop: float = 0.0
     unit: int = 1
+    across: int = 1
 
 
 class ActivationStrides(NamedTuple):
@@ -227,6 +230,7 @@ def activation_kernel(
     ``inner`` is how many tiles there are in that direction: what is next in memory is then read at about the same time.
     """
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     near = tl.program_id(0) % inner
     far = tl.program_id(0) // inner
     if across:
@@ -252,6 +256,7 @@ def activation_gradient_kernel(
 ):  # fmt: skip
     """Write the gradient of ``x`` in some tiles of rows, and its sums down columns. ``strides.out`` are of ``dx``."""
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     start = tl.program_id(0) * block
     column = start + tl.arange(0, block)
     b = load_parameter(bias, strides.bias, column, columns)

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     exponentials,
     exponentials_of_rows,
+    in_runs,
     in_units,
     load_parameter,
     load_tile,
@@ -46,6 +47,7 @@ class CrossEntropyFeatures:
         group: how many neighbours in a row a thread has at least.
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
             where rows are cut.
+        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
     axes: int
@@ -56,6 +58,7 @@ class CrossEntropyFeatures:
     vector: int = 0
     group: int = 1
     unit: int = 1
+    across: int = 1
 
 
 class CrossEntropyStrides(NamedTuple):
@@ -116,6 +119,7 @@ def cross_entropy_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
@@ -209,6 +213,7 @@ def cross_entropy_gradient_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)

@@ -74,6 +74,7 @@ def cross_entropy_contest(
         return CrossEntropyFeatures(
             len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64", cut,
             min(neighbours(rows, size), tiling.block), 1 if cut else rows.unit([0, 3]),
+            rows.across(range(len(rows.strides))),
         )  # fmt: skip
 
     tilings = loss_tilings(alike, size, gradient, shared)

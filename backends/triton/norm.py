@@ -20,6 +20,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_runs,
     in_units,
     kept_tile,
     last_block,
@@ -46,6 +47,7 @@ class NormFeatures:
         double: compute in float64. ``drop`` is then a constant.
         drop: probability of dropping an element, for float64 only.
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
+        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
     axes: int
@@ -57,6 +59,7 @@ class NormFeatures:
     double: bool = False
     drop: float = 0.0
     unit: int = 1
+    across: int = 1
 
 
 class NormStrides(NamedTuple):
@@ -208,6 +211,7 @@ def norm_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)

@@ -14,6 +14,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
+    in_runs,
     in_units,
     kept_tile,
     load_parameter,
@@ -126,6 +127,7 @@ def norm_gradient_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     run = tl.arange(0, block)
     to_weight = tl.zeros((1, block), acc)
     to_bias = tl.zeros((1, block), acc)
@@ -174,6 +176,7 @@ def norm_row_sums_kernel(
 ):
     """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     begin = tl.program_id(1) * part
@@ -226,6 +229,7 @@ def norm_columns_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     start = tl.program_id(0) * block
     column = start + tl.arange(0, block)
     to_weight = tl.zeros((together, block), acc)

@@ -79,6 +79,8 @@ class NormProblem:
         return NormFeatures(
             len(rows.sizes), self.eps, self.centred, self.drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
             self.drop if double else 0.0, rows.unit(at for at in range(len(rows.strides)) if at != _STATISTICS),
+            # Elements are numbered only where some are dropped.
+            rows.across(range(len(rows.strides) - (self.drop == 0))),
         )  # fmt: skip
 
     @property

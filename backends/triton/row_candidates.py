@@ -107,6 +107,9 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
     rule = row_tiling(rows, size, live)
     warps = rule.warps
     others = [replace(rule, warps=warps // 2), replace(rule, warps=2 * warps)]
+    if not rows.contiguous and rule.block > 16:
+        # Longer runs of neighbours, of fewer columns.
+        others.insert(0, replace(rule, rows=2 * rule.rows, block=rule.block // 2, whole=False))
     if rule.whole and rule.block <= 8192:
         double = replace(rule, rows=2 * rule.rows)
         half = replace(rule, rows=rule.rows // 2) if rule.rows > 1 else replace(rule, warps=warps // 2)

@@ -18,6 +18,7 @@ __all__ = [
     "element_place",
     "exponentials",
     "exponentials_of_rows",
+    "in_runs",
     "in_units",
     "kept_elements",
     "kept_tile",
@@ -31,17 +32,47 @@ __all__ = [
 
 
 @triton.jit
-def row_place(row, sizes, strides, f: tl.constexpr):
-    """The offset of each row, in 64 bits."""
-    return counted(row, sizes, strides, 0, field(f, "axes"))
+def _multiple(number, of: tl.constexpr):
+    """The same number: the compiler sees what it is a multiple of."""
+    if of > 1:
+        number = number // of * of
+    return number
 
 
 @triton.jit
 def in_units(number, f: tl.constexpr):
-    """The same number, be it of columns or where rows are: the compiler sees what it is a multiple of."""
-    if field(f, "unit") > 1:
-        number = number // field(f, "unit") * field(f, "unit")
-    return number
+    """The same number of columns, or of elements before a row, of which ``f.unit`` go together."""
+    return _multiple(number, field(f, "unit"))
+
+
+@triton.jit
+def in_runs(number, f: tl.constexpr):
+    """The same number of rows, or of elements between them, of which ``f.across`` go together in all arrays."""
+    return _multiple(number, field(f, "across"))
+
+
+@triton.jit
+def row_place(row, sizes, strides, f: tl.constexpr):
+    """The offset of each row, in 64 bits."""
+    last: tl.constexpr = field(f, "axes") - 1
+    if field(f, "across") > 1:
+        # Rows of a run are side by side: they differ along the last axis only.
+        offset = tl.cast(row, tl.int64) * 0
+        for at in tl.static_range(last, -1, -1):
+            digit = row
+            stride = tl.cast(strides[at], tl.int64)
+            if at > 0:
+                size = sizes[at]
+                if at == last:
+                    size = in_runs(size, f)
+                digit = row % size
+                row = row // size
+            if at < last:
+                stride = in_runs(stride, f)
+            offset += digit * stride
+    else:
+        offset = counted(row, sizes, strides, 0, last + 1)
+    return offset
 
 
 @triton.jit
@@ -50,7 +81,7 @@ def element_place(rows, column, strides, f: tl.constexpr):
     rows = in_units(rows, f)
     if field(f, "wide"):
         column = column.to(tl.int64)
-    return rows[:, None] + (column * strides[field(f, "axes")])[None, :]
+    return rows[:, None] + (column * in_runs(strides[field(f, "axes")], f))[None, :]
 
 
 @triton.jit

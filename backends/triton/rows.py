@@ -74,6 +74,20 @@ class Rows:
         """
         return gcd(16, self.columns, *(stride for at in arrays for stride in self.strides[at][:-1]))
 
+    def across(self, arrays: Iterable[int]) -> int:
+        """The largest of 16, 8, 4, 2 and 1 by which rows go together, where neighbours are in different rows.
+
+        So many are side by side in memory: what the axis of neighbours has, and all other strides of these arrays, are
+        multiples of it.
+
+        >>> Rows((5, 24), ((24000, 1, 24),), 1000, False).across([0]), Rows((5,), ((24, 1),), 24, False).across([0])
+        (8, 1)
+        """
+        if self.contiguous:
+            return 1
+        places = (self.strides[at] for at in arrays)
+        return gcd(16, self.sizes[-1], *(stride for *outer, _, along in places for stride in (*outer, along)))
+
     def vector(self, arrays: Sequence[int], size: int) -> int:
         """How many elements of so many bytes are read at once if rows are cut, see :mod:`.cut_rows`; 0: they can't be.
 

@@ -23,6 +23,7 @@ from einops_fast.backends.triton.row_tiles import (
     element_place,
     exponentials,
     exponentials_of_rows,
+    in_runs,
     in_units,
     last_block,
     load_tile,
@@ -63,6 +64,7 @@ class SoftmaxFeatures:
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
             where rows are cut.
         vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
+        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
     axes: int
@@ -75,6 +77,7 @@ class SoftmaxFeatures:
     scale: float = 1.0
     group: int = 1
     unit: int = 1
+    across: int = 1
     vector: int = 0
 
     @property
@@ -213,6 +216,7 @@ def softmax_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)
@@ -342,6 +346,7 @@ def softmax_gradient_kernel(
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
+    rows = in_runs(rows, f)
     row = tl.program_id(0) * together + tl.arange(0, together)
     there = row < rows
     run = tl.arange(0, block)

@@ -114,6 +114,7 @@ def softmax_contest(
     features = SoftmaxFeatures(
         len(rows.sizes), log, mask == "added", mask == "hiding", queries is not None, rows.wide, double,
         scale if double else 1.0, neighbours(rows, size), rows.unit([0, 1, 2]),
+        across=rows.across(range(len(rows.strides))),
     )  # fmt: skip
     of_x, of_out, of_mask, of_position = rows.strides
     places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
@@ -146,7 +147,7 @@ def softmax_gradient_contest(
     rows = rows_of(shape, dim, strides)
     features = SoftmaxFeatures(
         len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0,
-        unit=rows.unit([0, 1, 2]),
+        unit=rows.unit([0, 1, 2]), across=rows.across(range(len(rows.strides))),
     )  # fmt: skip
     out, d_out, dx = rows.strides
     places = SoftmaxStrides(dx, out, out, out, d_out)
