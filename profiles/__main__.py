@@ -83,7 +83,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "--cases",
         default="public",
         metavar=f"{{{','.join(families)}}} or FILE",
-        help="a family of the study's cases (extra: other extents and layouts; sweep: from small to large),"
+        help="a family of the study's cases (extra: other extents and layouts; models: equations as models are written "
+        "with; sweep: from small to large),"
         " or a JSON or YAML file with equations and shapes of your own",
     )
     parser.add_argument(

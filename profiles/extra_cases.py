@@ -8,6 +8,7 @@ aligned to 4 or 8 elements, tiny or long; operands are also turned, expanded and
 from __future__ import annotations
 
 from einops_fast.profiles.cases import CONTRACTIONS, Case
+from einops_fast.profiles.model_cases import MODELS
 from einops_fast.profiles.sweep_cases import SWEEP
 
 __all__ = ["EXTRA", "FAMILIES"]
@@ -61,6 +62,7 @@ FAMILIES: dict[str, tuple[Case, ...]] = {
     "public": CONTRACTIONS,
     "extra": EXTRA,
     "all": (*CONTRACTIONS, *EXTRA),
+    "models": MODELS,
     "sweep": SWEEP,
 }
 """What ``--cases`` chooses from."""

@@ -11,6 +11,7 @@ from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, ITEM_SIZES, Case,
 from einops_fast.profiles.ceilings import Ceilings, floor
 from einops_fast.profiles.extra_cases import EXTRA, FAMILIES
 from einops_fast.profiles.layouts import laid_out, stored_shapes
+from einops_fast.profiles.model_cases import MODELS
 
 
 def ids(case):
@@ -125,6 +126,27 @@ def test_every_layout_is_computed_right(name, case):
     given = ways.inputs(case, framework, "float64", 0)
     reference = accuracy.Reference(case, given.operands, framework.to_float64)
     assert reference.error(fast_einsum(case.called, *given.operands), framework.to_float64) < 1e-14
+
+
+def test_model_cases_are_others():
+    assert all(case.name.startswith("m-") for case in MODELS)
+    assert len({case.equation for case in MODELS}) == len(MODELS)
+    assert not {(case.equation, case.shapes) for case in (*CONTRACTIONS, *EXTRA)} & {
+        (case.equation, case.shapes) for case in MODELS
+    }
+    held = [2 * sum(case.elements) for case in MODELS]
+    assert min(held) > 8e6
+    assert max(held) < 4e8
+
+
+@pytest.mark.parametrize("case", MODELS, ids=ids)
+def test_every_model_case_is_computed_right(case):
+    framework = frameworks.load("numpy", "cpu", 1)
+    many = len(case.extents) > 20
+    case = case.with_extents({axis: 1 + at % 2 for at, axis in enumerate(case.extents)}) if many else small(case)
+    given = ways.inputs(case, framework, "float64", 0)
+    reference = accuracy.Reference(case, given.operands, framework.to_float64)
+    assert reference.error(fast_einsum(case.called, *given.operands), framework.to_float64) < 1e-13
 
 
 def test_frameworks_lay_operands_out_alike():
