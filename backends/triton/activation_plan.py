@@ -95,6 +95,7 @@ def activation_contest(
     features = ActivationFeatures(
         len(rows.sizes), kind, drop > 0, in_fours(rows, place), _DIGITS.get(dtype, 24), rows.wide, double,
         drop if double else 0.0, rows.unit(range(len(rows.strides))),
+        # Elements are numbered only where some are dropped.
         rows.across(range(len(rows.strides) - (drop == 0))),
     )  # fmt: skip
     places, dropped = ActivationStrides(x, out, d_out, place, (along or 0,)), dropping(drop)

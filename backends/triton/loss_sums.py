@@ -24,7 +24,7 @@ def loss_sums_kernel(
 ):  # fmt: skip
     """Write the sum of a part of the losses and, for a mean, what the rows that count weigh, behind all those sums."""
     acc: tl.constexpr = losses.dtype.element_ty
-    begin = tl.program_id(0) * part
+    begin = tl.program_id(0).to(tl.int64) * part
     end = min(begin + part, count)
     total = tl.zeros((block,), acc)
     weights = tl.zeros((block,), acc)

@@ -128,7 +128,7 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
 
 
 def cut_tilings(rows: Rows) -> list[RowTiling]:
-    """For rows that are cut, of which no whole one fits a tile: one after the other, in blocks."""
+    """For rows that are cut: one at a time, in blocks."""
     tiles = ((2048, 4), (4096, 8), (8192, 16)) if rows.columns > 4096 else ((1024, 4), (2048, 4))
     return [RowTiling(1, block, False, 1, warps) for block, warps in tiles if block <= rows.columns]
 

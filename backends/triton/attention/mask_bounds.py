@@ -50,9 +50,10 @@ def mask_bounds_kernel(
         step: rows of a tile.
         block: columns that are looked at at a time.
     """
-    element = tl.program_id(1)
+    element = tl.program_id(0)
+    tile = tl.program_id(1)
     mask += counted(element, sizes, strides, 0, 3)
-    row = tl.program_id(0) * step + tl.arange(0, together)
+    row = tile * step + tl.arange(0, together)
     row_place = row.to(tl.int64) * strides[3]
     low = tl.full((block,), 0, tl.int32) + reach
     high = tl.zeros((block,), tl.int32)
@@ -63,7 +64,7 @@ def mask_bounds_kernel(
         shown = tl.max((tl.load(mask + place, mask=exists, other=0) != 0).to(tl.int32), 0) > 0
         low = tl.where(shown, tl.minimum(low, column), low)
         high = tl.where(shown, column + 1 + (reach - columns), high)
-    bounds += (element * tl.num_programs(0) + tl.program_id(0)) * 2
+    bounds += (element * tl.num_programs(1) + tile) * 2
     tl.store(bounds, tl.min(low, 0))
     tl.store(bounds + 1, tl.max(high, 0))
 
@@ -107,7 +108,7 @@ class MaskBounds:
         together = min(GROUP_ROWS, power_of_two(rows))
         block = min(_ELEMENTS // together, power_of_two(columns))
         self._call = KernelCall(
-            mask_bounds_kernel, (tiles, prod(own)), (own, (*along, *last), rows, columns, lengths[1]),
+            mask_bounds_kernel, (prod(own), tiles), (own, (*along, *last), rows, columns, lengths[1]),
             {"together": together, "step": GROUP_ROWS, "block": block}, 4, 1,
         )  # fmt: skip
 
