@@ -219,6 +219,22 @@ def test_modes(clock, offer):
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["far"]
 
 
+def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
+    class Slow(Fake):
+        slow_to_begin = True
+
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
+    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert found.implementation is fakes["two"]
+    assert found.measured == {"one": 3.0, "two": 2.0}
+    forget_choices()
+    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["slow"]
+    forget_choices()
+    disk_cache.clear()
+    fakes["slow"].predicted = 1.1
+    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["slow"]
+
+
 def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
     class Unfused(Fake):
         efficiency = 0.0

@@ -22,6 +22,9 @@ __all__ = ["Clock", "choose_by_time", "forget_choices", "problem_class"]
 _MARGIN = {"auto": 2.5, "always": 8.0}
 """How many times the best prediction an implementation may be predicted to take and still be measured, by mode."""
 
+_SLOW_MARGIN = {"auto": 1.2, "always": 8.0}
+"""The same for one that takes many seconds to begin."""
+
 _ROUNDS, _RUNS, _SPREAD = 7, 2, 1.25
 """Rounds, runs in each, and how many times the best an implementation may take in one to be in the next.
 
@@ -109,7 +112,7 @@ def choose_by_time(
             return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
     if mode == "never" or inputs is None or not clock.may_measure():
         return Decision(able[0], best.why, answers, predicted, final=mode == "never")
-    near = _near(able, predicted, _MARGIN[mode])
+    near = _near(able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
     times = _measure(near, spec, inputs, device, clock)
@@ -125,15 +128,18 @@ def choose_by_time(
     return Decision(chosen, "measured to be the fastest", answers, predicted, times)
 
 
-def _near(able: Sequence[Implementation], predicted: Mapping[str, float], margin: float) -> Sequence[Implementation]:
-    """Those predicted to take at most ``margin`` times the best.
+def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: str) -> Sequence[Implementation]:
+    """Those predicted not to take much longer than the best, in a mode of measuring.
 
     Kernels that hold no scores are compared with each other only: what many small kernels take is predicted badly, and
     must keep none of those from being measured.
     """
     fused = [way for way in able if way.efficiency]
     near = {
-        way.name for ways in (able, fused) for way in ways if predicted[way.name] <= margin * predicted[ways[0].name]
+        way.name
+        for ways in (able, fused)
+        for way in ways
+        if predicted[way.name] <= (_SLOW_MARGIN if way.slow_to_begin else _MARGIN)[mode] * predicted[ways[0].name]
     }
     return [way for way in able if way.name in near]
 

@@ -45,6 +45,8 @@ class Implementation(ABC):
     seeded: ClassVar[bool] = False
     #: Whether it may take a little longer than another one and still be chosen: its calls take the host less time.
     preferred: ClassVar[bool] = False
+    #: Whether its first call takes many seconds: then it isn't timed beside one that is predicted to be faster.
+    slow_to_begin: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, spec: AttentionSpec) -> str | None:
