@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from test_chains import TARGET
+from test_chains import plan
 
-from einops_fast.layout import contiguous_strides
-from einops_fast.notation import parse
-from einops_fast.plan import Plan, make_plan
 from einops_fast.steps import Fused, Step
-from einops_fast.target import Numerics, Operand
-
-
-def plan(equation: str, **sizes: int) -> Plan:
-    """The plan for operands in C order."""
-    terms = equation.partition("->")[0].split(",")
-    shapes = [tuple(sizes[label] for label in term) for term in terms]
-    operands = [Operand(shape, contiguous_strides(shape), "float16") for shape in shapes]
-    return make_plan(parse(equation, tuple(map(len, terms))), operands, TARGET, Numerics("float16", "float16"))
 
 
 def first(equation: str, **sizes: int) -> Step:

@@ -91,12 +91,12 @@ def activation_contest(
     """
     rows = rows_of(shape, len(shape) - 1, (*strides, contiguous_strides(shape)))
     x, out, d_out, place = rows.strides
-    double, size = dtype == "float64", ITEM_SIZES[dtype]
+    double, size, arrays = dtype == "float64", ITEM_SIZES[dtype], range(len(rows.strides))
     features = ActivationFeatures(
         len(rows.sizes), kind, drop > 0, in_fours(rows, place), _DIGITS.get(dtype, 24), rows.wide, double,
-        drop if double else 0.0, rows.unit(range(len(rows.strides))),
+        drop if double else 0.0, rows.unit(arrays),
         # Elements are numbered only where some are dropped.
-        rows.across(range(len(rows.strides) - (drop == 0))),
+        rows.across(arrays if drop else arrays[:-1]),
     )  # fmt: skip
     places, dropped = ActivationStrides(x, out, d_out, place, (along or 0,)), dropping(drop)
     alike = typical(rows)

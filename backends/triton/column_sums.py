@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.kernel_call import KernelCall
+from einops_fast.backends.triton.row_tiles import multiple
 from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = ["column_sums", "column_sums_kernel"]
@@ -20,8 +21,7 @@ _ELEMENTS = 4096
 
 @triton.jit
 def _add(parts, total, count, columns, together: tl.constexpr, block: tl.constexpr, unit: tl.constexpr):
-    # So the compiler sees what it is a multiple of.
-    columns = columns // unit * unit
+    columns = multiple(columns, unit)
     column = tl.program_id(0) * block + tl.arange(0, block)
     sums = tl.zeros((together, block), parts.dtype.element_ty)
     for start in range(0, count, together):

@@ -75,12 +75,12 @@ class NormProblem:
         return rows_of(self.shape, self.dim, (*all_strides, contiguous_strides(self.shape)))
 
     def features(self, rows: Rows) -> NormFeatures:
-        double = self.dtype == "float64"
+        double, arrays = self.dtype == "float64", range(len(rows.strides))
         return NormFeatures(
             len(rows.sizes), self.eps, self.centred, self.drop > 0, in_fours(rows, rows.strides[-1]), rows.wide, double,
-            self.drop if double else 0.0, rows.unit(at for at in range(len(rows.strides)) if at != _STATISTICS),
+            self.drop if double else 0.0, rows.unit(at for at in arrays if at != _STATISTICS),
             # Elements are numbered only where some are dropped.
-            rows.across(range(len(rows.strides) - (self.drop == 0))),
+            rows.across(arrays if self.drop else arrays[:-1]),
         )  # fmt: skip
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import counted, kept_type
+from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 
 __all__ = [
@@ -26,13 +26,14 @@ __all__ = [
     "load_parameter",
     "load_tile",
     "lowest",
+    "multiple",
     "row_place",
     "store_tile",
 ]
 
 
 @triton.jit
-def _multiple(number, of: tl.constexpr):
+def multiple(number, of: tl.constexpr):
     """The same number: the compiler sees what it is a multiple of."""
     if of > 1:
         number = number // of * of
@@ -42,36 +43,33 @@ def _multiple(number, of: tl.constexpr):
 @triton.jit
 def in_units(number, f: tl.constexpr):
     """The same number of columns, or of elements before a row, of which ``f.unit`` go together."""
-    return _multiple(number, field(f, "unit"))
+    return multiple(number, field(f, "unit"))
 
 
 @triton.jit
 def in_runs(number, f: tl.constexpr):
     """The same number of rows, or of elements between them, of which ``f.across`` go together in all arrays."""
-    return _multiple(number, field(f, "across"))
+    return multiple(number, field(f, "across"))
 
 
 @triton.jit
 def row_place(row, sizes, strides, f: tl.constexpr):
     """The offset of each row, in 64 bits."""
     last: tl.constexpr = field(f, "axes") - 1
-    if field(f, "across") > 1:
-        # Rows of a run are side by side: they differ along the last axis only.
-        offset = tl.cast(row, tl.int64) * 0
-        for at in tl.static_range(last, -1, -1):
-            digit = row
-            stride = tl.cast(strides[at], tl.int64)
-            if at > 0:
-                size = sizes[at]
-                if at == last:
-                    size = in_runs(size, f)
-                digit = row % size
-                row = row // size
-            if at < last:
-                stride = in_runs(stride, f)
-            offset += digit * stride
-    else:
-        offset = counted(row, sizes, strides, 0, last + 1)
+    offset = tl.cast(row, tl.int64) * 0
+    for at in tl.static_range(last, -1, -1):
+        digit = row
+        stride = tl.cast(strides[at], tl.int64)
+        if at > 0:
+            size = sizes[at]
+            if at == last:
+                # Rows of a run differ along this axis only.
+                size = in_runs(size, f)
+            digit = row % size
+            row = row // size
+        if at < last:
+            stride = in_runs(stride, f)
+        offset += digit * stride
     return offset
 
 

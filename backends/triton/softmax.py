@@ -63,8 +63,8 @@ class SoftmaxFeatures:
         group: how many neighbours in a row a thread has at least.
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
             where rows are cut.
-        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
         across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
+        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
     """
 
     axes: int

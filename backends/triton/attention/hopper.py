@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
+from einops_fast.backends.triton.attention.hopper_bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import fetch, passed, passed_both, pipe, released, room, there
 from einops_fast.backends.triton.attention.hopper_positions import keys_of, own_blocks, sides, without
 from einops_fast.backends.triton.attention.hopper_products import (
@@ -297,9 +297,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
         of_out: gl.constexpr = groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
     added = added_arrays(bias, mask, lse, tiling)
-    seen = lse
-    if field(tiling, "bounded"):
-        seen = bounds
+    bounds = bounds_array(bounds, lse, tiling)
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()
     barrier()
@@ -308,7 +306,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
             [
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, seen, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 1],
             [240, 24],
@@ -319,7 +317,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
                 (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, seen, shared, numbers, tiling)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 4, 1],
             [160, 160, 24],

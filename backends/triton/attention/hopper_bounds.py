@@ -12,7 +12,16 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["within_bounds"]
+__all__ = ["bounds_array", "within_bounds"]
+
+
+@gluon.jit
+def bounds_array(bounds, nothing, tiling: gl.constexpr):
+    """The bounds' address; ``nothing``, something else, where there are none."""
+    found = nothing
+    if field(tiling, "bounded"):
+        found = bounds
+    return found
 
 
 @gluon.jit
@@ -20,7 +29,7 @@ def within_bounds(bounds, element, start, first, end, numbers, tiling: gl.conste
     """The blocks from ``first`` to ``end`` that a tile meets, but those that the mask hides at both ends.
 
     Args:
-        bounds: for each 64 of a tile's positions, the first of the others that the mask shows, and the one behind.
+        bounds: for each 64 of a tile's positions the first of the others that the mask shows, and the last one plus 1.
         element: of the batch.
         start: first position of the tile.
         first, end: blocks of the others that it meets else.

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, begun_more, both_products, weights_of
-from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
+from einops_fast.backends.triton.attention.hopper_bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
     fetch,
@@ -313,16 +313,14 @@ def hopper_keys_kernel(
     added = added_arrays(bias, mask, k_desc, tiling)
     shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
-    seen = k_desc
-    if field(tiling, "bounded"):
-        seen = bounds
+    bounds = bounds_array(bounds, k_desc, tiling)
     fence_async_shared()
     barrier()
     gl.warp_specialize(
         [
             (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
             (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, rows, seen, shared, numbers, tiling)),
+            (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
         ],
         [4, 1],
         [240, 24],

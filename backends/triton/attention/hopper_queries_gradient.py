@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper_backward import Operands, both_products, delta_of, logs_of, weights_of
-from einops_fast.backends.triton.attention.hopper_bounds import within_bounds
+from einops_fast.backends.triton.attention.hopper_bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper_pipes import (
     beside,
     coordinates,
@@ -302,9 +302,7 @@ def hopper_queries_kernel(
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
     fence_async_shared()
     barrier()
-    seen = rows
-    if field(tiling, "bounded"):
-        seen = bounds
+    bounds = bounds_array(bounds, rows, tiling)
     into = rows
     if field(tiling, "d_bias"):
         into = d_bias
@@ -312,7 +310,7 @@ def hopper_queries_kernel(
         [
             (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
             (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, seen, shared, numbers, tiling)),
+            (_copy, (arrays, bounds, shared, numbers, tiling)),
         ],
         [4, 1],
         [240, 24],

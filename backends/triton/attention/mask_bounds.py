@@ -27,7 +27,7 @@ from einops_fast.layout import contiguous_strides
 __all__ = ["MaskBounds", "is_bounded", "mask_bounds_kernel"]
 
 _WORTH = 1 << 33
-"""Products of a kernel from which on less of them is worth a launch."""
+"""Products that a kernel has to make, hidden or not, for a launch that may spare it some to be worth while."""
 
 _ELEMENTS = 8192
 """Of a mask, that a program looks at at a time."""
@@ -46,8 +46,8 @@ def mask_bounds_kernel(
         strides: of these, of the rows and of the columns.
         rows, columns: how many the mask has.
         reach: what its columns stand for: as many positions, or so many all alike if there is one column.
-        together: rows that are loaded, at most as many as
-        step: rows of a tile.
+        together: rows that are loaded: a power of two, and no more than a tile has.
+        step: rows from one tile to the next.
         block: columns that are looked at at a time.
     """
     element = tl.program_id(0)
