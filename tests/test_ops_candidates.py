@@ -229,7 +229,8 @@ def test_candidates_are_few_and_possible(kind: str, columns: int) -> None:
                     powers = tiling.rows, tiling.block, tiling.warps
                     assert all(each > 0 and each & (each - 1) == 0 for each in powers), tiling
                     assert tiling.warps <= 32
-                    assert tiling.block >= columns or not tiling.whole
+                    held = tiling.pieces * tiling.block
+                    assert held - tiling.block < columns <= held or not tiling.whole
                     if kind not in ("columns", "elements"):
                         # Parts of rows: all columns, and none of the parts without any.
                         assert (

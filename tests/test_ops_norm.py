@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):Runtim
 
 TILES = {
     "whole": RowTiling(4, 32, True),
+    "pieces": RowTiling(4, 8, True, pieces=4),
     "looped": RowTiling(4, 16, False),
     "split": RowTiling(4, 16, False, 2),
 }

@@ -25,6 +25,7 @@ FUNCTIONS: list[Callable[..., Any]] = [ops.softmax, ops.log_softmax]
 
 TILES = {
     "whole": RowTiling(4, 32, True),
+    "pieces": RowTiling(4, 8, True, pieces=4),
     "looped": RowTiling(4, 16, False),
     "split": RowTiling(4, 16, False, 2),
 }

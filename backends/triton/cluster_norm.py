@@ -65,7 +65,7 @@ def _norm_of_row(
         taken = kept_elements(row_place(at, sizes, strides.place, f), run, strides.place, seed, drop, f)
     of_x = found[0]
     h = norm_sum(of_x, found[1], residual, summed, taken, drop, f)
-    mean, squares = norm_statistics(h, exists, gl.maximum(count, 1).to(gl.float32), zeros, f)
+    mean, squares = norm_statistics((h,), (exists,), gl.maximum(count, 1).to(gl.float32), zeros, f)
     tell(notes, step, number, mean, squares, t)
     if summed is not None:
         store_tile(summed, h, row_place(at, sizes, strides.summed, f), run, strides.summed, exists, f)

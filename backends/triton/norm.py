@@ -6,7 +6,7 @@ Welford (1962, https://doi.org/10.1080/00401706.1962.10490022), and these are br
 and LeVeque (1983, https://doi.org/10.1080/00031305.1983.10483115).
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_pieces import load_parameters, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
     in_runs,
@@ -139,15 +140,20 @@ def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.conste
 
 @triton.jit
 def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
-    """Mean and sum of squares of ``count`` elements in each row of a tile; the mean is ``zeros`` if not centred."""
+    """Mean and sum of squares of ``count`` elements in each row; the mean is ``zeros`` if not centred.
+
+    ``h`` and ``exists`` are tuples of tiles, side by side.
+    """
     mean = zeros
     if field(f, "centred"):
-        mean = tl.sum(h, 1) / count
-        apart = tl.where(exists, h - mean[:, None], 0.0)
-        squares = tl.sum(apart * apart, 1)
-    else:
-        squares = tl.sum(h * h, 1)
-    return mean, squares
+        mean = tl.sum(total_of(h), 1) / count
+    squares = ()
+    for at in tl.static_range(len(h)):
+        apart = h[at]
+        if field(f, "centred"):
+            apart = tl.where(exists[at], apart - mean[:, None], 0.0)
+        squares += (apart * apart,)
+    return mean, tl.sum(total_of(squares), 1)
 
 
 @triton.jit
@@ -177,6 +183,41 @@ def _of_rows(mean, squares, begin, end, f: tl.constexpr):
     return of_rows, total
 
 
+@triton.jit
+def _of_whole_rows(
+    x, residual, weight, bias, seed, out, summed, row, there, sizes, strides, columns, drop, f: tl.constexpr,
+    block: tl.constexpr, pieces: tl.constexpr,
+):  # fmt: skip
+    """Write the norm of rows that are kept, in tiles side by side; gives their means and ``rstd``."""
+    # Before anything waits; of long rows there is no room for them.
+    early: tl.constexpr = block * pieces <= 4096
+    exists = pieces_exist(there, columns, block, pieces)
+    w = ()
+    b = ()
+    if early:
+        w = load_parameters(weight, strides.weight, columns, block, pieces)
+        b = load_parameters(bias, strides.bias, columns, block, pieces)
+    h = ()
+    for at in tl.static_range(pieces):
+        h += (_inputs(x, residual, summed, seed, row, at * block, exists[at], sizes, strides, drop, f),)
+    if summed is not None:
+        for at in tl.static_range(pieces):
+            column = piece_columns(at, block)
+            place = row_place(row, sizes, strides.summed, f)
+            store_tile(summed, h[at], place, column, strides.summed, exists[at], f)
+    mean, squares = norm_statistics(h, exists, columns, tl.zeros(there.shape, kept_type(f)), f)
+    rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+    if not early:
+        w = load_parameters(weight, strides.weight, columns, block, pieces)
+        b = load_parameters(bias, strides.bias, columns, block, pieces)
+    for at in tl.static_range(pieces):
+        column = piece_columns(at, block)
+        store_norm(
+            out, h[at], mean, rstd, weight, bias, w[at], b[at], row, column, exists[at], sizes, strides, f
+        )  # fmt: skip
+    return mean, rstd
+
+
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     x,
@@ -200,14 +241,15 @@ def norm_kernel(
     together: tl.constexpr,
     block: tl.constexpr,
     whole: tl.constexpr,
+    pieces: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
     stages: tl.constexpr,
 ):
     """Write the norm of ``together`` rows or of a part of them, what was normalised, and the statistics of each row.
 
-    With several parts there are two steps: the first writes the mean and the squares of every part, ``(rows, parts)``
-    each, the second reads them.
+    Whole rows are kept in so many pieces of a block each. With several parts there are two steps: the first writes the
+    mean and the squares of every part, ``(rows, parts)`` each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
@@ -220,20 +262,9 @@ def norm_kernel(
     begin = tl.program_id(1) * part
     end = min(begin + part, columns)
     if whole:
-        exists = there[:, None] & (run < columns)[None, :]
-        if block <= 4096:
-            # Before anything waits; of long rows there is no room for them.
-            w = load_parameter(weight, strides.weight, run, columns)
-            b = load_parameter(bias, strides.bias, run, columns)
-        h = _inputs(x, residual, summed, seed, row, 0, exists, sizes, strides, drop, f)
-        if summed is not None:
-            store_tile(summed, h, row_place(row, sizes, strides.summed, f), run, strides.summed, exists, f)
-        mean, squares = norm_statistics(h, exists, columns, mean, f)
-        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
-        if block > 4096:
-            w = load_parameter(weight, strides.weight, run, columns)
-            b = load_parameter(bias, strides.bias, run, columns)
-        store_norm(out, h, mean, rstd, weight, bias, w, b, row, run, exists, sizes, strides, f)
+        mean, rstd = _of_whole_rows(
+            x, residual, weight, bias, seed, out, summed, row, there, sizes, strides, columns, drop, f, block, pieces
+        )
     else:
         count = tl.zeros((1,), acc)
         if step < 2:

@@ -3,7 +3,7 @@
 These are sums down the columns: every program writes a sum of its own rows, and the sums are added in a fixed order.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_pieces import load_parameters, piece_columns, pieces_exist, sums_of_two, total_of
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,
     in_runs,
@@ -97,6 +98,15 @@ def gradient_tile(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
     return load_tile(d_out, row_place(row, sizes, strides.out, f), column, strides.out, exists, 0.0, f)
 
 
+@triton.jit
+def _nothing(block: tl.constexpr, pieces: tl.constexpr, f: tl.constexpr):
+    """Sums of columns that begin with 0, in pieces."""
+    found = ()
+    for _ in tl.static_range(pieces):
+        found += (tl.zeros((1, block), kept_type(f)),)
+    return found
+
+
 @triton.jit(do_not_specialize=["rows", "tiles"])
 def norm_gradient_kernel(
     h,
@@ -119,40 +129,66 @@ def norm_gradient_kernel(
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    pieces: tl.constexpr,
     stages: tl.constexpr,
 ):
     """Write the gradient of what was normalised: ``rstd * (d - normalised * mean(normalised * d) - mean(d))``.
 
-    A program has several tiles of whole rows, and writes what these add to the gradients of weight and bias.
+    A program has several tiles of whole rows, each in so many pieces, and writes what these add to the gradients of
+    weight and bias.
     """
-    acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
     rows = in_runs(rows, f)
-    run = tl.arange(0, block)
-    to_weight = tl.zeros((1, block), acc)
-    to_bias = tl.zeros((1, block), acc)
-    w = load_parameter(weight, strides.weight, run, columns)
+    to_weight = _nothing(block, pieces, f)
+    to_bias = _nothing(block, pieces, f)
+    w = load_parameters(weight, strides.weight, columns, block, pieces)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
         row = tile * together + tl.arange(0, together)
         there = row < rows
-        exists = there[:, None] & (run < columns)[None, :]
-        back = gradient_tile(d_out, row, run, exists, sizes, strides, f)
-        normalised, rstd = normalised_tile(h, means, rstds, row, run, there, exists, sizes, strides, f)
+        exists = pieces_exist(there, columns, block, pieces)
+        back = ()
+        normalised = ()
+        for at in tl.static_range(pieces):
+            run = piece_columns(at, block)
+            back += (gradient_tile(d_out, row, run, exists[at], sizes, strides, f),)
+            found, rstd = normalised_tile(h, means, rstds, row, run, there, exists[at], sizes, strides, f)
+            normalised += (found,)
+        d = ()
+        inners = ()
+        more_weight = ()
+        more_bias = ()
+        for at in tl.static_range(pieces):
+            if part_weight is not None:
+                more_weight += (to_weight[at] + tl.sum(back[at] * normalised[at], 0, keep_dims=True),)
+            if part_bias is not None:
+                more_bias += (to_bias[at] + tl.sum(back[at], 0, keep_dims=True),)
+            d += (weighted(back[at], weight, w[at], f),)
+            inners += (normalised[at] * d[at],)
         if part_weight is not None:
-            to_weight += tl.sum(back * normalised, 0, keep_dims=True)
+            to_weight = more_weight
         if part_bias is not None:
-            to_bias += tl.sum(back, 0, keep_dims=True)
-        d = weighted(back, weight, w, f)
-        inner = tl.sum(normalised * d, 1) / columns
-        mean = tl.sum(d, 1) / columns
-        _store_gradient(
-            dx, d_residual, d_summed, normalised, d, inner, mean, rstd, seed, row, 0, exists, sizes, strides, drop, f
-        )
-    place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
-    if part_weight is not None:
-        tl.store(part_weight + place, to_weight, mask=(run < columns)[None, :])
-    if part_bias is not None:
-        tl.store(part_bias + place, to_bias, mask=(run < columns)[None, :])
+            to_bias = more_bias
+        inner = total_of(inners)
+        mean = total_of(d)
+        if field(f, "centred"):
+            inner, mean = sums_of_two(inner, mean)
+        else:
+            inner = tl.sum(inner, 1)
+            mean = inner
+        inner /= columns
+        mean /= columns
+        for at in tl.static_range(pieces):
+            _store_gradient(
+                dx, d_residual, d_summed, normalised[at], d[at], inner, mean, rstd, seed, row, at * block, exists[at],
+                sizes, strides, drop, f,
+            )  # fmt: skip
+    for at in tl.static_range(pieces):
+        run = piece_columns(at, block)
+        place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
+        if part_weight is not None:
+            tl.store(part_weight + place, to_weight[at], mask=(run < columns)[None, :])
+        if part_bias is not None:
+            tl.store(part_bias + place, to_bias[at], mask=(run < columns)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])

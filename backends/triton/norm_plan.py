@@ -102,7 +102,8 @@ class _Rows(Way):
         self._partial, self._acc = rows.count * tiling.parts, acc
         tail = rows.sizes, places, rows.count, rows.columns, tiling.part(rows.columns), drop
         constants = {
-            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
+            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole,
+            "pieces": tiling.pieces, "parts": tiling.parts,
         }  # fmt: skip
         grid = -(-rows.count // tiling.rows), tiling.parts
         self._steps = [
@@ -157,7 +158,11 @@ class _WholeRows(_Sums):
         super().__init__(programs, rows.columns, acc)
         self._call = KernelCall(
             norm_gradient_kernel, (programs, 1), (rows.sizes, places, rows.count, rows.columns, drop, tiles),
-            {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}, tiling.warps, 1,
+            {
+                "f": features, "together": tiling.rows, "block": tiling.block, "pieces": tiling.pieces,
+                "stages": tiling.stages,
+            },
+            tiling.warps, 1, registers=tiling.registers or None,
         )  # fmt: skip
 
     def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.backends.triton.contest import Call
 from einops_fast.backends.triton.rows import (
@@ -37,6 +37,25 @@ __all__ = [
 
 _MOST = 6
 """Tilings that compete: each has to be compiled."""
+
+_MOST_PIECES = 8
+
+_LEAST_RUN = 256
+"""Bytes of a piece of a row side by side in memory."""
+
+
+class _Room(NamedTuple):
+    """How many warps of a multiprocessor fit if a thread adds up so many columns at most, and at least half as many.
+
+    ``registers`` are those of a thread then; 0: as many as the compiler likes.
+    """
+
+    columns: int
+    warps: int
+    registers: int
+
+
+_ROOMS = _Room(14, 16, 128), _Room(26, 12, 168), _Room(52, 8, 0)
 
 _LOSS_TILES = {
     (False, True): ((1024, 1, 1), (1024, 2, 1), (2048, 2, 1)),
@@ -94,6 +113,31 @@ def _rivals(rule: RowTiling, others: Iterable[RowTiling], fit: Callable[[RowTili
     return list(dict.fromkeys(map(fit, able)))[:_MOST]
 
 
+def in_pieces(tiling: RowTiling, rows: Rows, size: int) -> RowTiling:
+    """The tiling with whole rows in several pieces, where these come nearer to a row's length than one block.
+
+    >>> in_pieces(RowTiling(1, 8192, True, warps=8), Rows((7,), ((5000, 1),), 5000, False), 2).name
+    '1×5·1024, 8 warps'
+
+    Args:
+        tiling: with one piece.
+        rows: what it is for.
+        size: bytes of an element.
+    """
+    if not tiling.whole:
+        return tiling
+    least = max(_LEAST_RUN // size if rows.contiguous else 16, tiling.block // _MOST_PIECES)
+    blocks = [tiling.block]
+    while blocks[-1] // 2 >= least:
+        blocks.append(blocks[-1] // 2)
+    room = {block: -(-rows.columns // block) * block for block in blocks}
+    enough = min(room.values()) + rows.columns // 8
+    block = next(each for each in blocks if room[each] <= enough)
+    # Each thread has something of every piece: 8 bytes of neighbours, or 16 where there are as many in all rows.
+    warps = min(tiling.warps, max(tiling.rows * block * size // (256 if rows.contiguous else 512), 1))
+    return replace(tiling, block=block, pieces=room[block] // block, warps=warps)
+
+
 def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> list[RowTiling]:
     """For rows that are read, reduced and written; see :func:`~einops_fast.backends.triton.rows.row_tiling`.
 
@@ -124,7 +168,9 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
     else:
         half = replace(rule, block=rule.block // 2)
         others += [half, replace(half, warps=warps // 2), replace(rule, stages=1 if rule.stages > 1 else 3)]
-    return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
+    every = [in_pieces(each, rows, size) for each in (rule, *others)]
+    every.insert(2, rule)  # seven pieces of eight may cost more than they save
+    return _rivals(every[0], every[1:], lambda tiling: fitting(tiling, arrays, size, shared))
 
 
 def cut_tilings(rows: Rows) -> list[RowTiling]:
@@ -154,7 +200,28 @@ def gradient_tilings(rows: Rows, size: int, sums: int, arrays: int, shared: int)
         double = replace(rule, warps=2 * warps)
         others = [fewer, replace(rule, warps=warps // 2), replace(double, stages=1)]
         others += [replace(double, programs=fewer.programs), replace(rule, stages=1)]
-    return _rivals(rule, others, lambda tiling: fitting(tiling, arrays, size, shared))
+    every = [*_in_pieces_added_up(rule, rows, size), rule, *others]
+    return _rivals(every[0], every[1:], lambda tiling: fitting(tiling, arrays, size, shared))
+
+
+def _in_pieces_added_up(tiling: RowTiling, rows: Rows, size: int) -> list[RowTiling]:
+    """Those in pieces, of one row, with as many programs as have room for the sums in their registers.
+
+    On an H200 those of few warps, of which there are several on a processor, were the fastest.
+    """
+    row = in_pieces(replace(tiling, rows=1), rows, size)
+    if row.pieces == 1 or not rows.contiguous:
+        return []
+    found = []
+    for warps in (4, 2, 1):
+        each, vectors = row.pieces * row.block // (32 * warps), row.block * size // (32 * warps)
+        if 8 <= vectors <= 32:
+            found += [
+                replace(row, warps=warps, stages=3, programs=room.warps // warps * PROCESSORS, registers=room.registers)
+                for room in _ROOMS
+                if room.columns // 2 < each <= room.columns
+            ]
+    return found
 
 
 def loss_tilings(rows: Rows, size: int, gradient: bool, shared: int) -> list[RowTiling]:

@@ -106,11 +106,13 @@ class RowTiling:
     Attributes:
         rows: how many rows.
         block: how many columns.
-        whole: a block holds a whole row, so that it is read once and kept.
+        whole: a whole row is held, so that it is read once and kept.
         parts: how many programs share a row.
         warps: of a program.
         stages: how many tiles of rows are on their way to a program that works on several of them.
         programs: how many work on the tiles of rows; 0: one for each tile.
+        pieces: how many blocks hold a whole row, see :mod:`.row_pieces`.
+        registers: of a thread, at most; 0: as many as the compiler likes.
     """
 
     rows: int
@@ -120,15 +122,19 @@ class RowTiling:
     warps: int = 4
     stages: int = 1
     programs: int = 0
+    pieces: int = 1
+    registers: int = 0
 
     @property
     def name(self) -> str:
         """The tiles in a line, unique to them."""
-        tile = f"{self.rows}×{self.block}" if self.whole else f"{self.rows}×{self.block} at a time"
+        block = f"{self.pieces}·{self.block}" if self.pieces > 1 else str(self.block)
+        tile = f"{self.rows}×{block}" if self.whole else f"{self.rows}×{block} at a time"
         parts = f", {self.parts} parts" if self.parts > 1 else ""
         stages = f", {self.stages} stages" if self.stages > 1 else ""
         programs = f", {self.programs} programs" if self.programs else ""
-        return f"{tile}, {self.warps} warp{'s' if self.warps > 1 else ''}{stages}{parts}{programs}"
+        registers = f", {self.registers} registers" if self.registers else ""
+        return f"{tile}, {self.warps} warp{'s' if self.warps > 1 else ''}{stages}{parts}{programs}{registers}"
 
     def part(self, columns: int) -> int:
         """Columns of a part, in whole blocks."""
@@ -145,7 +151,7 @@ def fitting(tiling: RowTiling, arrays: int, size: int, shared: int) -> RowTiling
         size: bytes of an element.
         shared: bytes of shared memory that a program may have.
     """
-    needed = (tiling.stages - 1) * arrays * tiling.rows * tiling.block * size
+    needed = (tiling.stages - 1) * arrays * tiling.rows * tiling.pieces * tiling.block * size
     return tiling if needed < shared else replace(tiling, stages=1)
 
 

@@ -6,7 +6,7 @@ then for the result. Where there are too few rows for all processors, parts of a
 the second kernel brings together in a fixed order.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.row_pieces import most_of, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.row_tiles import (
     element_place,
     exponentials,
@@ -205,14 +206,15 @@ def softmax_kernel(
     together: tl.constexpr,
     block: tl.constexpr,
     whole: tl.constexpr,
+    pieces: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
     stages: tl.constexpr,
 ):
     """Write the softmax of ``together`` rows, or of a part of them.
 
-    With several parts there are two steps: the first writes the maximum and the sum of every part, ``(rows, parts)``
-    each, the second reads them.
+    Whole rows are kept in so many pieces of a block each. With several parts there are two steps: the first writes the
+    maximum and the sum of every part, ``(rows, parts)`` each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
@@ -225,12 +227,19 @@ def softmax_kernel(
     place = row_place(row, sizes, strides.x, f)
     out_place = row_place(row, sizes, strides.out, f)
     if whole:
-        exists = there[:, None] & (run < columns)[None, :]
-        score = softmax_scores(x, mask, place, row, run, exists, sizes, strides, shift, scale, f)
-        reference = softmax_reference(tl.max(score, 1))
-        e = tl.exp(score - reference[:, None])
-        result = softmax_finished(e, score, reference, tl.sum(e, 1), f)
-        store_tile(out, result, out_place, run, strides.out, exists, f)
+        exists = pieces_exist(there, columns, block, pieces)
+        scores = ()
+        for at in tl.static_range(pieces):
+            column = piece_columns(at, block)
+            scores += (softmax_scores(x, mask, place, row, column, exists[at], sizes, strides, shift, scale, f),)
+        reference = softmax_reference(tl.max(most_of(scores), 1))
+        e = ()
+        for at in tl.static_range(pieces):
+            e += (tl.exp(scores[at] - reference[:, None]),)
+        total = tl.sum(total_of(e), 1)
+        for at in tl.static_range(pieces):
+            result = softmax_finished(e[at], scores[at], reference, total, f)
+            store_tile(out, result, out_place, piece_columns(at, block), strides.out, exists[at], f)
     else:
         head, body = cut_row(place, columns, f)
         from_head = body_place(place, head, f)
@@ -335,6 +344,7 @@ def softmax_gradient_kernel(
     together: tl.constexpr,
     block: tl.constexpr,
     whole: tl.constexpr,
+    pieces: tl.constexpr,
     parts: tl.constexpr,
     step: tl.constexpr,
     stages: tl.constexpr,
@@ -354,17 +364,16 @@ def softmax_gradient_kernel(
     places = row_place(row, sizes, strides.out, f), row_place(row, sizes, strides.d_out, f)
     total = tl.zeros((together,), acc)
     if whole:
-        exists = there[:, None] & (run < columns)[None, :]
-        y, d = softmax_pair(out, d_out, places, run, exists, strides, f)
-        store_tile(
-            dx,
-            softmax_gradient_tile(y, d, tl.sum(softmax_summand(y, d, f), 1), scale, f),
-            place,
-            run,
-            strides.x,
-            exists,
-            f,
-        )
+        exists = pieces_exist(there, columns, block, pieces)
+        pairs = ()
+        summands = ()
+        for at in tl.static_range(pieces):
+            pairs += (softmax_pair(out, d_out, places, piece_columns(at, block), exists[at], strides, f),)
+            summands += (softmax_summand(pairs[at][0], pairs[at][1], f),)
+        total = tl.sum(total_of(summands), 1)
+        for at in tl.static_range(pieces):
+            gradient = softmax_gradient_tile(pairs[at][0], pairs[at][1], total, scale, f)
+            store_tile(dx, gradient, place, piece_columns(at, block), strides.x, exists[at], f)
     else:
         head, body = cut_row(place, columns, f)
         from_head = body_place(places[0], head, f), body_place(places[1], head, f)

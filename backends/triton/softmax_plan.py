@@ -49,7 +49,8 @@ class _Rows(Way):
         self.name = tiling.name
         grid = -(-rows.count // tiling.rows), tiling.parts
         constants = {
-            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole, "parts": tiling.parts
+            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole,
+            "pieces": tiling.pieces, "parts": tiling.parts,
         }  # fmt: skip
         self._partial, self._acc, self._sums = rows.count * tiling.parts, acc, sums
         self._steps = [
