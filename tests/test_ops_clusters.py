@@ -43,14 +43,21 @@ pytestmark = [
 
 DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
 
-COLUMNS = [512, 1024, 656]
-"""Two or four thread blocks' 256, or those of three of four, the last of which aren't full."""
+COLUMNS = [(512, 256), (1024, 256), (656, 256), (1280, 1024)]
+"""Columns and those of a thread block: two or four have all, or three of four, the last of which aren't full, or two in
+several pieces."""
 
 
 @pytest.fixture
 def each() -> int:
     """Thread blocks for each of eight processors; 0: for each row."""
     return 0
+
+
+@pytest.fixture
+def block() -> int:
+    """Columns that a thread block may have."""
+    return 256
 
 
 @pytest.fixture
@@ -66,8 +73,8 @@ def kept() -> bool:
 
 
 @pytest.fixture
-def clusters(each: int, late: bool, kept: bool) -> Iterator[list[str]]:
-    """Thread blocks with 256 columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
+def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str]]:
+    """Thread blocks with so many columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
     ran: list[str] = []
     choose = Contest.choose
 
@@ -75,7 +82,7 @@ def clusters(each: int, late: bool, kept: bool) -> Iterator[list[str]]:
         found = [way for way in self.ways if way.name.startswith("clusters")]
         return (found[0], True) if found else choose(self, arrays)
 
-    one, several = (Share(256, 2, 128, each),), (Share(256, 2, 128, 1, late, kept),)
+    one, several = (Share(block, 2, 128, each),), (Share(block, 2, 128, 1, late, kept),)
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
@@ -100,7 +107,7 @@ def clusters(each: int, late: bool, kept: bool) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("dtype", "each"), [*zip(DTYPES, [0, 1, 1], strict=False)])
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(("columns", "block"), COLUMNS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, columns: int, dtype: str, each: int, clusters: list[str]) -> None:
     check_softmax(name, columns, dtype)
@@ -122,7 +129,7 @@ GRADIENTS = [("float16", False, True), ("float16", True, True), ("float32", True
 
 
 @pytest.mark.parametrize(("dtype", "late", "kept"), [each for each in GRADIENTS if each[0] in DTYPES])
-@pytest.mark.parametrize("columns", COLUMNS[1:])
+@pytest.mark.parametrize(("columns", "block"), COLUMNS[1:])
 @pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
 @pytest.mark.parametrize("rms", [False, True])
 def test_norm(

@@ -3,7 +3,7 @@
 See :mod:`~einops_fast.backends.triton.row_cluster`. A cluster has a row in registers, and maybe others after it.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from einops_fast.backends.triton.exchange import heard, meet, notes_here, tell
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.ring_softmax import base_two_exp
 from einops_fast.backends.triton.row_cluster import part_of_row, parts_of, with_parts
+from einops_fast.backends.triton.row_pieces import most_of, total_of
 from einops_fast.backends.triton.row_tiles import row_place, store_tile
 from einops_fast.backends.triton.softmax import softmax_gradient_tile, softmax_reference, softmax_summand
 
@@ -23,33 +24,38 @@ __all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 
 @gluon.jit
 def _softmax_of_row(
-    found, x, out, row, rows, notes, step, number, run, exists, sizes, strides, scale, f: gl.constexpr, t: gl.constexpr
+    found, x, out, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr, t: gl.constexpr
 ):
     """Write the softmax of a row from its scores. Gives those of the program's next row, if it has several."""
     before = found
-    score = found.to(gl.float32) * scale
-    if field(t, "ragged"):
-        score = gl.where(exists, score, float("-inf"))
-    most = gl.max(score, 1)
+    scores = ()
+    for at in gl.static_range(len(runs)):
+        score = found[at].to(gl.float32) * scale
+        if field(t, "ragged"):
+            score = gl.where(exist[at], score, float("-inf"))
+        scores += (score,)
+    most = gl.max(most_of(scores), 1)
     reference = softmax_reference(most)
-    e = base_two_exp(score - reference[:, None])
-    tell(notes, step, number, most, gl.sum(e, 1), t)
+    e = ()
+    for at in gl.static_range(len(runs)):
+        e += (base_two_exp(scores[at] - reference[:, None]),)
+    tell(notes, step, number, most, gl.sum(total_of(e), 1), t)
     if field(t, "several"):
         ahead = row + gl.num_programs(0)
-        found = part_of_row(x, ahead, rows, number, run, exists, sizes, strides.x, f, t)
+        found = part_of_row(x, ahead, rows, number, runs, exist, sizes, strides.x, f, t)
     all_most, all_sums = heard(notes, step, t)
     of_row = softmax_reference(gl.max(all_most, 0))
     share = gl.where(all_most == float("-inf"), 0.0, base_two_exp(all_most - of_row))
     total = gl.sum(all_sums * share, 0)
-    if field(f, "log"):
-        score = again(before).to(gl.float32) * scale
-        result = score - of_row - gl.log(total)
-    else:
-        # A part's exponentials times this are those of the row. All those of a part may be 0.
-        of_part = gl.where(most == float("-inf"), 0.0, base_two_exp(reference - of_row))
-        result = e * (of_part / total)[:, None]
+    # A part's exponentials times this are those of the row. All those of a part may be 0.
+    of_part = gl.where(most == float("-inf"), 0.0, base_two_exp(reference - of_row))
     place = row_place(row * field(t, "parts") + number, sizes, strides.out, f)
-    store_tile(out, result, place, run, strides.out, exists, f)
+    for at in gl.static_range(len(runs)):
+        if field(f, "log"):
+            result = again(before[at]).to(gl.float32) * scale - of_row - gl.log(total)
+        else:
+            result = e[at] * (of_part / total)[:, None]
+        store_tile(out, result, place, runs[at], strides.out, exist[at], f)
     return found
 
 
@@ -63,48 +69,54 @@ def softmax_cluster_kernel(
     :func:`~einops_fast.backends.triton.softmax.softmax_kernel`, of rows' parts; ``mask`` isn't used.
     """
     row = gl.program_id(0)
-    number, run, exists, _ = parts_of(part, columns, t)
+    number, runs, exist, _ = parts_of(part, columns, t)
     sizes = with_parts(sizes, t)
     notes = notes_here(t)
-    found = part_of_row(x, row, rows, number, run, exists, sizes, strides.x, f, t)
+    found = part_of_row(x, row, rows, number, runs, exist, sizes, strides.x, f, t)
     meet(notes)
     if field(t, "several"):
         step = 0
         for at in range(row, rows, gl.num_programs(0)):
             found = _softmax_of_row(
-                found, x, out, at, rows, notes, step, number, run, exists, sizes, strides, scale, f, t
+                found, x, out, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
             )
             step += 1  # noqa: SIM113 - Gluon has no enumerate
     else:
-        _softmax_of_row(found, x, out, row, rows, notes, 0, number, run, exists, sizes, strides, scale, f, t)
+        _softmax_of_row(found, x, out, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)
 
 
 @gluon.jit
-def _pair(out, d_out, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+def _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
     """A row's parts of the result and of its gradient, as they are."""
-    y = part_of_row(out, row, rows, number, run, exists, sizes, strides.out, f, t)
-    return y, part_of_row(d_out, row, rows, number, run, exists, sizes, strides.d_out, f, t)
+    y = part_of_row(out, row, rows, number, runs, exist, sizes, strides.out, f, t)
+    return y, part_of_row(d_out, row, rows, number, runs, exist, sizes, strides.d_out, f, t)
 
 
 @gluon.jit
 def _gradient_of_row(
-    pair, out, d_out, dx, row, rows, notes, step, number, run, exists, sizes, strides, scale, f: gl.constexpr,
+    pair, out, d_out, dx, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr,
     t: gl.constexpr,
 ):  # fmt: skip
     """Write the gradient of a row of scores from :func:`_pair`. Gives that of the program's next row as above."""
-    y, d = pair[0].to(gl.float32), pair[1].to(gl.float32)
-    if field(f, "log") and field(f, "masked"):
-        # What is hidden is -inf whatever the scores are.
-        d = gl.where(y == float("-inf"), 0.0, d)
-    of_part = gl.sum(softmax_summand(y, d, f), 1)
+    tiles = ()
+    summands = ()
+    for at in gl.static_range(len(runs)):
+        y, d = pair[0][at].to(gl.float32), pair[1][at].to(gl.float32)
+        if field(f, "log") and field(f, "masked"):
+            # What is hidden is -inf whatever the scores are.
+            d = gl.where(y == float("-inf"), 0.0, d)
+        tiles += ((y, d),)
+        summands += (softmax_summand(y, d, f),)
+    of_part = gl.sum(total_of(summands), 1)
     tell(notes, step, number, of_part, of_part, t)
     if field(t, "several"):
-        pair = _pair(out, d_out, row + gl.num_programs(0), rows, number, run, exists, sizes, strides, f, t)
+        pair = _pair(out, d_out, row + gl.num_programs(0), rows, number, runs, exist, sizes, strides, f, t)
     of_parts, _ = heard(notes, step, t)
     total = gl.zeros_like(number).to(gl.float32) + gl.sum(of_parts, 0)
-    gradient = softmax_gradient_tile(y, d, total, scale, f)
     place = row_place(row * field(t, "parts") + number, sizes, strides.x, f)
-    store_tile(dx, gradient, place, run, strides.x, exists, f)
+    for at in gl.static_range(len(runs)):
+        gradient = softmax_gradient_tile(tiles[at][0], tiles[at][1], total, scale, f)
+        store_tile(dx, gradient, place, runs[at], strides.x, exist[at], f)
     return pair
 
 
@@ -114,17 +126,17 @@ def softmax_gradient_cluster_kernel(
 ):  # fmt: skip
     """Write the gradients of some rows of scores; see :func:`softmax_cluster_kernel`."""
     row = gl.program_id(0)
-    number, run, exists, _ = parts_of(part, columns, t)
+    number, runs, exist, _ = parts_of(part, columns, t)
     sizes = with_parts(sizes, t)
     notes = notes_here(t)
-    pair = _pair(out, d_out, row, rows, number, run, exists, sizes, strides, f, t)
+    pair = _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f, t)
     meet(notes)
     if field(t, "several"):
         step = 0
         for at in range(row, rows, gl.num_programs(0)):
             pair = _gradient_of_row(
-                pair, out, d_out, dx, at, rows, notes, step, number, run, exists, sizes, strides, scale, f, t
+                pair, out, d_out, dx, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
             )
             step += 1  # noqa: SIM113 - Gluon has no enumerate
     else:
-        _gradient_of_row(pair, out, d_out, dx, row, rows, notes, 0, number, run, exists, sizes, strides, scale, f, t)
+        _gradient_of_row(pair, out, d_out, dx, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)

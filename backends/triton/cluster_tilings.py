@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.launch import interpreted
-from einops_fast.backends.triton.rows import Rows
+from einops_fast.backends.triton.rows import Rows, pieces_of
 from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = [
@@ -95,30 +95,29 @@ class ClusterTiling:
         ctas: thread blocks of a cluster, each with a part of the row.
         share: what each has.
         items: bytes of an element of each array that is read.
-        ragged: parts don't fill their blocks.
+        block, pieces: columns of a tile of parts, and how many of these hold parts, see :mod:`.row_pieces`.
+        ragged: parts don't fill their pieces.
     """
 
     ctas: int
     share: Share
     items: tuple[int, ...]
+    block: int
+    pieces: int
     ragged: bool
 
     @property
     def name(self) -> str:
-        """The tiling in a line, unique to it."""
-        block, warps, registers, each, late, kept = self.share
+        """The tiling in a line, unique to it for rows of one length."""
+        _, warps, registers, each, late, kept = self.share
         several = f", {each} each{', late' if late else ''}{', kept' if kept else ''}" if each else ""
-        return f"clusters of {self.ctas}×{block}, {warps} warps, {registers} registers{several}"
+        columns = warps * self.pieces * self.block
+        return f"clusters of {self.ctas}×{columns}, {warps} warps, {registers} registers{several}"
 
     @property
     def parts(self) -> int:
         """Of a row: a warp has one."""
         return self.ctas * self.share.warps
-
-    @property
-    def block(self) -> int:
-        """Columns that a part has room for."""
-        return self.share.block // self.share.warps
 
     @property
     def several(self) -> bool:
@@ -136,9 +135,8 @@ class ClusterTiling:
     @property
     def layout(self) -> Any:
         """Of a tile, parts × columns."""
-        return gl.BlockedLayout(
-            [1, 16 // min(self.items)], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts
-        )
+        vector = min(16 // min(self.items), self.block // _LANES)
+        return gl.BlockedLayout([1, vector], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts)
 
     @property
     def shared(self) -> Any:
@@ -197,7 +195,10 @@ def cluster_tilings(
         if share.late and share.kept and max(items) > 2:
             continue  # two rows ahead of the one that is finished leave no registers
         ctas = power_of_two(-(-rows.columns // share.block))
-        tiling = ClusterTiling(ctas, share, tuple(items), rows.columns != ctas * share.block)
-        if 2 <= ctas <= _MOST_CTAS:
-            found.append(tiling)
+        if not 2 <= ctas <= _MOST_CTAS:
+            continue
+        parts = ctas * share.warps
+        least = 8 * _LANES // min(items)  # 8 bytes for each thread
+        block, pieces = pieces_of(in_parts(rows, parts).columns, share.block // share.warps, least)
+        found.append(ClusterTiling(ctas, share, tuple(items), block, pieces, rows.columns != parts * pieces * block))
     return found

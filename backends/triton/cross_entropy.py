@@ -18,6 +18,7 @@ from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_tiles import (
+    exponential,
     exponentials,
     exponentials_of_rows,
     in_runs,
@@ -83,15 +84,21 @@ def _targets(target, row, there, sizes, strides, ignored, f: tl.constexpr):
 
 
 @triton.jit
+def _spread(score, weight, column, exists, strides, columns, f: tl.constexpr):
+    """What is summed for label smoothing: scores, times the weights of their classes if there are such."""
+    seen = tl.where(exists, score, 0.0)
+    if weight is not None:
+        seen *= load_parameter(weight, strides.weight, column, columns).to(kept_type(f))
+    return seen
+
+
+@triton.jit
 def _summed(x, weight, place, column, first, exists, most, total, spread, strides, columns, f: tl.constexpr):
     """One more tile for the maxima and sums of its places. ``column`` counts from ``first`` on."""
     score = load_tile(x, place, column, strides.x, exists, float("-inf"), f)
     most, total = exponentials(score, most, total)
     if field(f, "smoothing") > 0:
-        seen = tl.where(exists, score, 0.0)
-        if weight is not None:
-            seen *= load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f))
-        spread += seen
+        spread += _spread(score, weight, first + column, exists, strides, columns, f)
     return most, total, spread
 
 
@@ -111,11 +118,12 @@ def cross_entropy_kernel(
     f: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
+    whole: tl.constexpr,
     stages: tl.constexpr,
 ):
     """Write the loss of ``together`` rows and the logarithms of their sums. ``weights`` is the sum of ``weight``.
 
-    A class that doesn't exist makes the loss NaN.
+    A row is ``whole`` in one block or read in blocks. A class that doesn't exist makes the loss NaN.
     """
     acc: tl.constexpr = kept_type(f)
     columns = in_units(columns, f)
@@ -124,33 +132,45 @@ def cross_entropy_kernel(
     there = row < rows
     run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
-    # Before the row, so that nobody waits for these at its end.
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)
-    chosen = tl.load(x + place + number * strides.x[field(f, "axes")], mask=valid, other=0).to(acc)
-    head, body = cut_row(place, columns, f)
-    from_head = body_place(place, head, f)
-    totals = tl.zeros((together, block // field(f, "group")), acc)
-    maxima = totals + lowest(f)
-    spreads = tl.zeros((together, block), acc)
-    for start in tl.range(0, body, block, num_stages=stages):
-        exists = there[:, None] & within(start + run, body, f)
-        maxima, totals, spreads = _summed(
-            x, weight, from_head, start + run, head, exists, maxima, totals, spreads, strides, columns, f
-        )
-    most, total = exponentials_of_rows(maxima, totals)
-    spread = tl.sum(spreads, 1)
-    if field(f, "vector") > 0:
-        column, exists = edges(head, body, columns, f)
-        at_edges = tl.zeros((together, 2 * field(f, "vector")), acc)
-        maxima, totals, spreads = _summed(
-            x, weight, place, column, 0, exists, at_edges + lowest(f), at_edges, at_edges, strides, columns, f
-        )
-        at_edge, more = exponentials_of_rows(maxima, totals)
-        both = tl.maximum(most, at_edge)
-        total = total * tl.exp(most - both) + more * tl.exp(at_edge - both)
-        most = both
-        spread += tl.sum(spreads, 1)
+    of_target = x + place + number * strides.x[field(f, "axes")]
+    if whole:
+        exists = there[:, None] & (run < columns)[None, :]
+        score = load_tile(x, place, run, strides.x, exists, float("-inf"), f)
+        # After the row, which needn't wait for the target.
+        chosen = tl.load(of_target, mask=valid, other=0).to(acc)
+        most = tl.maximum(tl.max(score, 1), lowest(f))
+        total = tl.sum(exponential(score - most[:, None]), 1)
+        spread = most
+        if field(f, "smoothing") > 0:
+            spread = tl.sum(_spread(score, weight, run, exists, strides, columns, f), 1)
+    else:
+        # Before the row, so that nobody waits for it at its end.
+        chosen = tl.load(of_target, mask=valid, other=0).to(acc)
+        head, body = cut_row(place, columns, f)
+        from_head = body_place(place, head, f)
+        totals = tl.zeros((together, block // field(f, "group")), acc)
+        maxima = totals + lowest(f)
+        spreads = tl.zeros((together, block), acc)
+        for start in tl.range(0, body, block, num_stages=stages):
+            exists = there[:, None] & within(start + run, body, f)
+            maxima, totals, spreads = _summed(
+                x, weight, from_head, start + run, head, exists, maxima, totals, spreads, strides, columns, f
+            )
+        most, total = exponentials_of_rows(maxima, totals)
+        spread = tl.sum(spreads, 1)
+        if field(f, "vector") > 0:
+            column, exists = edges(head, body, columns, f)
+            at_edges = tl.zeros((together, 2 * field(f, "vector")), acc)
+            maxima, totals, spreads = _summed(
+                x, weight, place, column, 0, exists, at_edges + lowest(f), at_edges, at_edges, strides, columns, f
+            )
+            at_edge, more = exponentials_of_rows(maxima, totals)
+            both = tl.maximum(most, at_edge)
+            total = total * tl.exp(most - both) + more * tl.exp(at_edge - both)
+            most = both
+            spread += tl.sum(spreads, 1)
     log = most + tl.log(total)
     loss = log - chosen
     if weight is not None:
@@ -171,20 +191,19 @@ def cross_entropy_kernel(
 
 @triton.jit
 def _store_gradient(
-    x, weight, dx, x_place, dx_place, column, first, exists, log, own, factor, each, number, valid, counts, back,
-    strides, columns, f: tl.constexpr,
+    x, weight, dx, x_place, dx_place, column, first, exists, log, own, factor, each, number, counts, strides, columns,
+    f: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradient; ``column`` counts from ``first`` on."""
     score = load_tile(x, x_place, column, strides.x, exists, float("-inf"), f)
     less = tl.where((first + column)[None, :] == number[:, None], own[:, None], 0.0)
     if field(f, "smoothing") > 0:
         if weight is not None:
-            less += load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f)) * each
+            less += load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f)) * each[:, None]
         else:
-            less += each
-    gradient = tl.exp(score - log[:, None]) * factor[:, None] - less * back[:, None]
-    gradient = tl.where(counts[:, None], tl.where(valid[:, None], gradient, float("nan")), 0.0)
-    store_tile(dx, gradient, dx_place, column, strides.dx, exists, f)
+            less += each[:, None]
+    gradient = exponential(score - log[:, None]) * factor[:, None] - less
+    store_tile(dx, tl.where(counts[:, None], gradient, 0.0), dx_place, column, strides.dx, exists, f)
 
 
 @triton.jit(do_not_specialize=["rows", "ignored"])
@@ -236,19 +255,23 @@ def cross_entropy_gradient_kernel(
             factor = factor + share
     if field(f, "z_loss") > 0:
         factor = factor + 2.0 * field(f, "z_loss") * log
-    factor = factor * back
+    # A target that is no class makes all of its row NaN.
+    factor = tl.where(valid, factor * back, float("nan"))
+    own *= back
+    of_each = each * back
+    number = number.to(tl.int32)
     head, body = cut_row(x_place, columns, f)
     begin = tl.program_id(1) * part
     for start in tl.range(begin, min(begin + part, body), block, num_stages=stages):
         exists = there[:, None] & within(start + run, body, f)
         _store_gradient(
             x, weight, dx, body_place(x_place, head, f), body_place(dx_place, head, f), start + run, head, exists, log,
-            own, factor, each, number, valid, counts, back, strides, columns, f,
+            own, factor, of_each, number, counts, strides, columns, f,
         )  # fmt: skip
     if field(f, "vector") > 0:
         column, exists = edges(head, body, columns, f)
         exists = exists & (begin == 0)
         _store_gradient(
-            x, weight, dx, x_place, dx_place, column, 0, exists, log, own, factor, each, number, valid, counts, back,
-            strides, columns, f,
+            x, weight, dx, x_place, dx_place, column, 0, exists, log, own, factor, of_each, number, counts, strides,
+            columns, f,
         )  # fmt: skip

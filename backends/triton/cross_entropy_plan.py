@@ -30,7 +30,10 @@ class _Rows(Way):
         self, features: CrossEntropyFeatures, rows: Rows, tiling: RowTiling, places: Any, ignored: int, gradient: bool
     ) -> None:
         self.name = tiling.name
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block, "stages": tiling.stages}
+        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
+        if not gradient:
+            constants["whole"] = tiling.whole and not features.vector
+        constants["stages"] = tiling.stages
         grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
         kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
         tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns
@@ -67,10 +70,11 @@ def cross_entropy_contest(
     x, target, loss, dx, d_loss = rows.strides
     size = ITEM_SIZES[dtype]
     vector, alike = rows.vector([0, 3], size), typical(rows)
+    odd = rows.unit([0, 3]) % max(vector, 1) > 0
     places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along or 0,))
 
     def features(tiling: RowTiling) -> CrossEntropyFeatures:
-        cut = vector if tiling.rows == 1 else 0
+        cut = vector if tiling.rows == 1 and odd else 0
         return CrossEntropyFeatures(
             len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64", cut,
             min(neighbours(rows, size), tiling.block), 1 if cut else rows.unit([0, 3]),

@@ -3,18 +3,27 @@
 What a loop carries from one pass to the next has a register for each number, however few bits it has.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["packed_pieces", "unpacked"]
 
 
 @gluon.jit
-def packed(tile, item: gl.constexpr):
+def packed_pieces(tiles, item: gl.constexpr):
+    """Several tiles of numbers of ``item`` bytes, each packed."""
+    found = ()
+    for at in gl.static_range(len(tiles)):
+        found += (_packed(tiles[at], item),)
+    return found
+
+
+@gluon.jit
+def _packed(tile, item: gl.constexpr):
     """A tile whose numbers have ``item`` bytes, in half as many columns if these are two, else as it is."""
     if item == 2:
         pairs = gl.reshape(tile.to(gl.uint16, bitcast=True), [tile.shape[0], tile.shape[1] // 2, 2])

@@ -18,6 +18,7 @@ from einops_fast.backends.triton.rows import (
     gradient_tiling,
     in_programs,
     loss_tiling,
+    pieces_of,
     row_tiling,
     sums_tiling,
 )
@@ -37,8 +38,6 @@ __all__ = [
 
 _MOST = 6
 """Tilings that compete: each has to be compiled."""
-
-_MOST_PIECES = 8
 
 _LEAST_RUN = 256
 """Bytes of a piece of a row side by side in memory."""
@@ -126,16 +125,10 @@ def in_pieces(tiling: RowTiling, rows: Rows, size: int) -> RowTiling:
     """
     if not tiling.whole:
         return tiling
-    least = max(_LEAST_RUN // size if rows.contiguous else 16, tiling.block // _MOST_PIECES)
-    blocks = [tiling.block]
-    while blocks[-1] // 2 >= least:
-        blocks.append(blocks[-1] // 2)
-    room = {block: -(-rows.columns // block) * block for block in blocks}
-    enough = min(room.values()) + rows.columns // 8
-    block = next(each for each in blocks if room[each] <= enough)
+    block, pieces = pieces_of(rows.columns, tiling.block, _LEAST_RUN // size if rows.contiguous else 16)
     # Each thread has something of every piece: 8 bytes of neighbours, or 16 where there are as many in all rows.
     warps = min(tiling.warps, max(tiling.rows * block * size // (256 if rows.contiguous else 512), 1))
-    return replace(tiling, block=block, pieces=room[block] // block, warps=warps)
+    return replace(tiling, block=block, pieces=pieces, warps=warps)
 
 
 def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> list[RowTiling]:

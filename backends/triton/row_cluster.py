@@ -8,7 +8,7 @@ counted like rows, by one more axis (:func:`~einops_fast.backends.triton.cluster
 functions of the other kernels work on these tiles, too.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -36,50 +36,68 @@ def with_parts(sizes, t: gl.constexpr):
 
 @gluon.jit
 def parts_of(part, columns, t: gl.constexpr):
-    """The number of each part, its columns, which of these there are, and how many."""
+    """The number of each part, its columns, which of these there are, both by pieces, and how many there are."""
     layout: gl.constexpr = field(t, "layout")
     number = gl.arange(0, field(t, "parts"), layout=gl.SliceLayout(1, layout))
-    run = gl.arange(0, field(t, "block"), layout=gl.SliceLayout(0, layout))
     count = gl.minimum(gl.maximum(columns - number * part, 0), part)
-    exists = (run[None, :] >= 0) & (number[:, None] >= 0)
-    if field(t, "ragged"):
-        exists = run[None, :] < count[:, None]
-    return number, run, exists, count
+    runs = ()
+    exist = ()
+    for at in gl.static_range(field(t, "pieces")):
+        run = at * field(t, "block") + gl.arange(0, field(t, "block"), layout=gl.SliceLayout(0, layout))
+        here = (run[None, :] >= 0) & (number[:, None] >= 0)
+        if field(t, "ragged"):
+            here = run[None, :] < count[:, None]
+        runs += (run,)
+        exist += (here,)
+    return number, runs, exist, count
 
 
 @gluon.jit
-def part_of_row(array, row, rows, number, run, exists, sizes, strides, f: gl.constexpr, t: gl.constexpr):
-    """A row's parts in the array's own type, 0 where there is nothing, and if there is no such row."""
-    place = element_place(row_place(row * field(t, "parts") + number, sizes, strides, f), run, strides, f)
-    return gl.load(array + place, mask=exists & (row < rows), other=0.0)
+def part_of_row(array, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+    """A row's parts in the array's own type, by pieces, 0 where there is nothing, and if there is no such row."""
+    first = row_place(row * field(t, "parts") + number, sizes, strides, f)
+    found = ()
+    for at in gl.static_range(len(runs)):
+        place = element_place(first, runs[at], strides, f)
+        found += (gl.load(array + place, mask=exist[at] & (row < rows), other=0.0),)
+    return found
 
 
 @gluon.jit
-def parameter(array, stride, number, part, run, exists):
+def parameter(array, stride, number, part, runs, exist):
     """What all rows share, in its own type; anything if there is none."""
-    found = number[:, None]
-    if array is not None:
-        place = (number * part)[:, None] + run[None, :]
-        found = gl.load(array + place * stride, mask=exists, other=0, eviction_policy="evict_last")
+    found = ()
+    for at in gl.static_range(len(runs)):
+        piece = number[:, None]
+        if array is not None:
+            place = (number * part)[:, None] + runs[at][None, :]
+            piece = gl.load(array + place * stride, mask=exist[at], other=0, eviction_policy="evict_last")
+        found += (piece,)
     return found
 
 
 @gluon.jit
-def stored(array, stride, number, part, run, exists, t: gl.constexpr):
+def stored(array, stride, number, part, runs, exist, t: gl.constexpr):
     """The same in shared memory, for many rows, or in registers as float32; anything if there is none."""
-    found = number[:, None]
-    if field(t, "kept"):
-        found = parameter(array, stride, number, part, run, exists).to(gl.float32)
-    elif array is not None:
-        shape: gl.constexpr = [field(t, "parts"), field(t, "block")]
-        found = gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
-        found.store(parameter(array, stride, number, part, run, exists))
+    shape: gl.constexpr = [field(t, "parts"), field(t, "block")]
+    pieces = parameter(array, stride, number, part, runs, exist)
+    found = ()
+    for at in gl.static_range(len(runs)):
+        piece = pieces[at]
+        if field(t, "kept"):
+            place = piece.to(gl.float32)
+        elif array is not None:
+            place = gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
+            place.store(piece)
+        else:
+            place = piece
+        found += (place,)
     return found
 
 
 @gluon.jit
-def from_shared(array, place, number, t: gl.constexpr):
-    """The same back in registers, from what :func:`stored` gave."""
+def from_shared(array, place, t: gl.constexpr):
+    """A piece of it back in registers, from what :func:`stored` gave."""
     if array is None or field(t, "kept"):
         return place
     else:

@@ -26,6 +26,7 @@ __all__ = [
     "in_programs",
     "loss_tiling",
     "neighbours",
+    "pieces_of",
     "row_tiling",
     "rows_of",
     "sums_tiling",
@@ -38,6 +39,8 @@ _WHOLE = 32768
 """The longest rows that one program keeps in registers."""
 
 _MOST_PARTS = 256
+
+_MOST_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,26 @@ def fitting(tiling: RowTiling, arrays: int, size: int, shared: int) -> RowTiling
     """
     needed = (tiling.stages - 1) * arrays * tiling.rows * tiling.pieces * tiling.block * size
     return tiling if needed < shared else replace(tiling, stages=1)
+
+
+def pieces_of(columns: int, block: int, least: int) -> tuple[int, int]:
+    """The columns of tiles that hold so many, side by side, and how many tiles: few of them, and nearly full.
+
+    >>> pieces_of(5000, 8192, 64), pieces_of(8000, 8192, 64)
+    ((1024, 5), (8192, 1))
+
+    Args:
+        columns: to hold, not more than ``block``.
+        block: columns of the largest tile.
+        least: columns of the smallest.
+    """
+    blocks = [block]
+    while blocks[-1] // 2 >= max(least, block // _MOST_PIECES):
+        blocks.append(blocks[-1] // 2)
+    room = {each: -(-columns // each) * each for each in blocks}
+    enough = min(room.values()) + columns // 8
+    found = next(each for each in blocks if room[each] <= enough)
+    return found, room[found] // found
 
 
 def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:

@@ -22,6 +22,7 @@ from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.row_pieces import most_of, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.row_tiles import (
     element_place,
+    exponential,
     exponentials,
     exponentials_of_rows,
     in_runs,
@@ -163,7 +164,7 @@ def softmax_finished(e, score, reference, total, f: tl.constexpr):
 def softmax_of_tile(score, most, total, f: tl.constexpr):
     """Softmax of a tile from the maxima and sums of its rows."""
     reference = softmax_reference(most)
-    return softmax_finished(tl.exp(score - reference[:, None]), score, reference, total, f)
+    return softmax_finished(exponential(score - reference[:, None]), score, reference, total, f)
 
 
 @triton.jit
@@ -235,7 +236,7 @@ def softmax_kernel(
         reference = softmax_reference(tl.max(most_of(scores), 1))
         e = ()
         for at in tl.static_range(pieces):
-            e += (tl.exp(scores[at] - reference[:, None]),)
+            e += (exponential(scores[at] - reference[:, None]),)
         total = tl.sum(total_of(e), 1)
         for at in tl.static_range(pieces):
             result = softmax_finished(e[at], scores[at], reference, total, f)
@@ -322,7 +323,7 @@ def softmax_summand(y, d, f: tl.constexpr):
 def softmax_gradient_tile(y, d, total, scale, f: tl.constexpr):
     """The gradient of a tile of scores."""
     if field(f, "log"):
-        gradient = d - tl.exp(y) * total[:, None]
+        gradient = d - exponential(y) * total[:, None]
     else:
         gradient = y * (d - total[:, None])
     return _scaled(gradient, scale, f)
