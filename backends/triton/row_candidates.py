@@ -42,6 +42,9 @@ _MOST = 6
 _LEAST_RUN = 256
 """Bytes of a piece of a row side by side in memory."""
 
+_MOST_ACROSS = 32768
+"""Elements of a tile that fit in the registers of a multiprocessor, where neighbours are in different rows."""
+
 
 class _Room(NamedTuple):
     """How many warps of a multiprocessor fit if a thread adds up so many columns at most, and at least half as many.
@@ -145,8 +148,11 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
     warps = rule.warps
     others = [replace(rule, warps=warps // 2), replace(rule, warps=2 * warps)]
     if not rows.contiguous and rule.block > 16:
-        # Longer runs of neighbours, of fewer columns.
+        # Longer runs of neighbours, of fewer columns; or all of them, in as many registers as there are.
         others.insert(0, replace(rule, rows=2 * rule.rows, block=rule.block // 2, whole=False))
+        at_once = replace(rule, block=power_of_two(rows.columns), whole=True, parts=1, warps=16)
+        if not rule.whole and at_once.rows * at_once.block <= _MOST_ACROSS:
+            others.insert(0, at_once)
     if rule.whole and rule.block <= 8192:
         double = replace(rule, rows=2 * rule.rows)
         half = replace(rule, rows=rule.rows // 2) if rule.rows > 1 else replace(rule, warps=warps // 2)
