@@ -102,8 +102,8 @@ class NumpyBackend(NdarrayBackend):
         return lambda a: self.einsum(equation, a)
 
     def answer(self, rank: int) -> Run | None:
-        # NumPy's functions return scalars, not arrays without axes.
-        return (lambda result: result[()]) if rank == 0 else None
+        # NumPy's functions return scalars, not arrays without axes. Of objects, some are the object itself.
+        return (lambda result: result[()] if isinstance(result, np.ndarray) else result) if rank == 0 else None
 
 
 def _quiet(ufunc: Any) -> Any:

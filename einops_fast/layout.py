@@ -10,16 +10,24 @@ from math import prod
 from einops_fast.steps import Arrange
 
 __all__ = [
+    "VECTOR",
     "Axis",
     "Term",
     "arranged",
     "compact_strides",
     "contiguous_strides",
     "merge",
+    "padded_strides",
     "product_of_sizes",
     "reach",
     "readable_by_gemm",
 ]
+
+VECTOR = 16
+"""Bytes that a thread of a GPU loads at once where strides allow it."""
+
+_MOST_EMPTY = 1.5
+"""How many times as long as a row its place may be."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,24 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:
+    """C order, but rows begin where a thread can load at once, unless that makes the array much larger.
+
+    >>> padded_strides((4, 31), 1, 2), padded_strides((4, 3), 1, 2)
+    ((32, 1), (3, 1))
+
+    Args:
+        shape: of the array.
+        joined: how many of the last axes are a row.
+        item: bytes of an element.
+    """
+    whole = VECTOR // item
+    row = prod(shape[-joined:])
+    padded = -(-row // whole) * whole
+    outer = contiguous_strides([*shape[:-joined], padded if padded <= _MOST_EMPTY * row else row])[:-1]
+    return *outer, *contiguous_strides(shape[-joined:])
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:

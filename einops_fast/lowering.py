@@ -14,7 +14,7 @@ from math import prod
 
 from einops_fast.chains import chain_of, chain_order
 from einops_fast.cost import ITEM_SIZES
-from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides
+from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides, padded_strides
 from einops_fast.notation import Subscripts
 from einops_fast.pairs import contract_pair
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
@@ -134,10 +134,7 @@ class _Lowering:
     def start(self, slot: int, labels: str, operand: Operand) -> Term:
         """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
         shape, strides = operand.shape, operand.strides
-        if operand.dtype != self.numerics.compute:
-            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute, self.fuses))
-            # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
-            strides = contiguous_strides(shape) if self.fuses else compact_strides(shape, strides)
+        # First: of a large matrix that has to be converted, only the diagonal is.
         if len(set(labels)) < len(labels):
             unique = "".join(dict.fromkeys(labels))
             groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
@@ -145,6 +142,10 @@ class _Lowering:
             strides = tuple(sum(strides[at] for at in group) for group in groups)
             slot = self.add(Diagonal((slot,), unique, self.opened(unique, shape), groups))
             labels = unique
+        if operand.dtype != self.numerics.compute:
+            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute, self.fuses))
+            # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
+            strides = contiguous_strides(shape) if self.fuses else compact_strides(shape, strides)
         axes = tuple(
             Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
             for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
@@ -172,8 +173,9 @@ class _Lowering:
             kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
             unnamed = tuple(at for at in term.unnamed if at not in summed)
             total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
-            any_order = self.any_order and len(terms) == 1
-            return self.fused([term], kept, self.in_order(total, kept, any_order), any_order)
+            alone = len(terms) == 1
+            wanted, any_order = (self.subscripts.output, self.any_order) if alone else (kept, False)
+            return self.fused([term], wanted, self.in_order(total, wanted, any_order), any_order)
         return self.without(term, summed, Sum)
 
     def together(self, terms: Sequence[Term], path: Path) -> Sequence[Term] | None:
@@ -202,11 +204,25 @@ class _Lowering:
         places = {term.slot: at for at, term in enumerate(terms)}
         return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
-    def fused(self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool) -> Term:
-        """The product of the terms, summed over all labels but ``wanted``, in one kernel."""
+    def fused(
+        self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool, row: int = 0
+    ) -> Term:
+        """The product of the terms, summed over all labels but ``wanted``, in one kernel.
+
+        Args:
+            terms: what is multiplied.
+            wanted: axes of the result.
+            library: the same by the library's calls.
+            any_order: the result's axes may lie in memory in any order.
+            row: how many of the last axes are a row, each of which begins where a thread can load at once; 0: none is.
+        """
         shape, loops = self.shape(wanted), self.loops(terms, wanted)
-        slot = self.add(Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library))
-        return Term(slot, tuple(map(Axis, wanted, shape, contiguous_strides(shape), range(len(shape)))))
+        strides = contiguous = contiguous_strides(shape)
+        if row:
+            strides = padded_strides(shape, row, ITEM_SIZES[self.numerics.compute])
+        step = Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library)
+        slot = self.add(step if strides == contiguous else replace(step, strides=strides))
+        return Term(slot, tuple(map(Axis, wanted, shape, strides, range(len(shape)))))
 
     def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
         """All axes of the terms, those that are wanted first."""
@@ -242,7 +258,8 @@ class _Lowering:
             any_order = self.any_order and not rest
             own = step if step.reads == reads else replace(step, reads=reads)
             library = self.in_order(own, wanted, any_order)
-            return self.fused([left, right], wanted, library, any_order)
+            row = self.row(wanted, _partner(wanted, rest)) if rest else 0
+            return self.fused([left, right], wanted, library, any_order, row)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
         return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
@@ -266,7 +283,7 @@ class _Lowering:
         has them there if it would else write too few neighbours at once.
         """
         labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
-        partner = max(rest, key=lambda term: len(set(term.labels) & set(labels)))
+        partner = _partner(labels, rest)
         output = self.subscripts.output
 
         def rank(label: str) -> tuple[int, int]:
@@ -282,6 +299,13 @@ class _Lowering:
         free, contracted = 2, 1
         other = "".join(sorted(labels, key=rank))
         return max((usual, other), key=lambda order: min(self.neighbours(order, left, right), _AT_ONCE))
+
+    def row(self, labels: str, partner: Term) -> int:
+        """How many of the last axes of an intermediate the next product steps through as one; 0 if it is no product."""
+        contracted = [label in partner.labels and label not in self.subscripts.output for label in labels]
+        if not any(contracted):
+            return 0
+        return len(list(takewhile(lambda each: each == contracted[-1], contracted[::-1])))
 
     def neighbours(self, order: str, left: Term, right: Term) -> int:
         """How many neighbours in a product, with its axes in this order, differ in the same operands' elements."""
@@ -304,6 +328,11 @@ class _Lowering:
         if self.numerics.result != self.numerics.compute:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
+
+
+def _partner(labels: Iterable[str], rest: Sequence[Term]) -> Term:
+    """What an intermediate with these axes is probably multiplied with next: what shares most of them."""
+    return max(rest, key=lambda term: len(set(term.labels) & set(labels)))
 
 
 def _with_factor(terms: Sequence[Term], at: int) -> tuple[Term, Term, Term]:

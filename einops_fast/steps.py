@@ -206,12 +206,14 @@ class Fused(_Base):
             after all: that is decided when operands are at hand, by prediction or by measurement.
         epilogue: what is done to the sums, if anything; a bias comes behind the operands. Only a product of two
             matrices has one, and none that a plan makes.
+        strides: of the result in C order, in elements, where its rows have gaps between them; ``None`` for no gaps.
     """
 
     loops: tuple[Loop, ...]
     any_order: bool
     library: tuple[Step, ...]
     epilogue: Epilogue | None = None
+    strides: tuple[int, ...] | None = None
 
 
 Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native

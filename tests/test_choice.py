@@ -220,6 +220,39 @@ def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: TimedMemory) ->
     assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
 
 
+@pytest.mark.parametrize("choice", [5, None, ["one"], {"one": 1}, True])
+def test_a_choice_on_disk_that_is_no_name_is_a_miss(offer: Any, memory: TimedMemory, choice: Any) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    (entry,) = disk_cache.entries()
+    disk_cache.write(entry.key, {"choice": choice})
+    assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
+
+
+def test_calls_at_odd_addresses_choose_for_themselves(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "pointer", lambda array: 4 if array == "odd" else 64)
+    one, two = Way("one", 10, 9), Way("two", 11, 5)
+    choose = offer(one, two, library=library(10, 7))
+    assert choose("odd")[0] == "two"
+    one.real = 1
+    measured = len(memory.measured)
+    assert choose("odd")[0] == "two"
+    assert len(memory.measured) == measured
+    assert choose("array")[0] == "one"
+    assert len(memory.measured) > measured
+    assert len(list(disk_cache.entries())) == 2
+
+
+def test_library_writes_rows_with_gaps_where_the_next_step_reads_such(memory: TimedMemory) -> None:
+    memory.empty = torch.Tensor.new_empty_strided  # type: ignore[method-assign]
+    step = Fused((0,), "ab", (2, 3), (Loop("a", 2, (3,), True), Loop("b", 3, (1,), True)), False, (), None, (8, 1))
+    array = torch.arange(6.0).view(2, 3)
+    result = chosen_run(Choice(step, lambda a: a + 1, memory, "ieee", "auto"))(array)
+    assert result.stride() == (8, 1)
+    assert torch.equal(result, array + 1)
+
+
 def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: TimedMemory) -> None:
     ways = [Way(f"kernel {at}", 1.0, 5.0) for at in range(9)]
     others = [OtherWay(f"other {at}", 1.1 + at / 100, 2.0) for at in range(9)]

@@ -106,6 +106,31 @@ def test_kernels_are_what_runs(kernels: list[str]) -> None:
     torch.testing.assert_close(result, torch.einsum("bind,bjnd->bnij", a, b))
 
 
+@pytest.mark.parametrize("by_library", [False, True])
+def test_an_intermediate_with_gaps_between_rows(
+    kernels: list[str], monkeypatch: pytest.MonkeyPatch, by_library: bool
+) -> None:
+    monkeypatch.setattr(choice_module, "_small", lambda step: by_library and step.strides is not None)
+    a, b, c = randn(20, 17), randn(17, 41), randn(41, 23)
+    path = [(0, 1), (0, 1)]
+    steps = explain("ij,jk,kl->il", a, b, c, optimize=path).plan.steps
+    assert [step.strides for step in steps] == [(44, 1), None]
+    result = fast_einsum("ij,jk,kl->il", a, b, c, optimize=path)
+    assert len(kernels) == 2 - by_library
+    torch.testing.assert_close(result, a @ b @ c, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["K", "C"])
+def test_a_sum_of_one_operand_is_written_in_the_order_of_the_result(kernels: list[str], order: str) -> None:
+    a = randn(9, 20, 33)
+    (step,) = explain("abc->ca", a).plan.steps
+    assert step.labels == "ca"
+    result = fast_einsum("abc->ca", a, order=order)
+    assert len(kernels) == 1
+    assert order == "K" or result.is_contiguous()
+    torch.testing.assert_close(result, torch.einsum("abc->ca", a))
+
+
 def test_three_operands_in_one_pass(kernels: list[str]) -> None:
     a, m, b = randn(4, 9), randn(4, 9, 10), randn(4, 10)
     torch.testing.assert_close(fast_einsum("bi,bij,bj->b", a, m, b), torch.einsum("bi,bij,bj->b", a, m, b))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_chains import plan
 
+from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Fused, Step
 
 
@@ -44,3 +45,31 @@ def test_left_operand_of_a_product_of_factors(equation: str, reads: tuple[int, .
     sizes = {"b": 4096, "o": 128, "i": 128, "j": 256, "k": 256, "r": 32}
     (step,) = plan(equation, **sizes).steps
     assert step.reads == reads
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes", "strides"),
+    [
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1023, "l": 700}, (1024, 1)),
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1024, "l": 700}, None),  # aligned as they are
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 3, "l": 700}, None),  # more gaps than elements
+        ("ij,jkm,kml->il", {"i": 512, "j": 300, "k": 31, "m": 33, "l": 700}, (1024, 33, 1)),  # both axes are a row
+    ],
+)
+def test_rows_of_an_intermediate_begin_where_a_thread_loads_at_once(
+    equation: str, sizes: dict[str, int], strides: tuple[int, ...] | None
+) -> None:
+    steps = plan(equation, optimize=[(0, 1), (0, 1)], **sizes).steps
+    before, after = steps
+    assert isinstance(before, Fused)
+    assert isinstance(after, Fused)
+    assert before.strides == strides
+    assert after.strides is None
+    at = after.reads.index(3)
+    read = {loop.label: loop.strides[at] for loop in after.loops if loop.strides[at]}
+    assert read == dict(zip(before.labels, strides or contiguous_strides(before.shape), strict=True))
+
+
+def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
+    steps = plan("ij,jk,ik->ik", optimize=[(0, 1), (0, 1)], i=512, j=300, k=1023).steps
+    assert [step.strides for step in steps if isinstance(step, Fused)] == [None, None]

@@ -12,7 +12,7 @@ from equations import cases, operands
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einops_fast import fast_einsum
+from einops_fast import explain, fast_einsum
 
 Array = npt.NDArray[Any]
 
@@ -282,3 +282,19 @@ def test_no_floating_point_warnings() -> None:
         assert np.isnan(fast_einsum("ij,jk->ik", a, b)).all()
         assert np.isnan(fast_einsum("ij,ji->ij", a, b)[0, 0])
         assert np.isinf(fast_einsum("i,i->i", *[np.full(1, 300, "float16")] * 2)).all()
+
+
+def test_objects_may_be_the_result_themselves() -> None:
+    a, b = np.array([1, 2], object), np.array([3, 4], object)
+    assert fast_einsum("i,i->", a, b) == np.einsum("i,i->", a, b) == 11
+
+
+@pytest.mark.parametrize("equation", ["ii->", "ii->i", "ii,i->"])
+def test_only_the_diagonal_is_converted(equation: str) -> None:
+    a = np.arange(12.0).reshape(3, 4)[:, :3].astype("float16")
+    operands = [a, np.arange(3.0)][: equation.count(",") + 1]
+    plan = explain(equation, *operands, dtype="float64").plan
+    kinds = [type(step).__name__ for step in plan.steps]
+    assert kinds.index("Diagonal") < kinds.index("Cast")
+    result = fast_einsum(equation, *operands, dtype="float64")
+    np.testing.assert_array_equal(result, np.einsum(equation, *[each.astype("float64") for each in operands]))

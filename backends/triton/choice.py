@@ -8,7 +8,7 @@ from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates
-from einops_fast.backends.triton.launch import interpreted
+from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.measuring import circumstances, keep, measure, remembered, works
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling
@@ -71,13 +71,30 @@ class Choice:
         mode: str,
         others: Sequence[LibraryCalls] = (),
     ) -> None:
-        self.step, self.calls, self.memory = step, calls, memory
-        self.libraries = LibraryCalls("library", calls), *others
+        self.step, self.memory = step, memory
+        self.libraries = [
+            each._replace(run=self._placed(each.run)) for each in (LibraryCalls("library", calls), *others)
+        ]
+        self.calls = self.libraries[0].run
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
         self._run: Callable[..., Any] | None = None
+        self._run_unaligned: Callable[..., Any] | None = None
         self._device = 0
         self._current_device = memory.current_device
+
+    def _placed(self, calls: Callable[..., Any]) -> Callable[..., Any]:
+        """The calls, with the result in rows with gaps between them where the next step relies on that."""
+        shape, strides, empty = self.step.shape, self.step.strides, self.memory.empty
+        if strides is None:
+            return calls
+
+        def run(*operands: Any) -> Any:
+            result = empty(operands[0], shape, strides)
+            result[...] = calls(*operands)
+            return result
+
+        return run
 
     def __call__(self, *operands: Any) -> Any:
         run = self._run
@@ -89,20 +106,32 @@ class Choice:
             return run(*operands)
 
     def _first(self, operands: Sequence[Any]) -> Callable[..., Any]:
+        aligned = self._aligned(operands)
+        if not aligned and self._run_unaligned is not None:
+            return self._run_unaligned
         self._device = self.memory.device(operands[0])
         if not self.memory.may_measure():
             # Nothing is chosen while a graph is being captured; the next call may do so.
             return self.calls
         with self.memory.on_device(self._device):
             self.chosen = self._choose(operands)
-            self._run = self.chosen.run(self.memory, self._device)
-        return self._run
+            run = self.chosen.run(self.memory, self._device)
+        # What is the fastest at odd addresses is chosen by calls with such alone, and holds for them alone.
+        if aligned:
+            self._run = run
+        else:
+            self._run_unaligned = run
+        return run
+
+    def _aligned(self, operands: Sequence[Any]) -> bool:
+        """Whether all begin where the hardware can copy boxes from, as new memory does."""
+        return not any(self.memory.pointer(operand) % ALIGNMENT for operand in operands)
 
     def _choose(self, operands: Sequence[Any]) -> Candidate:
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
         libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
-        key = self._key(dtype)
+        key = self._key(dtype, self._aligned(operands))
         if self.mode != "always" and not interpreted():
             found = self._recalled(key, libraries, dtype, on)
             if found is not None:
@@ -148,15 +177,17 @@ class Choice:
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
 
-    def _key(self, dtype: str) -> dict[str, Any]:
+    def _key(self, dtype: str, aligned: bool) -> dict[str, Any]:
         terms = [
             "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops)
             for at in range(len(self.step.reads))
         ]
+        gaps = "" if self.step.strides is None else f" of strides {' '.join(map(str, self.step.strides))}"
         then = "" if self.step.epilogue is None else f", {_text(self.step.epilogue)}"
         return {
-            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}{then}",
+            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}{gaps}{then}",
             "any_order": self.step.any_order,
+            "aligned": aligned,
             "dtype": dtype,
             "precision": self.precision if dtype == "float32" else "ieee",
             **circumstances(self.memory, self._device),

@@ -10,16 +10,10 @@ from einops_fast.backends.triton.contraction_tilings import Contraction
 from einops_fast.backends.triton.matrix_tiles import RIGHT, loaded_bytes
 from einops_fast.backends.triton.problems import multiplies_matrices, problem, slowest_first
 from einops_fast.backends.triton.tiling import by_stride
-from einops_fast.layout import contiguous_strides
+from einops_fast.layout import VECTOR, contiguous_strides, padded_strides
 from einops_fast.steps import Fused, Loop
 
 __all__ = ["Copy", "with_copies"]
-
-_VECTOR = 16
-"""Bytes that a thread loads at once where strides allow it."""
-
-_MOST_EMPTY = 1.5
-"""How many times as long as a row its place may be."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     assert isinstance(loops, Contraction)
     # Rows (or columns) stay last where the operand is contiguous along them.
     contracted_last = {at: not _along_free(step, at) for at in smaller_first}
-    poor = [at for at in smaller_first if loaded_bytes(loops.batch, loops.roles, at, item) < _VECTOR]
+    poor = [at for at in smaller_first if loaded_bytes(loops.batch, loops.roles, at, item) < VECTOR]
     ways += [{at: contracted_last[at] for at in poor[:count]} for count in range(1, len(poor) + 1)]
     ways.append({at: contracted_last[at] for at in smaller_first if not _is_matrix(loops, at)})
     return [_copying(step, way, item) for at, way in enumerate(ways) if way and way not in ways[:at]]
@@ -107,13 +101,13 @@ def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int,
 def _laid_out(step: Fused, order: list[Loop], other: int | None, item: int) -> tuple[list[Loop], tuple[int, ...], bool]:
     """An operand's axes in this order, the strides of its copy, and whether rows begin where a thread loads at once."""
     joined = _joined(step, order, other)
-    strides = _padded_strides([loop.size for loop in order], joined, item)
+    strides = padded_strides([loop.size for loop in order], joined, item)
     return order, strides, _aligned(strides[:-joined], item)
 
 
 def _aligned(strides: Sequence[int], item: int) -> bool:
     """Whether a thread can load as much as can be at once, in rows with these steps between them."""
-    return all(stride * item % _VECTOR == 0 for stride in strides)
+    return all(stride * item % VECTOR == 0 for stride in strides)
 
 
 def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
@@ -127,7 +121,7 @@ def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
         last = own[-1]
         if last.kept or last.strides[at] != 1 or last.strides[RIGHT] != 1:
             continue
-        strides = _padded_strides([loop.size for loop in own], 1, item)
+        strides = padded_strides([loop.size for loop in own], 1, item)
         if _aligned([loop.strides[at] for loop in own[:-1]], item):
             continue
         if not _aligned(strides[:-1], item):
@@ -175,18 +169,6 @@ def _joined(step: Fused, order: Sequence[Loop], other: int | None) -> int:
             break
         count += 1
     return count
-
-
-def _padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:
-    """C order, but rows begin where a thread can load at once, unless that makes the copy much larger.
-
-    A row is ``joined`` of the last axes.
-    """
-    whole = _VECTOR // item
-    row = prod(shape[-joined:])
-    padded = -(-row // whole) * whole
-    outer = contiguous_strides([*shape[:-joined], padded if padded <= _MOST_EMPTY * row else row])[:-1]
-    return *outer, *contiguous_strides(shape[-joined:])
 
 
 def _read_through(loops: Sequence[Loop], at: int, strides: dict[str, int]) -> tuple[Loop, ...]:

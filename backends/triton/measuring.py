@@ -99,8 +99,9 @@ def circumstances(memory: Memory, device: int) -> dict[str, Any]:
 
 
 def remembered(key: Mapping[str, Any]) -> str | None:
-    """The name of the way that is on disk for this key."""
-    return (disk_cache.read(key) or {}).get("choice")
+    """The name of the way that is on disk for this key, if there is one: others may have written what they like."""
+    name = (disk_cache.read(key) or {}).get("choice")
+    return name if isinstance(name, str) else None
 
 
 def recall(key: Mapping[str, Any], ways: Iterable[Way]) -> Way | None:

@@ -21,7 +21,7 @@ __all__ = ["as_reduction", "layouts", "multiplies_matrices", "problem", "slowest
 def layouts(step: Fused) -> list[tuple[int, ...]]:
     """Strides that the result may have: C order, then orders in which the kernel's loads and stores agree."""
     kept = [loop for loop in step.loops if loop.kept]
-    found = [contiguous_strides(step.shape)]
+    found = [step.strides or contiguous_strides(step.shape)]
     if not step.any_order or len(kept) < 2:
         return found
     sides = _sides(step)

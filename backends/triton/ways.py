@@ -77,8 +77,9 @@ class LibraryCandidate(Candidate):
         self.name, self._run, self.in_order = calls
         operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
         self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
-        if step.epilogue is not None and step.epilogue.activation != "none":
-            self.seconds += 2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call
+        # An activation, and rows with gaps between them, are passes of their own.
+        passes = int(step.epilogue is not None and step.epilogue.activation != "none") + int(step.strides is not None)
+        self.seconds += passes * (2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call)
 
     def run(self, memory: Memory, device: int) -> Run:
         return self._run
