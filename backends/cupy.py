@@ -14,6 +14,7 @@ from einops_fast.backends.base import Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.backends.triton import usable
+from einops_fast.precision import settled
 from einops_fast.steps import Diagonal, Fused
 from einops_fast.target import Numerics, Target
 from einops_fast.tuning import current_mode
@@ -39,7 +40,8 @@ class CupyBackend(NdarrayBackend):
         super().__init__(cp, cp.einsum)
 
     def signature(self, operands: Sequence[Any]) -> Hashable:
-        return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands]), current_mode()
+        state = current_mode(), _fp32_precision()
+        return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands]), state
 
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device.id for operand in operands])
@@ -62,9 +64,7 @@ class CupyBackend(NdarrayBackend):
         from einops_fast.backends.cupy_memory import CupyMemory
         from einops_fast.backends.triton.choice import Choice, chosen_run
 
-        # As CuPy's own matmul decides it.
-        precision = "tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee"
-        return chosen_run(Choice(step, self.library(step), CupyMemory(), precision, current_mode()))
+        return chosen_run(Choice(step, self.library(step), CupyMemory(), _fp32_precision(), current_mode()))
 
     def room(self, operands: Sequence[Any]) -> int | None:
         free, _ = cp.cuda.runtime.memGetInfo()
@@ -95,3 +95,8 @@ class CupyBackend(NdarrayBackend):
             return cp.lib.stride_tricks.as_strided(a, shape, strides)
 
         return run
+
+
+def _fp32_precision() -> str:
+    """How float32 numbers may be multiplied, as CuPy's own matmul decides it, or by a block of ours."""
+    return settled("tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee")

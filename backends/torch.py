@@ -19,6 +19,7 @@ from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.plan import Plan
+from einops_fast.precision import allowed, settled
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tuning import current_mode, unchecked_mode
@@ -71,7 +72,7 @@ class TorchBackend(Backend):
         )
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
-            state = (*state, current_mode(), fp32_precision(), _negated(operands))
+            state = (*state, current_mode(), settled(fp32_precision()), _negated(operands))
         if len(operands) == 2:
             # The usual number, spelled out, which is faster than the general form.
             a, b = operands
@@ -96,7 +97,7 @@ class TorchBackend(Backend):
             return lambda others: (
                 check(*others) and torch.is_grad_enabled() is grad_mode and forward_ad._current_level < 0
             )
-        mode, precision = current_mode(), _fp32_setting()
+        mode, precision = current_mode(), (_fp32_setting(), allowed())
         # The library asks for the precision itself.
         by_library = not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
         exactly = operands[0].dtype == torch.float32 and not by_library
@@ -105,7 +106,7 @@ class TorchBackend(Backend):
             and torch.is_grad_enabled() is grad_mode
             and forward_ad._current_level < 0
             and unchecked_mode() == mode
-            and (not exactly or _fp32_setting() == precision)
+            and (not exactly or (_fp32_setting(), allowed()) == precision)
         )
 
     def inspect(self, array: Any) -> Operand:
@@ -296,7 +297,7 @@ class TorchBackend(Backend):
         from einops_fast.backends.torch_memory import TorchMemory
         from einops_fast.backends.triton.choice import Choice, chosen_run
 
-        precision, mode = fp32_precision(), current_mode()
+        precision, mode = settled(fp32_precision()), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
 
     def multiply(self, step: Multiply) -> Run:

@@ -22,6 +22,7 @@ from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
 from einops_fast.observers import observed
 from einops_fast.plan import Plan, in_turn
+from einops_fast.precision import allowed
 from einops_fast.steps import AS_IS, Cast, Diagonal, Fused, Gemm, Multiply, View
 from einops_fast.tuning import current_mode
 
@@ -119,8 +120,8 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     labels, shape = subscripts.inputs[of], plan.operands[of].shape
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
     # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
-    mode = current_mode() if plan.target.kernels else None
-    einsum: Run = partial(fast_einsum, equation, autotune=mode)
+    mode, precision = (current_mode(), allowed()) if plan.target.kernels else (None, None)
+    einsum: Run = partial(fast_einsum, equation, autotune=mode, precision=precision)
     if plan.numerics.compute.startswith("complex"):
         einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), autotune=mode)  # noqa: E731
     if kept == labels:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,6 +127,11 @@ def _processors(device: int) -> int:
 
 @lru_cache(maxsize=1)
 def _driver() -> str:
+    """The driver's version, or that of the CUDA that it is for where it doesn't tell."""
+    with suppress(OSError):
+        found = re.search(r"Kernel Module\D*([0-9.]+)", Path("/proc/driver/nvidia/version").read_text("utf-8"))
+        if found:
+            return found[1]
     version = ctypes.c_int(0)
     with suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

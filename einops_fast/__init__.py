@@ -13,6 +13,7 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError, Subscripts
 from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.patch import patch, patched, unpatch
+from einops_fast.precision import allow_precision
 from einops_fast.profile import profile
 from einops_fast.tuning import autotune
 
@@ -23,6 +24,7 @@ __all__ = [
     "ShapeError",
     "SubscriptsError",
     "__version__",
+    "allow_precision",
     "attention",
     "attention_backend",
     "autotune",

@@ -13,6 +13,7 @@ from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
+from einops_fast.precision import allow_precision, allowed
 from einops_fast.traced import call_traced
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
@@ -28,6 +29,7 @@ def fast_einsum(
     casting: str = "safe",
     optimize: Any = "auto",
     autotune: str | None = None,
+    precision: str | None = None,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
 
@@ -47,6 +49,9 @@ def fast_einsum(
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
             :func:`einops_fast.autotune`, whose block this argument stands for. Under torch.compile, only such a
             block around the compiled function counts.
+        precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
+            framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
+            Again, under torch.compile only a block around the compiled function counts.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -68,6 +73,9 @@ def fast_einsum(
         return call_traced(operands, out, dtype, order, casting, optimize)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
+            return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+    if precision is not None and precision != allowed():
+        with allow_precision(precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if type(operands[0] if operands else None) is str and out is None and dtype is None:
         arrays = operands[1:]

@@ -163,7 +163,7 @@ def _direct(
                 yield _family("contraction of boxes", order, box, partial(_boxes, loops, item, on))
             if order > 0 and not regrouped:
                 continue
-            if dtype == "float32" and precision == "ieee" and not interpreted():
+            if dtype == "float32" and precision != "tf32" and not interpreted():
                 by_threads = partial(fma_tilings_of_name, problem=loops, on=on)
                 yield _family("contraction by threads", order, way, partial(fma_tilings, loops, on), by_threads)
             of_name = partial(

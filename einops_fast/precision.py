@@ -1,0 +1,62 @@
+"""How float32 numbers may be multiplied on a GPU beyond what the framework's own setting allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from einops_fast.errors import EinsumError
+
+__all__ = ["PRECISIONS", "allow_precision", "allowed", "settled"]
+
+PRECISIONS = ("tf32", "tf32x3")
+"""What :func:`allow_precision` takes."""
+
+_allowed: ContextVar[str | None] = ContextVar("einops_fast_precision", default=None)
+
+#: What the innermost block allows; ``None`` outside of all.
+allowed = _allowed.get
+
+
+@contextmanager
+def allow_precision(precision: str) -> Iterator[None]:
+    """Let tensor cores multiply float32 numbers in a ``with`` block, whatever the framework's setting is.
+
+    It allows, and doesn't oblige: what is as exact and faster may still run, and a framework that is set to TF32 itself
+    keeps to that. It holds for einsum on NVIDIA GPUs; elsewhere nothing changes. Blocks nest, and each thread and each
+    asyncio task has its own; gradients are computed as their forward call was.
+
+    Args:
+        precision: ``'tf32'``: factors are rounded to 10 bits after the point, as with
+            ``torch.backends.cuda.matmul.allow_tf32``; results are off by about 1e-3. ``'tf32x3'``: each factor is
+            the sum of two such numbers, and three of their four products are added up, about as exactly as in float32
+            (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
+            theoretical peak performance", 2022).
+
+    Raises:
+        EinsumError: there is no such precision.
+
+    Example:
+        >>> import einops_fast
+        >>> from einops_fast.precision import allowed
+        >>> with einops_fast.allow_precision('tf32x3'):
+        ...     allowed()
+        'tf32x3'
+    """
+    if precision not in PRECISIONS:
+        raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
+    token = _allowed.set(precision)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def settled(setting: str) -> str:
+    """The precision of a call, from that of the framework: what it allows itself, else what the block does.
+
+    >>> settled('ieee'), settled('tf32')
+    ('ieee', 'tf32')
+    """
+    return setting if setting == "tf32" else _allowed.get() or setting
