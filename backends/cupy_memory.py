@@ -9,6 +9,7 @@ from typing import Any
 
 import cupy as cp
 
+from einops_fast.backends.gpus import driver_version
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.queueing import gpu_times
 from einops_fast.layout import reach
@@ -52,11 +53,10 @@ class CupyMemory(Memory):
         return str(cp.cuda.runtime.getDeviceProperties(device)["name"].decode())
 
     def versions(self) -> dict[str, str]:
-        runtime = cp.cuda.runtime
         return {
             "cupy": cp.__version__,
-            "cuda": str(runtime.runtimeGetVersion()),
-            "driver": str(runtime.driverGetVersion()),
+            "cuda": str(cp.cuda.runtime.runtimeGetVersion()),
+            "driver": driver_version(),
         }
 
     def capturing(self) -> bool:

@@ -1,10 +1,16 @@
-"""What known GPUs reach, for the cost model."""
+"""What known GPUs reach, for the cost model, and which driver they have."""
 
 from __future__ import annotations
 
+import ctypes
+import re
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
 from einops_fast.cost import Ceilings
 
-__all__ = ["gpu_ceilings"]
+__all__ = ["driver_version", "gpu_ceilings"]
 
 
 def _gpu(bandwidth: float, half: float, single: float, double: float, units: int) -> Ceilings:
@@ -41,3 +47,16 @@ _GPUS = {
 def gpu_ceilings(name: str) -> Ceilings:
     """Ceilings of the GPU of this name; one that isn't known counts as an A100."""
     return next((found for key, found in _GPUS.items() if key in name), _GPUS["A100"])
+
+
+@lru_cache(maxsize=1)
+def driver_version() -> str:
+    """Version of NVIDIA's driver, or of the CUDA that it is for where it doesn't tell its own."""
+    with suppress(OSError):
+        told = re.search(r"\b\d+(\.\d+)+\b", Path("/proc/driver/nvidia/version").read_text("utf-8"))
+        if told:
+            return told[0]
+    version = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from einops_fast.backends.gpus import driver_version
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.queueing import gpu_times
 from einops_fast.dtypes import dtype_name
@@ -87,7 +85,7 @@ class TorchMemory(Memory):
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
 
     def versions(self) -> dict[str, str]:
-        return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
+        return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": driver_version()}
 
     def may_measure(self) -> bool:
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
@@ -123,16 +121,3 @@ def _shared(device: int) -> int:
 @lru_cache
 def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 132
-
-
-@lru_cache(maxsize=1)
-def _driver() -> str:
-    """The driver's version, or that of the CUDA that it is for where it doesn't tell."""
-    with suppress(OSError):
-        found = re.search(r"Kernel Module\D*([0-9.]+)", Path("/proc/driver/nvidia/version").read_text("utf-8"))
-        if found:
-            return found[1]
-    version = ctypes.c_int(0)
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return str(version.value)
