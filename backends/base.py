@@ -105,6 +105,10 @@ class Backend(ABC):
         """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
         return None
 
+    def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
+        """Whether users of the framework's own einsum may rely on it that this result lies in C order."""
+        return False
+
     def answer(self, rank: int) -> Run | None:
         """What is done last to a result of this rank; ``None`` for nothing."""
         return None

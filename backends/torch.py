@@ -166,6 +166,14 @@ class TorchBackend(Backend):
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         return self.einsum(equation, *operands, **options)
 
+    def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
+        # Only a tensor that lies so has any view of another shape. On the meta device nothing is computed.
+        try:
+            like = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") for a in operands]
+            return bool(self.einsum(equation, *like).is_contiguous())
+        except Exception:  # whatever the meta device can't do, the call itself may
+            return False
+
     def native_step(self, step: Native) -> Run:
         native = super().native_step(step)
         if step.reason == _TWO_DTYPES:

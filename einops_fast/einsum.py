@@ -153,7 +153,7 @@ def plan_call(
     """The plan for these arrays. Another order than ``'K'`` may still have to be brought about afterwards."""
     operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
-    if order == "C" and target.kernels:
+    if order == "C":
         target = replace(target, in_order=True)
     numerics = backend.numerics(arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None

@@ -251,7 +251,9 @@ class _Lowering:
     def pair(self, left: Term, right: Term, rest: Sequence[Term]) -> Term:
         keep = set(self.subscripts.output).union(*(term.labels for term in rest))
         wanted = self.subscripts.output if not rest else self.hint(left, right, keep, rest)
-        step, strides = contract_pair(left, right, keep, wanted, self.target, self.numerics, self.open)
+        # Nobody wants an intermediate in any order but the next step.
+        target = replace(self.target, in_order=False) if rest and self.target.in_order else self.target
+        step, strides = contract_pair(left, right, keep, wanted, target, self.numerics, self.open)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])

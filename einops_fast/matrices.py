@@ -295,7 +295,8 @@ def _price(
     for side in (left, right):
         if side.moves:
             seconds += cost.copy_seconds(side.term.size, side.in_runs, dtype, on)
-    if not target.strided and "".join(groups) + left.free + right.free != roles.wanted:
+    copies = not target.strided or (target.in_order and not (target.writes and target.writes_strided))
+    if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
     return GemmChoice(seconds, left, right, tuple(groups), contracted, len(groups) > target.batch_axes)
 

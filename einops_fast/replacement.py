@@ -179,12 +179,14 @@ def _compile(
     """The plan as a callable, or ``_no_better``."""
     try:
         subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
-        plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize)
+        order = "C" if backend.gives_c_order(equation, arrays) else "K"
+        plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     except EinsumError:
         return _no_better
     if len(plan.steps) == 1 and isinstance(plan.steps[0], Native):
         return _no_better
-    return compile_plan(plan, backend)
+    run = compile_plan(plan, backend)
+    return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 
 def _no_better(*_: Any) -> Any:

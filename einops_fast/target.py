@@ -43,7 +43,7 @@ class Target:
         writes_strided: it also writes fast where that view has gaps or another axis order.
         drops_expanded: an axis of stride 0 may be dropped (not where the framework differentiates each step).
         kernels: there are kernels of our own, for these dtypes, that take operands with any strides.
-        in_order: the kernels have to write the result in C order.
+        in_order: the result is wanted in C order.
         free_batch: the plan must hold for any size of the first operand's first axis.
         gradients: gradients of the result may be asked for; see :meth:`Backend.differentiable`.
     """
