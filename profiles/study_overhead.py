@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,7 +29,8 @@ about = "tiny calls, first calls, the import"
 frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
-families: dict[str, tuple[Case, ...]] = {"public": (TINY,)}
+CHAIN = Case("tiny chain", "bij,bjk,bkl->bil", ((2, 4, 8), (2, 8, 4), (2, 4, 8)))
+families: dict[str, tuple[Case, ...]] = {"public": (TINY, CHAIN)}
 own_cases = False
 peers: tuple[str, ...] = ()
 
@@ -55,17 +56,15 @@ print(perf_counter() - start)
 
 def measure(framework: Framework, options: Options) -> Iterator[Record]:
     """Rows of host time: a GPU is far from busy with calls of this size."""
-    yield Extent(4 if framework.name == "numpy" else 3)
+    yield Extent(5 if framework.name == "numpy" else 4)
     dtype = options.dtypes[0] if options.dtypes else "float32"
-    expression = einops_fast.contract_expression(TINY.equation, *TINY.shapes)
-    ways = [
-        Way(f"{framework.name}.einsum", partial(framework.einsum, TINY.equation), framework),
-        Way(framework.product, framework.matmul, framework),
-        Way("fast_einsum", partial(einops_fast.fast_einsum, TINY.equation), framework),
-        Way("contract_expression", expression, framework),
-    ]
     clock = HostClock(framework.synchronize)
-    timings = compare(TINY, ways, dtype, effort=QUICK if options.quick else FULL, clock=clock)
+    effort = QUICK if options.quick else FULL
+    chained = _ways(framework, CHAIN, f"two {framework.product}")
+    ways = _ways(framework, TINY, framework.product)
+    for timing in compare(CHAIN, chained, dtype, effort=effort, clock=clock):
+        yield Row.of(framework.name, CHAIN, dtype, timing)
+    timings = compare(TINY, ways, dtype, effort=effort, clock=clock)
     for timing in timings:
         yield Row.of(framework.name, TINY, dtype, timing)
     for way, timing in zip(ways, timings, strict=True):
@@ -100,6 +99,16 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         for row in rows
     ]
     return [Table("Host time of a call", columns, cells)]
+
+
+def _ways(framework: Framework, case: Case, by_hand: str) -> list[Way]:
+    """The native einsum, the products themselves, one after the other, and ours."""
+    return [
+        Way(f"{framework.name}.einsum", partial(framework.einsum, case.equation), framework),
+        Way(by_hand, lambda *operands: reduce(framework.matmul, operands), framework),
+        Way("fast_einsum", partial(einops_fast.fast_einsum, case.equation), framework),
+        Way("contract_expression", einops_fast.contract_expression(case.equation, *case.shapes), framework),
+    ]
 
 
 def _first_call(

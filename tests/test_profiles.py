@@ -295,7 +295,7 @@ def test_script_says_what_it_cannot_run(tmp_path):
 @pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
 @pytest.mark.parametrize(
     ("study", "only", "rows"),
-    [("einsum", "0", 5), ("contraction", "abcde-efbad-cf,outer", 6), ("overhead", "", 7)],
+    [("einsum", "0", 5), ("contraction", "abcde-efbad-cf,outer", 6), ("overhead", "", 11)],
 )
 def test_command(tmp_path, capsys, study, only, rows):
     arguments = [study, "--framework", "numpy", "--quick", "--only-run", only, "--out", str(tmp_path)]
