@@ -147,6 +147,6 @@ def plan_call(
     target = backend.target(arrays)
     if order == "C" and target.kernels:
         target = replace(target, in_order=True)
-    numerics = backend.numerics(arrays, dtype, casting)
+    numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

@@ -91,8 +91,10 @@ def test_autocast_chooses_the_dtype(equation: str, dtypes: Sequence[str], device
     ]
     if len(dtypes) == 1:
         fast_einsum(equation, *operands)  # a plan of this call would give another dtype
+    # torch converts what products of elements give, and not what they are of; sums may cancel out.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if len(operands) > 2 else {}
     with torch.autocast(device, dtype=torch.bfloat16):
-        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
+        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands), **tolerance)
     if len(dtypes) == 1:
         same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
 
