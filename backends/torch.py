@@ -228,7 +228,7 @@ class TorchBackend(Backend):
                 raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
             if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
                 raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
-            return out.copy_(result)
+            return out.copy_(result.clone() if _one_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]
             return result.permute(reverse).contiguous().permute(reverse)
@@ -435,6 +435,15 @@ def _naming_dtypes(native: Run) -> Run:
             ) from error
 
     return run
+
+
+def _one_storage(one: Any, other: Any) -> bool:
+    """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
+    if torch.compiler.is_compiling() or any(
+        type(each) not in _PLAIN or each.layout is not torch.strided for each in (one, other)
+    ):
+        return False
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
 
 
 def _same(a: Any) -> Any:
