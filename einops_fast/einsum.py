@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, hashable, is_tracing, own_arrays, read_call
+from einops_fast.arguments import Call, hashable, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
 from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.traced import call_traced
+from einops_fast.tracing import is_tracing
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
 
@@ -45,8 +46,7 @@ def fast_einsum(
             ``False`` (left to right), the name of an opt_einsum optimizer, an explicit path, or
             ``(name, memory_limit in elements)``.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
-            :func:`einops_fast.autotune`, whose block this argument stands for. Under torch.compile, only such a
-            block around the compiled function counts.
+            :func:`einops_fast.autotune`, whose block this argument stands for.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -65,7 +65,7 @@ def fast_einsum(
         (2, 3, 5, 6)
     """
     if is_tracing():
-        return call_traced(operands, out, dtype, order, casting, optimize)
+        return call_traced(operands, out, dtype, order, casting, optimize, autotune)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
