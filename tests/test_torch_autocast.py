@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -81,3 +82,40 @@ def test_the_dtype_of_autocast_changes() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype):
             assert fast_einsum("ij,jk->ik", a, b).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("equation", "dtypes", "wanted"),
+    [
+        ("ij->ji", ["bfloat16"], "bfloat16"),
+        ("ij->i", ["bfloat16"], None),
+        ("ij->i", ["float32"], "float32"),
+        ("ij,k->ik", ["bfloat16", "bfloat16"], None),
+        ("ij,jk->k", ["bfloat16", "float32"], "float16"),
+        ("bi,b->bi", ["bfloat16", "bfloat16"], "bfloat16"),
+    ],
+)
+def test_a_sum_on_cuda_gives_float32(equation: str, dtypes: list[str], wanted: str | None) -> None:
+    inputs, _, output = equation.partition("->")
+    terms = inputs.split(",")
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.float16)
+        ones = [[False] * len(term) for term in terms]
+        assert whole_dtype(terms, output, ones, dtypes, every_path(len(terms)), "cuda") == wanted
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtypes", [["float32"], ["bfloat16"], ["bfloat16", "float32"]])
+@pytest.mark.parametrize("equation", ["ij->i", "ij->ji", "ij,k->ik", "ij,jk->k", "bi,b->bi", "bi,bij,bj->b"])
+def test_results_on_cuda_are_those_of_torch(equation: str, dtypes: list[str]) -> None:
+    terms = equation.partition("->")[0].split(",")
+    made = [torch.rand([3 + ord(label) % 5 for label in term], device="cuda") for term in terms]
+    operands = [each.to(getattr(torch, name)) for each, name in zip(made, itertools.cycle(dtypes), strict=False)]
+    with torch.autocast("cuda", torch.bfloat16):
+        wanted = torch.einsum(equation, *operands)
+        torch.testing.assert_close(fast_einsum(equation, *operands), wanted, rtol=5e-2, atol=5e-2)
