@@ -389,10 +389,9 @@ def test_a_dtype_that_is_asked_for_overrules_autocast() -> None:
     operands = tensors("ij,jk", dtype=torch.float32)
     expression = contract_expression("ij,jk->ik", (3, 4), (4, 2), dtype=torch.float64)
     for function in (partial(fast_einsum, "ij,jk->ik", dtype=torch.float64), expression):
-        for device in ("cpu", "cuda"):
-            with torch.autocast(device, torch.bfloat16):
-                got, _ = compiled(lambda a, b, function=function: function(a, b), *operands)
-            torch.testing.assert_close(got, operands[0].double() @ operands[1].double())
+        with torch.autocast("cpu", torch.bfloat16):
+            got, _ = compiled(lambda a, b, function=function: function(a, b), *operands)
+        torch.testing.assert_close(got, operands[0].double() @ operands[1].double())
 
 
 @pytest.mark.usefixtures("everywhere")
