@@ -28,6 +28,7 @@ from einops_fast.steps import (
 from einops_fast.target import Numerics, Operand, Target
 
 if TYPE_CHECKING:
+    from einops_fast.notation import Subscripts
     from einops_fast.plan import Plan
 
 __all__ = ["Backend", "Likeness", "Numerics", "Operand", "Run", "Target", "one_device"]
@@ -81,6 +82,10 @@ class Backend(ABC):
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         """The dtypes of a call on these operands, by the rules of the framework's own einsum."""
 
+    def numerics_of(self, subscripts: Subscripts, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        """As :meth:`numerics`, where those rules depend on what is contracted, too."""
+        return self.numerics(operands, dtype, casting)
+
     def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
         """The dtype of a call with ``out`` and no ``dtype``; ``None`` where ``out`` has no say in it."""
         return None
@@ -115,6 +120,10 @@ class Backend(ABC):
 
     def differentiable(self, plan: Plan, run: Run) -> Run:
         """A plan with ``target.gradients``, compiled as ``run``, as a callable that gradients can be taken of."""
+        return run
+
+    def enclosed(self, plan: Plan, run: Run) -> Run:
+        """A plan, compiled as ``run``, in the state of the framework that it's made for."""
         return run
 
     def mark(self, array: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import repeat
 from math import prod
@@ -14,10 +15,19 @@ from torch.autograd import forward_ad
 from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
+from einops_fast.backends.torch_autocast import (
+    any_autocast,
+    autocast_dtype,
+    outside_autocast,
+    pair_by_pair,
+    torch_path,
+    whole_dtype,
+)
 from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan
 from einops_fast.precision import allowed, settled
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
@@ -28,7 +38,6 @@ __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _jit_tracing: Callable[[], bool] = torch._C._is_tracing
-_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 # What torch.compile compares the arguments of a compiled function by, in C++.
@@ -40,8 +49,8 @@ _fp32_setting: Callable[[], Any] = (
     else partial(_matmul_precision, "cuda", "matmul")
 )
 _HALF = (torch.float16, torch.bfloat16)
-_CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 _AUTOCAST = "autocast chooses the dtype"
+_BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -68,7 +77,7 @@ class TorchBackend(Backend):
             torch.is_grad_enabled(),
             _transforms_active(),
             forward_ad._current_level,
-            _autocast_enabled() and _autocasts(first.device.type),
+            any_autocast() and autocast_dtype(first.device.type),
         )
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
@@ -90,6 +99,11 @@ class TorchBackend(Backend):
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
         check = _guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        kind = operands[0].device.type
+        to = autocast_dtype(kind) if any_autocast() else None
+        if to is not None:
+            guarded, dtype_now = check, torch.get_autocast_dtype
+            check = lambda *others: guarded(*others) and dtype_now(kind) is to  # noqa: E731
         if not check(*operands):  # one tensor twice
             return None
         grad_mode = torch.is_grad_enabled()
@@ -154,13 +168,34 @@ class TorchBackend(Backend):
         name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, _TWO_DTYPES, whole=True)
-        if _autocasts(operands[0].device.type):
+        if dtype is None and any_autocast() and autocast_dtype(operands[0].device.type) is not None:
             return Numerics(name, name, _AUTOCAST, whole=True)
+        return self._numerics(name, operands, whole=dtype is None)
+
+    def numerics_of(self, subscripts: Subscripts, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        numerics = self.numerics(operands, dtype, casting)
+        kind = operands[0].device.type
+        if numerics.native not in (_AUTOCAST, _TWO_DTYPES) or autocast_dtype(kind) is None:
+            return numerics
+        shapes = tuple([tuple(operand.shape) for operand in operands])
+        ones = [[size == 1 for size in shape] for shape in shapes]
+        dtypes = [dtype_name(operand.dtype) for operand in operands]
+        paths = [torch_path(subscripts.equation, shapes)]
+        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, paths, kind)
+        if found is not None:
+            return self._numerics(found, operands, whole=True)
+        # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.
+        by_pairs = len(operands) > 2 and numerics.native == _AUTOCAST and not any(map(any, ones))
+        return replace(numerics, native=_BY_PAIRS) if by_pairs else numerics
+
+    def _numerics(self, name: str, operands: Sequence[Any], *, whole: bool) -> Numerics:
+        """Computing in the dtype of this name, to which all operands are brought."""
+        wanted = getattr(torch, name)
         if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
             # On a GPU torch has no products of them either. What it does with one operand has another dtype.
             return Numerics(name, name, gemm=False)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
-            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=dtype is None)
+            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole)
         return Numerics(name, name)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
@@ -178,26 +213,12 @@ class TorchBackend(Backend):
         native = super().native_step(step)
         if step.reason == _TWO_DTYPES:
             return _naming_dtypes(native)
-        terms, _, output = step.equation.partition("->")
-        left, _, right = terms.partition(",")
-        summed = [(left.index(label), right.index(label)) for label in left if label in right and label not in output]
-        if step.reason != _AUTOCAST or len(step.reads) != 2 or not summed:
+        if step.reason != _BY_PAIRS:
             return native
         # Imported here because fast_einsum is made of backends.
         from einops_fast.einsum import fast_einsum
 
-        def run(a: Any, b: Any) -> Any:
-            # What torch.einsum gives to bmm, autocast converts; a sum over a single element is no bmm's.
-            shapes = a.shape, b.shape
-            products = any(shapes[0][one] != 1 != shapes[1][two] for one, two in summed)
-            if not products or a.dtype not in _CASTABLE or b.dtype not in _CASTABLE:
-                return native(a, b)
-            device = a.device.type
-            dtype = torch.get_autocast_dtype(device)
-            with torch.autocast(device, enabled=False):
-                return fast_einsum(step.equation, a.to(dtype), b.to(dtype))
-
-        return run
+        return lambda *operands: pair_by_pair(fast_einsum, step.equation, operands)
 
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
@@ -216,7 +237,7 @@ class TorchBackend(Backend):
                 raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
             if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
                 raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
-            return out.copy_(result)
+            return out.copy_(result.clone() if _one_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]
             return result.permute(reverse).contiguous().permute(reverse)
@@ -227,6 +248,13 @@ class TorchBackend(Backend):
         from einops_fast.backends.torch_autograd import differentiable
 
         return differentiable(plan, run, self)
+
+    def enclosed(self, plan: Plan, run: Run) -> Run:
+        # The plan itself converts what autocast would, and has products that it mustn't.
+        kind = torch.device(plan.target.device).type
+        if plan.numerics.native or not any_autocast() or autocast_dtype(kind) is None:
+            return run
+        return partial(outside_autocast, kind, run)
 
     def mark(self, array: Any) -> Any:
         if not array.is_cuda:
@@ -418,12 +446,17 @@ def _naming_dtypes(native: Run) -> Run:
     return run
 
 
+def _one_storage(one: Any, other: Any) -> bool:
+    """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
+    if torch.compiler.is_compiling() or any(
+        type(each) not in _PLAIN or each.layout is not torch.strided for each in (one, other)
+    ):
+        return False
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
 def _same(a: Any) -> Any:
     return a
-
-
-def _autocasts(device_type: str) -> bool:
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,8 @@
 
 The compiler takes the operator as one call, whose result is a new tensor in C order, and leaves it as it is; at
 run time it is :func:`einops_fast.fast_einsum` on the tensors that there are. So nothing is planned for symbolic
-sizes. Its gradients are calls of the operator again. Importing this module registers it.
+sizes. Its gradients are calls of the operator again. Autocast means nothing to it: whoever calls it has converted.
+Importing this module registers it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.torch_autocast import any_autocast, autocast_dtype, outside_autocast
 from einops_fast.backends.torch_autograd import gradient_equation, product_order, spread
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import SubscriptsError
@@ -25,39 +27,46 @@ _NAME = "einops_fast::einsum"
 
 torch.library.define(
     _NAME,
-    "(Tensor[] operands, str equation, str optimize) -> Tensor",
+    "(Tensor[] operands, str equation, str optimize, str? autotune) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 
-#: Takes a list of tensors, an equation in letters with ``'->'`` and no label twice in a term, and ``optimize`` of
-#: :func:`einops_fast.fast_einsum` as text.
+#: Takes a list of tensors of one dtype, an equation in letters with ``'->'`` and no label twice in a term, and
+#: ``optimize``, as text, and ``autotune`` of :func:`einops_fast.fast_einsum`.
 einsum: Any = torch.ops.einops_fast.einsum.default
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _compute(operands: Sequence[Any], equation: str, optimize: str) -> Any:
+def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+    kind = operands[0].device.type
+    if any_autocast() and autocast_dtype(kind) is not None:
+        return outside_autocast(kind, _contract, operands, equation, optimize, autotune)
+    return _contract(operands, equation, optimize, autotune)
+
+
+def _contract(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
     if torch.compiler.is_compiling():
         # Constants are folded while the compiler is at work, when fast_einsum would call the operator.
-        result = torch.einsum(equation, operands).contiguous()
+        result = _by_torch(equation, operands).contiguous()
     else:
-        result = fast_einsum(equation, *operands, order="C", optimize=_evaluated(optimize))
+        result = fast_einsum(equation, *operands, order="C", optimize=_evaluated(optimize), autotune=autotune)
     # Alone, an operand may be its own result.
     shares = len(operands) == 1 and result.untyped_storage().data_ptr() == operands[0].untyped_storage().data_ptr()
     return result.clone() if shares else result
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
-def _shape(operands: Sequence[Any], equation: str, optimize: str) -> Any:
+def _shape(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
     subscripts, sizes = _read(equation, operands)
     return operands[0].new_empty([sizes[label] for label in subscripts.output])
 
 
-def _setup(ctx: Any, inputs: tuple[Sequence[Any], str, str], output: Any) -> None:
-    operands, ctx.equation, _ = inputs
+def _setup(ctx: Any, inputs: tuple[Sequence[Any], str, str, str | None], output: Any) -> None:
+    operands, ctx.equation, _, ctx.autotune = inputs
     ctx.save_for_backward(*operands)
 
 
-def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None]:
+def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None, None]:
     operands = ctx.saved_tensors
     subscripts, sizes = _read(ctx.equation, operands)
     shapes = [operand.shape for operand in operands]
@@ -69,9 +78,9 @@ def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None]:
         equation, kept = gradient_equation(subscripts, sizes, shapes, of)
         equation, order = in_product_order(equation)
         others = [operand.conj() for at, operand in enumerate(operands) if at != of]
-        gradient = einsum([grad, *others], equation, "auto").permute(order)
+        gradient = einsum([grad, *others], equation, "auto", ctx.autotune).permute(order)
         gradients.append(gradient if kept == labels else spread(gradient, labels, kept, shapes[of]))
-    return gradients, None, None
+    return gradients, None, None, None
 
 
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
@@ -87,6 +96,14 @@ def in_product_order(equation: str) -> tuple[str, tuple[int, ...]]:
     terms = inputs.split(",")
     order = product_order(terms, output) if len(terms) == 2 else output
     return f"{inputs}->{order}", tuple(map(order.index, output))
+
+
+def _by_torch(equation: str, operands: Sequence[Any]) -> Any:
+    """By torch.einsum, which on a GPU has no products of integers."""
+    first = operands[0]
+    if first.is_floating_point() or first.is_complex():
+        return torch.einsum(equation, operands)
+    return torch.einsum(equation, [operand.cpu() for operand in operands]).to(first)
 
 
 def _read(equation: str, operands: Sequence[Any]) -> tuple[Subscripts, dict[str, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.notation import Subscripts, parse, parse_interleaved
+from einops_fast.tracing import is_tracing
 
-__all__ = ["Call", "hashable", "is_tracing", "own_arrays", "read_call"]
+__all__ = ["Call", "hashable", "own_arrays", "read_call"]
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,6 @@ def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[An
         array if each is not None else backend.convert(array, at)
         for at, (array, each) in enumerate(zip(arrays, found, strict=True))
     ]
-
-
-def is_tracing() -> bool:
-    """Whether torch.compile is tracing the caller (then torch is imported already)."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
 
 
 def hashable(value: Any) -> Hashable:

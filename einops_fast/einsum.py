@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, hashable, is_tracing, own_arrays, read_call
+from einops_fast.arguments import Call, hashable, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
 from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
@@ -15,6 +15,7 @@ from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.precision import allow_precision, allowed
 from einops_fast.traced import call_traced
+from einops_fast.tracing import is_tracing
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
 
@@ -47,11 +48,10 @@ def fast_einsum(
             ``False`` (left to right), the name of an opt_einsum optimizer, an explicit path, or
             ``(name, memory_limit in elements)``.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
-            :func:`einops_fast.autotune`, whose block this argument stands for. Under torch.compile, only such a
-            block around the compiled function counts.
+            :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
-            Again, under torch.compile only a block around the compiled function counts.
+            Under torch.compile, only a block around the compiled function counts.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -70,10 +70,12 @@ def fast_einsum(
         (2, 3, 5, 6)
     """
     if is_tracing():
-        return call_traced(operands, out, dtype, order, casting, optimize)
+        return call_traced(operands, out, dtype, order, casting, optimize, autotune)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
-            return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+            return fast_einsum(
+                *operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize, precision=precision
+            )
     if precision is not None and precision != allowed():
         with allow_precision(precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
@@ -155,6 +157,6 @@ def plan_call(
     target = backend.target(arrays)
     if order == "C":
         target = replace(target, in_order=True)
-    numerics = backend.numerics(arrays, dtype, casting)
+    numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

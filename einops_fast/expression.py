@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import is_tracing, own_arrays, read_call
+from einops_fast.arguments import own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
@@ -16,6 +16,7 @@ from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.plan import compile_plan
 from einops_fast.plan_cache import keeps_plans
 from einops_fast.traced import einsum_traced
+from einops_fast.tracing import is_tracing
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -195,9 +196,7 @@ class ContractExpression:
     def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
         """Under torch.compile: see :mod:`einops_fast.traced`."""
         self._check_shapes(operands)
-        if self._dtype is not None:
-            operands = [operand.to(self._dtype) for operand in operands]
-        result = einsum_traced(self._letters, operands, self._optimize)
+        result = einsum_traced(self._letters, operands, self._dtype, self._optimize)
         if out is None and self._order == "K":
             return result
         # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.
@@ -207,8 +206,16 @@ class ContractExpression:
     def _check_shapes(self, operands: Sequence[Any]) -> None:
         for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):
             if tuple(operand.shape) != shape:
-                problem = f"operand {at} has shape {tuple(operand.shape)}; the expression was made for {shape}"
-                raise ShapeError(point_at(problem, self.equation))
+                _reject_shape(at, tuple(operand.shape), shape, self.equation)
+
+
+def _reject_shape(at: int, found: tuple[int, ...], wanted: tuple[int, ...], equation: str) -> NoReturn:
+    problem = f"operand {at} has shape {found}; the expression was made for {wanted}"
+    raise ShapeError(point_at(problem, equation))
+
+
+# It is called while torch.compile traces, so that what it raises is told.
+_reject_shape._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _dynamo_tracing() -> Callable[[], bool]:

@@ -103,10 +103,11 @@ class _Lowering:
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
         if self.target.drops_expanded:
             self.drop_expanded(terms)
-        if self.fuses and not self.steps and len(terms) > 2:
+        if self.fuses and len(terms) > 2 and all(isinstance(step, Cast) for step in self.steps):
             together = self.together(terms, path)
             if together is not None:
-                self.finish(self.fused(together, output, self.library(together, operands, otherwise), self.any_order))
+                library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
+                self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
         terms = [self.sum_alone(at, terms) for at in range(len(terms))]
         for positions in path:
@@ -144,13 +145,20 @@ class _Lowering:
             labels = unique
         if operand.dtype != self.numerics.compute:
             slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute, self.fuses))
-            # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
-            strides = contiguous_strides(shape) if self.fuses else compact_strides(shape, strides)
+            strides = self.converted(Operand(shape, strides, operand.dtype)).strides
         axes = tuple(
             Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
             for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
         )
         return Term(slot, axes)
+
+    def converted(self, operand: Operand) -> Operand:
+        """An operand in the compute dtype."""
+        shape, strides, compute = operand.shape, operand.strides, self.numerics.compute
+        if operand.dtype == compute:
+            return operand
+        # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
+        return Operand(shape, contiguous_strides(shape) if self.fuses else compact_strides(shape, strides), compute)
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
@@ -197,11 +205,14 @@ class _Lowering:
             return None
         return max((_with_factor(terms, right) for right in rights), key=lambda ordered: ordered[0].size)
 
-    def library(self, terms: Sequence[Term], operands: Sequence[Operand], path: Path) -> tuple[Step, ...]:
-        """The whole contraction by library calls, which read the operands in the order of these terms."""
+    def library(
+        self, terms: Sequence[Term], given: Sequence[Term], operands: Sequence[Operand], path: Path
+    ) -> tuple[Step, ...]:
+        """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
         plain = replace(self.target, kernels=frozenset())
         steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
-        places = {term.slot: at for at, term in enumerate(terms)}
+        order = [term.slot for term in terms]
+        places = {at: order.index(term.slot) for at, term in enumerate(given)}
         return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
     def fused(

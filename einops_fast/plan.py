@@ -106,6 +106,7 @@ def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:
     run = in_turn(program, count)
     if plan.target.gradients:
         run = backend.differentiable(plan, run)
+    run = backend.enclosed(plan, run)
     for watch in watches:
         run = watch.whole(run)
     return run

@@ -12,40 +12,68 @@ from importlib import import_module
 from typing import Any
 
 from einops_fast.arguments import Call, hashable, read_call
+from einops_fast.cost import is_integer
+from einops_fast.dtypes import dtype_name
+from einops_fast.notation import bind_sizes
+from einops_fast.tuning import traced_mode
 
 __all__ = ["call_traced", "einsum_traced"]
 
 #: Types of devices on which our operator is called.
 _WITH_OPERATOR = ("cuda",)
 
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
-def call_traced(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
+_MOST_REORDERED = 4
+"""Operands whose pairs are looked at in all orders, if their sizes aren't known."""
+
+# The sizes of each operand; ``None`` for those that aren't known while tracing.
+_Shapes = tuple[tuple[int | None, ...], ...]
+
+
+def call_traced(
+    operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any, autotune: str | None
+) -> Any:
     """:func:`einops_fast.fast_einsum` of torch tensors, or of NumPy arrays, which torch.compile turns into tensors."""
     call = read_call(operands)
     arrays = call.arrays
-    letters = _letters(call.spelled, tuple([len(array.shape) for array in arrays]))
+    letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], sys.modules["numpy"].ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
-    if dtype is not None:
-        arrays = [array.to(dtype) for array in arrays]
-    result = einsum_traced(letters, arrays, optimize)
+    result = einsum_traced(letters, arrays, dtype, optimize, autotune)
     return _ordered(result, arrays, order) if out is None else out.copy_(result)
 
 
-def einsum_traced(letters: str, arrays: Sequence[Any], optimize: Any) -> Any:
-    """The contraction of these tensors."""
+def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any, autotune: str | None = None) -> Any:
+    """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
     torch = sys.modules["torch"]
-    first = arrays[0]
-    if first.device.type in _WITH_OPERATOR and not callable(optimize):
-        plain = torch.Tensor, torch.nn.Parameter
-        floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
-        alike = all(array.dtype == first.dtype and array.device == first.device for array in arrays)
-        if alike and first.dtype in floats and all(type(array) in plain for array in arrays):
-            found = _for_operator(letters, first.device.type, optimize)
-            if found is not None:
-                equation, order, text = found
-                return torch.ops.einops_fast.einsum(list(arrays), equation, text).permute(order)
+    kind = arrays[0].device.type
+    if dtype is not None:
+        arrays = [array.to(dtype) for array in arrays]
+        if _autocasts(kind):
+            with torch.autocast(kind, enabled=False):
+                return einsum_traced(letters, arrays, None, optimize, autotune)
+    mode = traced_mode(autotune)
+    first, plain = arrays[0], (torch.Tensor, torch.nn.Parameter)
+    ours = all(type(array) in plain and array.device == first.device for array in arrays)
+    if ours and kind in _WITH_OPERATOR and not callable(optimize):
+        dtypes = tuple([array.dtype for array in arrays])
+        found = _for_operator(letters, kind, first.device.index, dtypes, _shapes(arrays), optimize)
+        if found is not None:
+            diagonals, convert, equation, order, text = found
+            arrays = [
+                array if diagonal is None else torch.einsum(diagonal, array)
+                for array, diagonal in zip(arrays, diagonals, strict=True)
+            ]
+            if convert is not None:
+                arrays = [array.to(convert) for array in arrays]
+            return torch.ops.einops_fast.einsum(arrays, equation, text, mode).permute(order)
     return torch.einsum(letters, arrays)
+
+
+def _shapes(arrays: Sequence[Any]) -> _Shapes:
+    known = sys.modules["torch"].fx.experimental.symbolic_shapes.has_static_value
+    return tuple([tuple([size if known(size) else None for size in array.shape]) for array in arrays])
 
 
 def _call_numpy(letters: str, arrays: Sequence[Any], out: Any, dtype: Any, order: str, casting: str) -> Any:
@@ -71,29 +99,81 @@ def _reversed(array: Any) -> Any:
     return array.permute(tuple(range(array.dim()))[::-1])
 
 
-def _letters(spelled: Any, ranks: tuple[int, ...]) -> str:
-    return Call((), spelled).subscripts(ranks).equation
+def _letters(spelled: Any, shapes: _Shapes) -> str:
+    """The equation in letters, for operands that fit it as far as can be told."""
+    subscripts = Call((), spelled).subscripts(tuple(map(len, shapes)))
+    known = _known(shapes)
+    if known is not None:
+        bind_sizes(subscripts, known)
+    return subscripts.equation
 
 
-def _for_operator(letters: str, device: str, optimize: Any) -> tuple[str, tuple[int, ...], str] | None:
-    """What to call our operator with, and the axis order for its result; ``None`` where it isn't to be called.
+def _known(shapes: _Shapes) -> tuple[tuple[int, ...], ...] | None:
+    """The shapes, if all sizes in them are known."""
+    known = tuple(tuple(size for size in shape if size is not None) for shape in shapes)
+    return known if list(map(len, known)) == list(map(len, shapes)) else None
 
-    One operand is left to the compiler. Autocast and functorch don't know the operator, nor does who loads an export.
+
+def _for_operator(
+    letters: str, kind: str, index: int | None, dtypes: tuple[Any, ...], shapes: _Shapes, optimize: Any
+) -> tuple[tuple[str | None, ...], Any, str, tuple[int, ...], str] | None:
+    """How to call our operator; ``None`` where it isn't to be called.
+
+    One operand is left to the compiler, which fuses its sum with what is around it. functorch doesn't know the
+    operator, nor does who loads an export.
+
+    Returns:
+        For each operand an equation that takes its diagonal, or ``None``; the dtype that autocast converts all to, or
+        ``None``; the equation for the operator; the axis order for its result; and ``optimize``.
     """
     torch = sys.modules["torch"]
-    terms = letters.partition("->")[0].split(",")
-    if len(terms) == 1 or any(len(set(term)) < len(term) for term in terms):
+    given, _, output = letters.partition("->")
+    terms = given.split(",")
+    if len(terms) == 1 or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
         return None
-    if (
-        torch.compiler.is_exporting()
-        or torch.is_autocast_enabled(device)
-        or torch._C._are_functorch_transforms_active()
-    ):
+    inputs = ["".join(dict.fromkeys(term)) for term in terms]
+    name = _computed_in(terms, output, kind, tuple(map(dtype_name, dtypes)), shapes)
+    if name is None:
         return None
+    if name not in _FLOATS:
+        # Where eager calls have no kernels for integers, they are torch.einsum's.
+        kernels = import_module("einops_fast.backends.torch").kernel_dtypes(torch.device(kind, index))
+        if not is_integer(name) or name not in kernels:
+            return None
+    wanted = getattr(torch, name)
     # Imported when it is needed: importing it registers the operator.
-    equation, order = import_module("einops_fast.backends.torch_ops").in_product_order(letters)
-    return equation, order, str(hashable(optimize))
+    operator = import_module("einops_fast.backends.torch_ops")
+    equation, order = operator.in_product_order(f"{','.join(inputs)}->{output}")
+    return (
+        tuple(None if term == once else f"{term}->{once}" for term, once in zip(terms, inputs, strict=True)),
+        None if all(own == wanted for own in dtypes) else wanted,
+        equation,
+        order,
+        str(hashable(optimize)),
+    )
+
+
+def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str, ...], shapes: _Shapes) -> str | None:
+    """The dtype that eager calls compute in, by name; ``None`` if torch.einsum is to choose it."""
+    if not _autocasts(kind):
+        return dtypes[0] if len(set(dtypes)) == 1 else None
+    autocast = import_module("einops_fast.backends.torch_autocast")
+    known, count = _known(shapes), len(terms)
+    if known is None and count > _MOST_REORDERED:
+        return None
+    paths = (
+        autocast.every_path(count) if known is None else [autocast.torch_path(f"{','.join(terms)}->{output}", known)]
+    )
+    ones = [[size == 1 for size in shape] for shape in shapes]
+    found: str | None = autocast.whole_dtype(terms, output, ones, dtypes, paths, kind)
+    return found
+
+
+def _autocasts(kind: str) -> bool:
+    """Whether autocast is on for this type of device."""
+    return import_module("einops_fast.backends.torch_autocast").autocast_dtype(kind) is not None
 
 
 _letters._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _for_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_autocasts._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from einops_fast.errors import EinsumError
+from einops_fast.tracing import is_tracing
 
-__all__ = ["MODES", "autotune", "current_mode", "holds", "unchecked_mode"]
+__all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
 
 MODES = ("auto", "never", "always")
 """What :func:`autotune` takes."""
@@ -23,6 +24,10 @@ _mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.g
 unchecked_mode = _mode.get
 
 
+#: The modes of the blocks that are being traced: torch.compile follows a list, and no context variable.
+_traced: list[str] = []
+
+
 @contextmanager
 def autotune(mode: str) -> Iterator[None]:
     """How choices are made in a ``with`` block, or in the calls of a function (no ``async`` one) decorated with it.
@@ -30,6 +35,10 @@ def autotune(mode: str) -> Iterator[None]:
     Blocks nest, and each thread and each asyncio task has its own. As with every context variable, a task that
     is created inside of a block inherits its mode, while a new thread starts with the default. That is what the
     environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else ``'auto'``.
+
+    In a function that torch.compile compiles, a block holds for what our operator contracts in it, as a constant. What
+    is outside of all its blocks has the mode that holds where the compiled function is called; so have the operators of
+    :mod:`einops_fast.ops` and of attention.
 
     Args:
         mode: ``'auto'`` measures only where the predicted times are too close to choose by; tiles of
@@ -47,7 +56,15 @@ def autotune(mode: str) -> Iterator[None]:
         ...     current_mode()
         'never'
     """
-    token = _mode.set(_checked(mode, "the mode of autotune"))
+    mode = _checked(mode, "the mode of autotune")
+    if is_tracing():
+        _traced.append(mode)
+        try:
+            yield
+        finally:
+            _traced.pop()
+        return
+    token = _mode.set(mode)
     try:
         yield
     finally:
@@ -72,6 +89,17 @@ def current_mode(override: str | None = None) -> str:
     return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
 
 
+def traced_mode(override: str | None = None) -> str | None:
+    """The mode of a call that is traced, if it doesn't have that of the time when it runs.
+
+    Args:
+        override: the call's own argument, where it has one.
+    """
+    if override is not None:
+        return _checked(override, "the mode of autotune")
+    return _traced[-1] if _traced else None
+
+
 def holds(mode: str) -> bool:
     """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block.
 
@@ -92,3 +120,7 @@ def _checked(mode: str, what: str) -> str:
         *others, last = map(repr, MODES)
         raise EinsumError(f"{what} is one of {', '.join(others)} and {last}, not {mode!r}")
     return mode
+
+
+# It is called while tracing, so that what it raises is told.
+_checked._dynamo_marked_constant = True  # type: ignore[attr-defined]

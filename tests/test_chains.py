@@ -126,11 +126,12 @@ def test_there_are_no_chains_without_kernels() -> None:
     assert [type(step) for step in made.steps] == [Gemm] * 3
 
 
-def test_converted_and_repeated_operands_are_no_chains() -> None:
+def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
     operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
     operands.append(Operand((16, 512), (512, 1), "float16"))
     steps = make_plan(parse("ai,ij,jb->ab", (2, 2, 2)), operands, TARGET, Numerics("float16", "float16")).steps
-    assert [type(step) for step in steps] == [Cast, Fused, Fused]
+    assert [type(step) for step in steps] == [Cast, Fused]
+    assert sorted(steps[1].reads) == [1, 2, 3]
     steps = plan("ai,ijj,jb->ab", a=512, b=512, i=16, j=16).steps
     assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
 

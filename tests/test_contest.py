@@ -104,6 +104,21 @@ def test_the_fastest_is_found_once(memory: TimedMemory) -> None:
     assert entry.record == {"choice": "fast", "seconds": 3.0, "candidates": {"rule": 5.0, "fast": 3.0, "broken": None}}
 
 
+def test_what_fails_after_the_first_round_is_out(memory: TimedMemory) -> None:
+    class Greedy(FakeWay):
+        runs = 0
+
+        def launches(self, memory: Memory, *arrays: Any) -> Sequence[Any]:
+            self.runs += 1
+            if self.runs > 3:  # one to compile, one to warm up, one with a clock
+                raise MemoryError
+            return super().launches(memory, *arrays)
+
+    assert chosen(contest(memory, RULE, FAST, Greedy("greedy", 2.9))) == "fast"
+    (entry,) = disk_cache.entries()
+    assert entry.record["candidates"]["greedy"] is None
+
+
 def test_the_rule_gives_way_to_clear_winners_only(memory: TimedMemory) -> None:
     assert chosen(contest(memory, RULE, FakeWay("as fast", 4.97))) == "rule"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Sequence
@@ -136,6 +137,60 @@ def test_three_operands_in_one_pass(kernels: list[str]) -> None:
     torch.testing.assert_close(fast_einsum("bi,bij,bj->b", a, m, b), torch.einsum("bi,bij,bj->b", a, m, b))
     assert len(kernels) == 1
     assert kernels[0].startswith("reduction")
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtypes", [["float16"], ["float32"], ["float16", "float32"]], ids="+".join)
+@pytest.mark.parametrize(
+    "equation", ["ij,jk->ki", "bi,bij,bj->b", "ai,ij,jb->ab", "ij,i->ij", "i,j,k->kij", "i,ij,kj->ik"]
+)
+def test_kernels_run_under_autocast(kernels: list[str], equation: str, dtypes: list[str], gradients: bool) -> None:
+    """The result has torch's dtype."""
+    inputs, _, output = equation.partition("->")
+    terms = inputs.split(",")
+    operands = [randn(*[3 + ord(label) % 5 for label in term]) for term in terms]
+    operands = [each.to(getattr(torch, name)) for each, name in zip(operands, itertools.cycle(dtypes), strict=False)]
+    operands = [each.requires_grad_(gradients) for each in operands]
+
+    def of(einsum: Any) -> Sequence[Any]:
+        with torch.autocast(DEVICE, torch.float16):
+            result = einsum(equation, *operands)
+        return [result, *(torch.autograd.grad(result.sum(), operands) if gradients else ())]
+
+    wanted = of(torch.einsum)
+    assert not kernels
+    torch.testing.assert_close(of(fast_einsum), wanted, rtol=1e-2, atol=1e-2)
+    # What torch promotes and doesn't convert is left to it.
+    assert kernels or (len(dtypes) == 2 and set("".join(terms)) == set(output))
+
+
+def test_three_operands_in_one_pass_under_autocast(kernels: list[str]) -> None:
+    operands = randn(4, 9), randn(4, 9, 10).mT.contiguous().mT, randn(4, 10).half()
+    for equation in ("bi,bij,bj->b", "bj,bji,bi->b"):
+        given = operands if equation[1] == "i" else [each.mT if each.dim() == 3 else each for each in operands[::-1]]
+        kernels.clear()
+        with torch.autocast(DEVICE, torch.float16):
+            result, wanted = fast_einsum(equation, *given), torch.einsum(equation, *given)
+        torch.testing.assert_close(result, wanted, rtol=1e-2, atol=1e-2)
+        assert len(kernels) == 1
+
+
+def test_the_library_reads_what_was_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        return LibraryCandidate(self.libraries[0], self.step, "float16", gpu_ceilings("H200"))
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    chain = randn(5, 7), randn(16, 6).T, randn(7, 40).half(), randn(5, 16)
+    with torch.autocast(DEVICE, torch.float16):
+        result, wanted = (einsum("jk,ai,kb,ji->ba", *chain) for einsum in (fast_einsum, torch.einsum))
+    torch.testing.assert_close(result, wanted, rtol=2e-2, atol=5e-1)  # sums of terms of up to a hundred
+
+
+def test_gradients_taken_under_autocast_keep_their_digits(kernels: list[str]) -> None:
+    a, b = randn(3, 4).requires_grad_(), randn(4)
+    with torch.autocast(DEVICE, torch.float16):
+        (gradient,) = torch.autograd.grad(fast_einsum("ij,j->ij", a, b).sum(), a)
+    torch.testing.assert_close(gradient, b.expand(3, 4), rtol=0, atol=0)
 
 
 def test_chains_go_from_kernel_to_kernel(kernels: list[str]) -> None:

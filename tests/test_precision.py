@@ -37,6 +37,15 @@ def test_no_such_precision(precision: Any) -> None:
             fast_einsum("i->", torch.ones(3), precision=precision)
 
 
+def test_an_argument_holds_beside_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast import einsum
+
+    seen: list[str | None] = []
+    monkeypatch.setattr(einsum, "_call", lambda *_: seen.append(allowed()))
+    fast_einsum("i->", torch.ones(3), autotune="always", precision="tf32")
+    assert seen == ["tf32"]
+
+
 def test_a_framework_that_is_set_to_tf32_keeps_to_that() -> None:
     assert [settled("ieee"), settled("tf32")] == ["ieee", "tf32"]
     with allow_precision("tf32x3"):

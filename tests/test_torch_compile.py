@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 from torch_operands import EQUATIONS, LARGE, Einsum, tensors, terms_of
 
-from einops_fast import SubscriptsError, contract_expression, fast_einsum, traced
+from einops_fast import SubscriptsError, autotune, contract_expression, fast_einsum, traced
+from einops_fast.plan_cache import clear_plans
+from einops_fast.tuning import current_mode
 
 torch = pytest.importorskip("torch")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
@@ -162,7 +166,7 @@ LABELS_ONCE = [each for each in EQUATIONS if all(len(set(term)) == len(term) for
 def operator(equation: str, *operands: Any) -> Any:
     from einops_fast.backends.torch_ops import einsum
 
-    return einsum(list(operands), equation, "auto")
+    return einsum(list(operands), equation, "auto", None)
 
 
 @pytest.mark.parametrize("equation", LABELS_ONCE)
@@ -171,7 +175,7 @@ def test_operator(equation: str, device: str) -> None:
     from einops_fast.backends.torch_ops import einsum
 
     operands = [operand.requires_grad_() for operand in tensors(equation, device)]
-    torch.library.opcheck(einsum, (operands, equation, "auto"))
+    torch.library.opcheck(einsum, (operands, equation, "auto", None))
     got = operator(equation, *operands)
     torch.testing.assert_close(got, torch.einsum(equation, *operands))
     assert got.is_contiguous()
@@ -200,7 +204,7 @@ def test_operator_takes_a_path() -> None:
 
     operands = tensors("ij,jk,kl->il")
     for optimize in ("greedy", "False", "((1, 2), (0, 1))", "['einsum_path', (0, 1), (0, 1)]"):
-        got = einsum(operands, "ij,jk,kl->il", optimize)
+        got = einsum(operands, "ij,jk,kl->il", optimize, None)
         torch.testing.assert_close(got, torch.einsum("ij,jk,kl->il", *operands))
 
 
@@ -267,9 +271,30 @@ def test_compiler_calls_the_operator(function: Callable[..., Any], dynamic: bool
     assert "einsum" not in called
 
 
-def autocast(a: Any, b: Any) -> Any:
-    with torch.autocast(a.device.type, torch.bfloat16):
-        return fast_einsum("ij,jk->ik", a, b)
+@pytest.mark.usefixtures("everywhere")
+def test_the_operator_gets_diagonals() -> None:
+    def function(a: Any, b: Any) -> Any:
+        return fast_einsum("iji,jk->ik", a[..., None] * a[:, 0], b)
+
+    operands = tensors("ij,jk")
+    got, called = compiled(function, *operands)
+    torch.testing.assert_close(got, function(*operands))
+    assert [each for each in called if "einsum" in each] == ["einsum", "einops_fast.einsum"]
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_compiler_calls_the_operator_of_integers_with_kernels(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends import torch as torch_backend
+
+    operands = [(9 * each).to(getattr(torch, dtype)) for each in tensors("ij,jk")]
+    for kernels in (True, False):
+        monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _, kernels=kernels: {dtype} if kernels else set())
+        clear_plans()
+        got, called = compiled(lambda a, b: fast_einsum("ij,jk->ik", a, b), *operands)
+        torch.testing.assert_close(got, torch.einsum("ij,jk->ik", *operands))
+        assert ("einops_fast.einsum" in called) is kernels
+    clear_plans()
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -277,19 +302,96 @@ def autocast(a: Any, b: Any) -> Any:
     "function",
     [
         lambda a, b: vmap(lambda row: fast_einsum("j,jk->k", row, b))(a),
-        autocast,
         lambda a, b: fast_einsum("ij->ji", a),
-        lambda a, b: fast_einsum("ii,ij->j", a @ a.mT, a),
         lambda a, b: fast_einsum("ij,jk->ik", a.to(torch.complex64), b.to(torch.complex64)),
-        lambda a, b: fast_einsum("ij,jk->ik", a.to(torch.int64), b.to(torch.int64)),
     ],
-    ids=["vmap", "autocast", "one operand", "diagonal", "complex", "integers"],
+    ids=["vmap", "one operand", "complex"],
 )
 def test_compiler_calls_einsum(function: Callable[..., Any]) -> None:
     operands = tensors("ij,jk", dtype=torch.float32)
     got, called = compiled(function, *operands)
     torch.testing.assert_close(got, function(*operands))
     assert "einsum" in called
+
+
+# ---- autocast
+
+# By what autocast does: everything is converted, nothing is, and torch's own einsum is called.
+AUTOCAST = [
+    ("ij,jk->ki", ["float32", "float32"], True),
+    ("ij,jk->ki", ["bfloat16", "float32"], True),
+    ("ij,jk->ki", ["float16", "float16"], True),
+    ("ij,jk->ki", ["float64", "float64"], True),
+    ("ij,jk,kl->il", ["float32"] * 3, True),
+    ("bi,bij,bj->b", ["float32", "bfloat16", "float32"], True),
+    ("bi,b->bi", ["bfloat16", "bfloat16"], True),
+    ("bi,b->bi", ["float32", "float32"], True),
+    ("bi,b->bi", ["bfloat16", "float32"], False),
+    ("ijj,jk->ik", ["float32", "float32"], True),
+    ("i,ij,kj->ik", ["float32"] * 3, None),  # what comes of it depends on the order of the pairs
+]
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("equation", "dtypes", "ours"), AUTOCAST)
+def test_autocast_in_a_compiled_call(equation: str, dtypes: list[str], ours: bool | None, dynamic: bool) -> None:
+    def call(*operands: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return fast_einsum(equation, *operands)
+
+    sizes = dict(zip("ijklb", (3, 5, 7, 6, 4), strict=True))
+    given = zip(tensors(equation, **sizes), dtypes, strict=True)
+    operands = [operand.to(getattr(torch, name)) for operand, name in given]
+    got, called = compiled(call, *operands, dynamic=dynamic)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(got, torch.einsum(equation, *operands), rtol=2e-2, atol=2e-2)
+    if ours is not None:
+        assert called.count("einops_fast.einsum") == ours
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("around", [False, True])
+def test_a_training_step_under_autocast_has_the_operator(around: bool) -> None:
+    """Forward and backward, and the gradients are those of eager calls."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def step(einsum: Einsum, x: Any, w: Any, v: Any) -> Any:
+        with nullcontext() if around else torch.autocast("cpu", torch.bfloat16):
+            hidden = einsum("bi,ij->bj", x, w).relu()
+            return einsum("bj,bj,jk->bk", hidden, hidden, v).float().square().mean()
+
+    counts = []
+
+    def count(graph: Any, _: Any) -> Any:
+        counts.append(sum("einops_fast.einsum" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph)
+
+    operands = [each.requires_grad_() for each in tensors("bi,ij,jk", dtype=torch.float32, b=4, i=8, j=6, k=5)]
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    call = torch.compile(partial(step, fast_einsum), fullgraph=True, backend=backend)
+    found = []
+    for run in (call, partial(step, fast_einsum), partial(step, torch.einsum)):
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            loss = run(*operands)
+        found.append([loss, *torch.autograd.grad(loss, operands)])
+    for others in found[1:]:
+        torch.testing.assert_close(found[0], others, rtol=3e-2, atol=3e-2)
+    forward, backward = counts
+    assert forward == 2
+    assert backward >= 4  # the gradients of two matrices, of x and of the hidden units
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_dtype_that_is_asked_for_overrules_autocast() -> None:
+    operands = tensors("ij,jk", dtype=torch.float32)
+    expression = contract_expression("ij,jk->ik", (3, 4), (4, 2), dtype=torch.float64)
+    for function in (partial(fast_einsum, "ij,jk->ik", dtype=torch.float64), expression):
+        with torch.autocast("cpu", torch.bfloat16):
+            got, _ = compiled(lambda a, b, function=function: function(a, b), *operands)
+        torch.testing.assert_close(got, operands[0].double() @ operands[1].double())
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -301,6 +403,84 @@ def test_autocast_around_a_compiled_call() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert call(*operands).dtype == torch.bfloat16
     assert call(*operands).dtype == torch.float32
+
+
+# ---- modes of autotune
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for the calls in it, and for their gradients; the others have the mode that there is."""
+    from einops_fast.backends import torch_ops
+
+    modes: list[tuple[str, str]] = []
+    run = torch_ops.fast_einsum
+
+    def noting(equation: str, *operands: Any, autotune: str | None, **options: Any) -> Any:
+        modes.append((equation, current_mode(autotune)))
+        return run(equation, *operands, **options)
+
+    monkeypatch.setattr(torch_ops, "fast_einsum", noting)
+
+    @autotune("always")
+    def decorated(a: Any, b: Any) -> Any:
+        return fast_einsum("ij,jk->ik", a, b)
+
+    def function(a: Any, b: Any) -> Any:
+        with autotune("never"):
+            c = decorated(a, b) + fast_einsum("ij,jl->il", a, b)
+        return c + fast_einsum("im,mk->ik", a, b) + fast_einsum("in,nk->ik", a, b, autotune="always")
+
+    torch.compiler.reset()
+    a, b = tensors("ij,jk")
+    a.requires_grad_()
+    call = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for mode in ("auto", "never"):
+        modes.clear()
+        with autotune(mode):
+            call(a, b).sum().backward()
+        wanted = {"ij,jk->ik": "always", "ij,jl->il": "never", "im,mk->ik": mode, "in,nk->ik": "always"}
+        wanted |= {"ik,jk->ij": "always", "il,jl->ij": "never", "ik,mk->im": mode, "ik,nk->in": "always"}
+        assert dict(modes) == wanted
+    torch.testing.assert_close(function(a, b), 4 * (a @ b))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: fast_einsum("ij,jk->ik", a, b, autotune="sometimes"),
+        lambda a, b: autotune("sometimes")(lambda: fast_einsum("ij,jk->ik", a, b))(),
+    ],
+    ids=["argument", "block"],
+)
+def test_no_such_mode(function: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match="the mode of autotune is one of 'auto', 'never' and 'always', not 'some"):
+        compiled(function, *tensors("ij,jk"))
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda a, b: fast_einsum("ij,jk->ik", a, b.mT), "axis 'j' has size 2 in operand 1 .* but size 4 in operand 0"),
+        (lambda a, b: fast_einsum("ij,jkl->ik", a, b), "operand 1 has 2 axes, but its term names 3"),
+        (lambda a, b: fast_einsum("ij,jk->ix", a, b), "'x'"),
+        (contract_expression("ij,jk->ik", (3, 4), (4, 5)), r"operand 1 has shape \(4, 2\); .* made for \(4, 5\)"),
+    ],
+    ids=["size", "rank", "output", "expression"],
+)
+def test_bad_input_is_named(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        compiled(function, *tensors("ij,jk"))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_bad_sizes_that_are_dynamic_are_named() -> None:
+    a, b = tensors("ij,jk")
+    with pytest.raises(RuntimeError, match="axis 'j' has size"):
+        compiled(lambda a, b: fast_einsum("ij,jk->ik", a, b.mT), a, b, dynamic=True)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -361,3 +541,22 @@ def test_compiled_on_cuda(dtype: str) -> None:
     assert called.count("einops_fast.einsum") == 2
     wanted = attention(torch.einsum)(*[operand.double() for operand in operands])
     torch.testing.assert_close(got, wanted.to(got.dtype), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_cuda_graphs_of_a_compiled_function(training: bool) -> None:
+    """The operator's kernels are captured, and read what is there at each replay."""
+    torch.compiler.reset()
+    call = torch.compile(attention(fast_einsum), fullgraph=True, mode="reduce-overhead")
+    for scale in (8, 4, 2, 1):
+        torch.compiler.cudagraph_mark_step_begin()
+        sizes = {"b": 2, "h": 4, "i": 128, "j": 128, "d": 64}
+        operands = [each / scale for each in tensors("bihd,bjhd,bjhd", "cuda", torch.float16, **sizes)]
+        operands = [each.requires_grad_(training) for each in operands]
+        got, wanted = call(*operands), attention(torch.einsum)(*operands)
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+        if training:
+            seed = torch.ones_like(wanted)
+            found = [torch.autograd.grad(each, operands, seed) for each in (got, wanted)]
+            torch.testing.assert_close(*found, rtol=3e-2, atol=3e-2)

@@ -85,8 +85,12 @@ def measure(ways: Sequence[Way], operands: Sequence[Any], memory: Memory, device
     near = [way for way in runs if min(times[way]) <= _SPREAD * best]
     for _ in range(_TURNS if best < _LONG else 2):
         # In turns: a device that gets hot slows down, and not only for those that come last.
-        for way in near if perf_counter() - began <= _LONGEST else ():
-            times[way] += memory.seconds(runs[way], device, 1)
+        for way in list(near) if perf_counter() - began <= _LONGEST else ():
+            try:
+                times[way] += memory.seconds(runs[way], device, 1)
+            except Exception:  # memory that there was in the first round may be another's by now
+                near.remove(way)
+                del times[way]
     return {way: statistics.median(each) for way, each in times.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any
 
-from einops_fast.arguments import is_tracing, own_arrays
+from einops_fast.arguments import own_arrays
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
@@ -18,6 +18,7 @@ from einops_fast.backends import Backend, awake_types, backend_for_type
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.plan_cache import recall, remember_alike
+from einops_fast.tracing import is_tracing
 from einops_fast.tuning import current_mode
 
 __all__ = ["attend", "attention", "own_call", "plan_of", "read_call"]

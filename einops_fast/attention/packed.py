@@ -7,7 +7,7 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from einops_fast.arguments import is_tracing
+from einops_fast.tracing import is_tracing
 
 __all__ = ["apart", "views"]
 

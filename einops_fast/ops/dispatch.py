@@ -6,9 +6,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from einops_fast.arguments import is_tracing, own_arrays
+from einops_fast.arguments import own_arrays
 from einops_fast.backends import awake_types
 from einops_fast.errors import OperandError
+from einops_fast.tracing import is_tracing
 
 __all__ = ["function_for", "torch_function"]
 
