@@ -52,7 +52,7 @@ class NumpyBackend(NdarrayBackend):
                 native=5e9,
                 native_products=5e9,
                 native_call=3e-6,
-                native_run=3e-9,
+                native_run=2e-9,
             ),
             batch_axes=32,
         )

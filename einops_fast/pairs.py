@@ -126,8 +126,6 @@ def contract_pair(
     if not summed or product.m == 1 or product.n == 1:
         inner = _innermost(roles) if summed and on.native_run else 0
         native = cost.native_seconds(product.full, elements, summed, dtype, on, inner)
-        if summed and native < float("inf"):
-            multiply = float("inf")  # it writes all of the products only to read them again
     if summed and numerics.gemm:
         gemm = cheapest_gemm(roles, target, dtype)
         if gemm is not None and gemm.seconds <= min(multiply, native):
