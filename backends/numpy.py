@@ -49,9 +49,10 @@ class NumpyBackend(NdarrayBackend):
                 fork=3e-6 if threads > 1 else 0.0,
                 fork_above=64**3,
                 broadcast=1.2e10,
-                native=3e9,
+                native=5e9,
                 native_products=5e9,
                 native_call=3e-6,
+                native_run=2e-9,
             ),
             batch_axes=32,
         )

@@ -55,6 +55,9 @@ _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+_BLOCK = 1 << 18
+"""Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
+
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
 
@@ -141,7 +144,7 @@ class TorchBackend(Backend):
         return Target(
             self.name,
             str(device),
-            _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads()),
+            _ceilings(device, operands[0].dtype in _HALF, torch.get_num_threads(), whole),
             folds_batch=True,
             writes=not (transformed or onednn),
             # MKL's batched product wants a contiguous result; without it bmm is a loop.
@@ -340,6 +343,11 @@ class TorchBackend(Backend):
         left, right = self.arrange(step.left), self.arrange(step.right)
         if not step.summed:
             return lambda a, b: left(a) * right(b)
+        if step.block:
+            # Imported here because only such steps need it.
+            from einops_fast.backends.torch_blocks import sum_in_blocks
+
+            return lambda a, b: sum_in_blocks(left(a), right(b), step.summed, step.block)
         axes = tuple(range(-step.summed, 0))
 
         def run(a: Any, b: Any) -> Any:
@@ -481,7 +489,7 @@ def fp32_precision() -> str:
 
 
 @lru_cache(maxsize=64)
-def _ceilings(device: Any, half: bool, threads: int) -> Ceilings:
+def _ceilings(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
     if device.type == "cuda":
         return gpu_ceilings(torch.cuda.get_device_name(device))
     # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
@@ -496,7 +504,11 @@ def _ceilings(device: Any, half: bool, threads: int) -> Ceilings:
         again=6e-6,
         item=4e-7 if half else 3e-8,
         broadcast=2e10,
+        # Nothing can be written into blocks that a transform, or autograd, would have to follow.
+        block=_BLOCK if writes else 0,
+        blocked=2e9 * threads,
         small=400,
-        small_rate=1.7e9,
-        dots={"float16": 3e8, "bfloat16": 1.6e8},
+        small_rate=2.4e9 * threads,
+        dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
+        dot_kernels=frozenset({"float32", "float64"}),
     )

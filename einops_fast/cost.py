@@ -73,9 +73,13 @@ class Ceilings:
         native: multiply-adds per second of the framework's own einsum loops; 0 where it has none of its own.
         native_products: the same where nothing is summed.
         native_call: seconds of a call of it.
+        native_run: seconds that it takes for each run of its innermost loop, beyond its multiply-adds.
+        block: elements of a product that are made at a time if they are summed; 0 where all are.
+        blocked: multiply-adds per second of products that are made and summed in blocks.
         small: multiply-adds of one matrix below which a batched GEMM runs scalar loops.
         small_rate: multiply-adds per second of these.
-        dots: multiply-adds per second of a batch of dot products, where these run far below the bandwidth.
+        dots: multiply-adds per second of a batch of dot products that scalar loops aren't for, where these run far
+            below the bandwidth.
         dot_kernels: dtypes of which a single dot product has a fast kernel nevertheless.
         units: multiprocessors; a GEMM with fewer blocks of results leaves some idle.
         overlaps: whether a GEMM hides memory traffic behind arithmetic.
@@ -95,6 +99,9 @@ class Ceilings:
     native: float = 0.0
     native_products: float = 1.0
     native_call: float = 0.0
+    native_run: float = 0.0
+    block: int = 0
+    blocked: float = 1.0
     small: int = 0
     small_rate: float = 1.0
     dots: dict[str, float] = field(default_factory=dict, hash=False)
@@ -106,6 +113,15 @@ class Ceilings:
 
     def gemm_rate(self, dtype: str) -> float:
         return self.flops.get(dtype, self.flops["float32"])
+
+    def streams(self, dtype: str) -> bool:
+        """Whether there are sums of products that keep up with memory where a GEMM with an extent of 1 doesn't.
+
+        oneDNN's matrix times vector in bfloat16 does, however the rows lie.
+        """
+        if dtype == "bfloat16":
+            return False
+        return bool(self.block or (self.native and not dtype.startswith("complex")))
 
 
 # Rows and columns of the result that one multiprocessor of a GPU works on at a time.
@@ -142,7 +158,9 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     """
     m, n, k = product.m, product.n, product.k
     overhead = on.call + (calls - 1) * on.again
-    if m == n == 1 and dtype in on.dots and (product.batch > 1 or dtype not in on.dot_kernels):
+    # Scalar loops are for float32 and wider.
+    scalar = m * n * k < on.small and ITEM_SIZES.get(dtype, 8) >= 4
+    if m == n == 1 and dtype in on.dots and not scalar and (product.batch > 1 or dtype not in on.dot_kernels):
         return overhead + product.full / on.dots[dtype]
     if m * n * k < on.small:
         return overhead + product.full / on.small_rate
@@ -178,7 +196,7 @@ def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings) -> floa
 
 
 def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
-    """Predicted time of a broadcast product of ``full`` elements and, in a second pass, its sum.
+    """Predicted time of a broadcast product of ``full`` elements and, in a second pass or block by block, its sum.
 
     Args:
         full: number of elements of the product.
@@ -192,6 +210,10 @@ def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: st
     rate = on.bandwidth if left == right == full else on.broadcast
     if not summed:
         return on.call + item * (left + right + full) / rate
+    if 0 < on.block < full:
+        calls = 2 if item >= 4 else 4
+        passes = max(full / on.blocked, item * (left + right + result) / on.bandwidth)
+        return calls * (2 + full // on.block) * on.call + passes
     # Half-precision products are kept in float32 until they are summed.
     wide = max(item, 4)
     converted = on.call + (item + wide) * left / on.bandwidth if wide > item else 0.0
@@ -199,12 +221,16 @@ def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: st
     return converted + 2 * on.call + product + (wide * full + item * result) / on.bandwidth
 
 
-def native_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
-    """Predicted time in the framework's own einsum loops, where they are of use; arguments as above."""
+def native_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings, inner: int = 0) -> float:
+    """Predicted time in the framework's own einsum loops, where they are of use; arguments as above.
+
+    ``inner`` is the length of the innermost loop, 0 where it makes no difference.
+    """
     if not on.native or dtype.startswith("complex"):
         return float("inf")
     moved = ITEM_SIZES.get(dtype, 8) * sum(elements)
-    return on.native_call + max(full / (on.native if summed else on.native_products), moved / on.bandwidth)
+    loops = full / (on.native if summed else on.native_products) + (full / inner * on.native_run if inner else 0.0)
+    return on.native_call + max(loops, moved / on.bandwidth)
 
 
 @dataclass(frozen=True)

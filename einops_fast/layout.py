@@ -14,6 +14,7 @@ __all__ = [
     "Axis",
     "Term",
     "arranged",
+    "by_stride",
     "compact_strides",
     "contiguous_strides",
     "merge",
@@ -143,6 +144,11 @@ def arranged(perm: tuple[int, ...], sizes: Sequence[int], shape: tuple[int, ...]
     permuted = tuple([sizes[at] for at in perm])
     identity = perm == tuple(range(len(perm)))
     return Arrange(None if identity else perm, None if shape == permuted else shape, moves)
+
+
+def by_stride(axes: Sequence[Axis]) -> list[Axis]:
+    """The axes as they lie in memory, outermost first."""
+    return sorted(axes, key=lambda axis: (-axis.stride, -axis.size))
 
 
 def product_of_sizes(axes: Iterable[Axis]) -> int:

@@ -15,6 +15,7 @@ from einops_fast.layout import (
     Axis,
     Term,
     arranged,
+    by_stride,
     contiguous_strides,
     merge,
     product_of_sizes,
@@ -25,6 +26,12 @@ from einops_fast.steps import Arrange, Gemm
 from einops_fast.target import Target
 
 __all__ = ["GemmChoice", "cheapest_gemm"]
+
+_CACHED = 1 << 16
+"""Multiply-adds up to which the operands of a matrix times a vector stay in the cache."""
+
+_LONG_ROW = 512
+"""Elements from which on it makes no difference to BLAS how far a row is from the next one."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +191,8 @@ def _orders(labels: str, left: Term, right: Term, wanted: str = "") -> list[str]
     """Orders of shared labels that may merge: by the strides of either term, and as the result wants them."""
     if len(labels) < 2:
         return [labels]
-    orders = ["".join([axis.label for axis in _by_stride(term.pick(labels))]) for term in (left, right)]
+    orders = ["".join([axis.label for axis in by_stride(term.pick(labels))]) for term in (left, right)]
     return list(dict.fromkeys([*orders, labels] if wanted else orders))
-
-
-def _by_stride(axes: Sequence[Axis]) -> list[Axis]:
-    return sorted(axes, key=lambda axis: (-axis.stride, -axis.size))
 
 
 def _sides(
@@ -200,7 +203,7 @@ def _sides(
         yield from _unstrided(term, batch, free, contracted)
         return
     strides = {axis.label: axis.stride for axis in term.axes if axis.label}
-    inner, own = term.pick(contracted), _by_stride(term.pick(free))
+    inner, own = term.pick(contracted), by_stride(term.pick(free))
     k, k_stride = product_of_sizes(inner), merge(inner)
     reason = "its axes don't merge to a matrix that a GEMM can read"
     if k_stride is not None:
@@ -282,6 +285,9 @@ def _price(
         stack = product.batch * roles.size(left.demoted) * roles.size(right.demoted)
         product = cost.Product(stack, roles.size(left.free), roles.size(right.free), product.k)
     on = target.ceilings
+    # What stays in the cache may be walked through again.
+    if product.full > max(on.block, _CACHED) and on.streams(dtype) and not _keeps_up(product, left, right, batch):
+        return None
     loops = 1
     seconds = 0.0
     if len(groups) > target.batch_axes:
@@ -299,6 +305,28 @@ def _price(
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
     return GemmChoice(seconds, left, right, tuple(groups), contracted, len(groups) > target.batch_axes)
+
+
+def _keeps_up(product: cost.Product, left: Side, right: Side, batch: str) -> bool:
+    """Whether BLAS does a product as fast as memory gives it the operands.
+
+    A matrix times a vector is one call that does (GEMV), and so is a stack of them, as long as each matrix has memory
+    of its own, or long rows. Where short rows of all matrices lie between each other, BLAS walks through the whole
+    memory for each matrix; and it reads the same matrix again for each vector.
+    """
+    if product.m > 1 and product.n > 1:
+        return True
+    large, small = (left, right) if left.term.size > right.term.size else (right, left)
+    if small.demoted:
+        return False
+    if large.moves:
+        return True
+    batch += large.demoted
+    axes = [axis for axis in large.term.axes if axis.label and axis.size > 1]
+    matrix = [axis for axis in axes if axis.label not in batch]
+    end = max([axis.stride * axis.size for axis in matrix], default=1)
+    alone = all(axis.stride >= end for axis in axes if axis.label in batch)
+    return alone or any(axis.stride == 1 and axis.size >= _LONG_ROW for axis in matrix)
 
 
 def _loop_order(groups: list[str], matrix: str, roles: Roles) -> tuple[list[str], int]:

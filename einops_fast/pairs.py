@@ -3,17 +3,17 @@
 Every axis of a pair is *batch* (in both terms and the result), *row* or *column* (in one term and the
 result) or *contracted* (in both terms, not in the result). A product without contracted axes is a
 multiplication; else a GEMM (see :mod:`einops_fast.matrices`), a multiplication and a sum, or the framework's
-own einsum is chosen, whichever is predicted to take least time.
+own einsum is chosen, whichever is predicted to take least time. A contracted axis of size 1 sums nothing, and is none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from string import ascii_letters
 
 from einops_fast import cost
-from einops_fast.layout import Term, arranged, contiguous_strides
+from einops_fast.layout import Term, arranged, by_stride, contiguous_strides, merge
 from einops_fast.steps import Arrange, Multiply, Native, Step
 from einops_fast.target import Numerics, Target
 
@@ -109,6 +109,10 @@ def contract_pair(
     from einops_fast.matrices import cheapest_gemm
 
     roles = Roles.of(left, right, keep, wanted, open_label)
+    single = [label for label in roles.contracted if roles.size_of[label] == 1 and label != open_label]
+    if single:
+        left, right = (_unnamed(term, single) for term in (left, right))
+        roles = Roles.of(left, right, keep, wanted, open_label)
     dtype, on = numerics.compute, target.ceilings
     strides = contiguous_strides(roles.sizes(wanted))
     summed = bool(roles.contracted)
@@ -117,23 +121,46 @@ def contract_pair(
     product = roles.product
     elements = (left.size, right.size, product.batch * product.m * product.n)
     multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on)
-    # Loops are a match for BLAS only where every element is used once.
-    once = not summed or product.m == product.n == 1
-    native = cost.native_seconds(product.full, elements, summed, dtype, on) if once else float("inf")
+    native = float("inf")
+    # Loops are a match for BLAS only where every element of the larger operand is used once.
+    if not summed or product.m == 1 or product.n == 1:
+        inner = _innermost(roles) if summed and on.native_run else 0
+        native = cost.native_seconds(product.full, elements, summed, dtype, on, inner)
     if summed and numerics.gemm:
         gemm = cheapest_gemm(roles, target, dtype)
         if gemm is not None and gemm.seconds <= min(multiply, native):
             return gemm.step(roles, target)
     if multiply <= native:
-        return _multiply(roles), strides
+        return _multiply(roles, on.block if on.block < product.full else 0), strides
     return _native(roles, "its loops are predicted to be fastest here"), strides
 
 
-def _multiply(roles: Roles) -> Multiply:
+def _unnamed(term: Term, labels: list[str]) -> Term:
+    """The term with axes of size 1 that carry no label any more."""
+    return Term(term.slot, tuple([replace(axis, label="") if axis.label in labels else axis for axis in term.axes]))
+
+
+def _innermost(roles: Roles) -> int:
+    """Length of the innermost loop over both terms: over neighbours in the larger one that merge in either."""
+    larger, smaller = sorted((roles.left, roles.right), key=lambda term: -term.size)
+    run, shared = "", False
+    for axis in reversed(by_stride([axis for axis in larger.axes if axis.label and axis.size > 1])):
+        label = axis.label
+        if run and ((label in smaller.labels) != shared or (label in roles.wanted) != (run[0] in roles.wanted)):
+            break
+        shared = label in smaller.labels
+        if any(merge(term.pick(label + run)) is None for term in ((larger, smaller) if shared else (larger,))):
+            break
+        run = label + run
+    return roles.size(run)
+
+
+def _multiply(roles: Roles, block: int) -> Multiply:
     order = roles.wanted + roles.contracted
     left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
     summed, full = len(roles.contracted), roles.product.full
-    return Multiply(roles.slots, roles.wanted, roles.shape(roles.wanted), left, right, summed, full)
+    block = block if summed else 0
+    return Multiply(roles.slots, roles.wanted, roles.shape(roles.wanted), left, right, summed, full, block)
 
 
 def _spread(term: Term, order: str, roles: Roles) -> Arrange:

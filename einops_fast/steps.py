@@ -101,13 +101,15 @@ class Multiply(_Base):
     """Elementwise product with broadcasting, then a sum over the last ``summed`` axes of the product.
 
     ``left`` and ``right`` bring the operands to the axes (result axes, summed axes), with size 1 where an
-    operand lacks an axis; ``full`` is the number of elements of the product.
+    operand lacks an axis; ``full`` is the number of elements of the product. Where ``block`` isn't 0, no more of
+    them than that are made at a time, and each block is summed while it is in the cache.
     """
 
     left: Arrange
     right: Arrange
     summed: int
     full: int
+    block: int = 0
 
 
 @dataclass(frozen=True)
