@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from families import FAMILIES, allowed, parametrized, picking
+from families import FAMILIES, allowed, parametrized, picking, rounding
 
 from einops_fast import autotune, contract_expression, fast_einsum
 from einops_fast.backends.triton.launch import Kernel
@@ -39,18 +39,15 @@ def arrays_of(xp: Any, shapes: Any, dtype: str) -> list[Any]:
 
 
 def error_of(xp: Any, result: Any, equation: str, arrays: Any) -> float:
-    """The largest error of an element, against the sum of the magnitudes of its terms."""
+    """The largest error of an element, against it and what a sum of such terms usually is."""
     assert result.dtype == arrays[0].dtype
     wide = [each.astype("float64") for each in arrays]
     expected = xp.einsum(equation, *wide)
-    scale = xp.maximum(xp.einsum(equation, *map(xp.abs, wide)), np.finfo(result.dtype).smallest_normal)
+    usual = xp.sqrt(xp.einsum(equation, *map(xp.square, wide)))
+    scale = xp.maximum(usual + xp.abs(expected), np.finfo(result.dtype).smallest_normal)
     assert result.shape == expected.shape
     assert not bool(xp.isnan(result).any())
     return float((xp.abs(result.astype("float64") - expected) / scale).max())
-
-
-def rounding(dtype: str) -> float:
-    return 4 * float(np.finfo(dtype).eps)
 
 
 def best(way: Any) -> bool:

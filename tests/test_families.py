@@ -38,3 +38,13 @@ def test_values(name: str, large: bool) -> None:
         assert found
         for way in found[: 1 if DEVICE == "cpu" else 3]:
             assert error_of(way.run(memory, 0)(*read), family.equation, operands) <= allowed(family), way.name
+
+
+@pytest.mark.parametrize("name", ["pointers, split", "threads, split"])
+def test_a_part_that_is_left_out_shows(name: str) -> None:
+    """One of 64 parts of the longest sums, which is little beside all of their terms."""
+    family = FAMILIES[name]
+    left, right = family.operands(True, "cpu")
+    most = left.shape[1] - left.shape[1] // 64
+    wrong = (left[:, :most].double() @ right[:most].double()).to(left.dtype)
+    assert error_of(wrong, family.equation, (left, right)) > 4 * allowed(family)

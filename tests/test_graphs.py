@@ -13,11 +13,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking  # noqa: E402
+from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking, rounding  # noqa: E402
 
 from einops_fast import contract_expression, fast_einsum  # noqa: E402
 from einops_fast.backends.triton.ways import Candidate  # noqa: E402
-from einops_fast.cost import is_integer  # noqa: E402
 
 LARGE = DEVICE == "cuda"
 SEEDS = (10, 20) if LARGE else (10,)
@@ -99,9 +98,8 @@ def test_an_intermediate(case: str) -> None:
     equation, shapes, dtype, meant, count = IN_TURN[case]
     shapes = _scaled(shapes, 4) if LARGE else shapes
     operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    most = 0.0 if is_integer(dtype) else 16 * torch.finfo(operands[0].dtype).eps
     with executed(), picking(meant) as ran:
-        check(lambda *operands: fast_einsum(equation, *operands), equation, operands, dtype, most)
+        check(lambda *operands: fast_einsum(equation, *operands), equation, operands, dtype, 2 * rounding(dtype))
     assert len(ran) == count
 
 
