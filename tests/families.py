@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from einops_fast.backends.triton.chain import ChainTiling  # noqa: E402
 from einops_fast.backends.triton.choice import Choice  # noqa: E402
 from einops_fast.backends.triton.contraction import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.fma_tiles import FmaTiling  # noqa: E402
+from einops_fast.backends.triton.measuring import works  # noqa: E402
 from einops_fast.backends.triton.reduction import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.tma_launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.tma_tiles import BoxTiling  # noqa: E402
@@ -38,6 +40,7 @@ __all__ = [
     "FAMILIES",
     "Family",
     "allowed",
+    "compiles",
     "error_of",
     "everywhere",
     "executed",
@@ -98,6 +101,12 @@ class Family:
         step = fused_step(self.equation, operands)
         return [way for way in kernel_candidates(step, self.dtype, self.on(large)) if self.meant(way)]
 
+    def working(self, operands: Sequence[Any], large: bool, most: int) -> list[Candidate]:
+        """The first of them that compile for the device, as the engine would take them; at least one."""
+        found = list(islice(filter(compiles, self.members(operands, large)), most))
+        assert found, self
+        return found
+
     def on(self, large: bool) -> Any:
         return ON if large or self.units is None else replace(ON, units=self.units)
 
@@ -112,6 +121,11 @@ class Family:
         if DEVICE == "cpu":
             return not self.gpu_only
         return self.kind is not BoxTiling or copies_boxes()
+
+
+def compiles(way: Candidate) -> bool:
+    """Whether a kernel can be run here: some tiles are too large for a device."""
+    return DEVICE == "cpu" or works(way)
 
 
 def _whole(tiling: Any) -> bool:
@@ -395,7 +409,10 @@ def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> I
 
     def choose(self: Choice, arrays: Sequence[Any]) -> Candidate:
         found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), on, self.precision)
-        way = chance.choice(found[:20]) if meant is None else next((way for way in found if meant(way)), None)
+        if meant is None:
+            way = chance.choice(found[:20])
+        else:
+            way = next((way for way in found if meant(way) and compiles(way)), None)
         assert way is not None, [each.name for each in found]
         ran.append(way.name)
         return way

@@ -34,9 +34,7 @@ def test_values(name: str, large: bool) -> None:
     memory = PoisonedIntegers() if is_integer(family.dtype) else MEMORY
     read = [operands[slot] for slot in fused_step(family.equation, operands).reads]
     with executed():
-        found = family.members(operands, large)
-        assert found
-        for way in found[: 1 if DEVICE == "cpu" else 3]:
+        for way in family.working(operands, large, 1 if DEVICE == "cpu" else 3):
             assert error_of(way.run(memory, 0)(*read), family.equation, operands) <= allowed(family), way.name
 
 
