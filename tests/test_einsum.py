@@ -1,4 +1,7 @@
-"""`fast_einsum` computes what ``numpy.einsum`` computes, on every framework that runs on a CPU."""
+"""`fast_einsum` computes what ``numpy.einsum`` computes, on every framework that runs on a CPU, and torch on a GPU.
+
+On a GPU these problems are the library's, as they are small; what our own kernels make of any is in `test_engine`.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +50,24 @@ class Framework:
         read: its values.
         einsum: the framework's own.
         negative: whether strides may be negative.
+        backend: its name for `get_backend`.
     """
 
     make: Callable[[Array, str], Any]
     read: Callable[[Any], Array]
     einsum: Callable[..., Any]
     negative: bool = False
+    backend: str = "numpy"
 
 
 @cache
-def _torch() -> Framework:
+def _torch(device: str) -> Framework:
     torch = pytest.importorskip("torch")
 
     def make(array: Array, dtype: str) -> Any:
         strides = [stride // array.itemsize for stride in array.strides]
         reach = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
-        memory = torch.ones(max(reach + 1, 0), dtype=getattr(torch, dtype))
+        memory = torch.ones(max(reach + 1, 0), dtype=getattr(torch, dtype), device=device)
         if memory.is_floating_point() or memory.is_complex():
             memory.fill_(torch.nan)  # reading between the elements shows
         tensor = memory.as_strided(array.shape, strides)
@@ -71,10 +76,10 @@ def _torch() -> Framework:
         return tensor
 
     def read(tensor: Any) -> Array:
-        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
         return array
 
-    return Framework(make, read, torch.einsum)
+    return Framework(make, read, torch.einsum, backend="torch")
 
 
 @cache
@@ -83,25 +88,34 @@ def _mxnet() -> Framework:
         pytest.skip("needs MXNet")
     get_backend("mxnet")  # imports MXNet, which may take more than an import
     mxnet = import_module("mxnet.numpy")
-    return Framework(lambda array, dtype: mxnet.array(array, dtype=dtype), mxnet.ndarray.asnumpy, mxnet.einsum)
+    return Framework(
+        lambda array, dtype: mxnet.array(array, dtype=dtype), mxnet.ndarray.asnumpy, mxnet.einsum, backend="mxnet"
+    )
 
 
 def framework(name: str) -> Framework:
     """The framework; skips the test where it isn't installed."""
     if name == "numpy":
         return Framework(lambda array, dtype: array, np.asarray, np.einsum, negative=True)
-    return _torch() if name == "torch" else _mxnet()
+    return _mxnet() if name == "mxnet" else _torch("cuda" if name == "torch-cuda" else "cpu")
+
+
+def on_cuda(*values: Any) -> Any:
+    """A parameter with torch on a GPU for its framework."""
+    return pytest.param("torch-cuda", *values, marks=pytest.mark.gpu)
 
 
 EXACT = [  # sums of small whole numbers are: no rounding, however they are ordered
     *(("numpy", dtype) for dtype in ["float32", "float64", "complex128", "int64", "int8", "bool"]),
     *(("torch", dtype) for dtype in ["float32", "float64", "complex64", "int64"]),
     *(("mxnet", dtype) for dtype in ["float32", "float64"]),
+    *(on_cuda(dtype) for dtype in ["float32", "float64", "complex64", "int64"]),
 ]
 ROUNDED = [
     *(("numpy", dtype) for dtype in ["float16", "float32", "complex64"]),
     *(("torch", dtype) for dtype in ["float16", "bfloat16", "float32", "complex64"]),
     ("mxnet", "float32"),
+    *(on_cuda(dtype) for dtype in ["float16", "bfloat16", "float32", "complex64"]),
 ]
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}
 
@@ -127,7 +141,7 @@ def test_any_equation_on_any_layout(name: str, dtype: str, data: st.DataObject) 
     np.testing.assert_array_equal(got, exact(case, arrays, dtype), strict=True)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet", on_cuda()])
 @given(data=st.data())
 def test_lists_of_labels(name: str, data: st.DataObject) -> None:
     of = framework(name)
@@ -162,7 +176,7 @@ def plan_runner(
     case: Case, arrays: Sequence[Any], name: str, way: str, optimize: Any = "auto", **abilities: Any
 ) -> Callable[..., Any]:
     """What runs the plan that is made for a target with other abilities and prices than the real one."""
-    backend = get_backend(name)
+    backend = get_backend(framework(name).backend)
     with preferring(way):
         plan = make_plan(
             parse(case.equation, case.ranks),
@@ -189,8 +203,10 @@ def abilities(draw: st.DrawFn, name: str) -> dict[str, Any]:
     """What a target can do: NumPy can play any, the others their own and less."""
     if name == "mxnet":
         return {}
-    can = {"writes": draw(st.booleans()), "drops_expanded": draw(st.booleans())}
-    if name == "torch":
+    can: dict[str, Any] = {"writes": draw(st.booleans()), "drops_expanded": draw(st.booleans())}
+    if name == "torch-cuda" and draw(st.booleans()):
+        can["kernels"] = frozenset()  # then the ways to compute it are steps of their own
+    if name.startswith("torch"):
         return can
     strided = draw(st.booleans())
     return {
@@ -203,7 +219,7 @@ def abilities(draw: st.DrawFn, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet", on_cuda()])
 @given(data=st.data())
 def test_every_plan_gives_the_same_values(name: str, way: str, data: st.DataObject) -> None:
     of = framework(name)
@@ -248,12 +264,12 @@ def poisoned_memory() -> Iterator[None]:
         stack.enter_context(mock.patch.object(np, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype)))
         if torch is not None:
             stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
-            torch.use_deterministic_algorithms(True)
+            torch.use_deterministic_algorithms(True, warn_only=True)  # cuBLAS isn't set up for that
         yield
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["numpy", "torch", on_cuda()])
 @given(data=st.data())
 def test_sums_over_nothing_are_zero(name: str, way: str, data: st.DataObject) -> None:
     of = framework(name)
@@ -265,7 +281,7 @@ def test_sums_over_nothing_are_zero(name: str, way: str, data: st.DataObject) ->
     np.testing.assert_array_equal(got, expected(case, list(map(np.ones, case.shapes))))
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["numpy", "torch", on_cuda()])
 @pytest.mark.parametrize("equation", ["ik,kj->ij", "bik,bjk->ibj", "aik,kaj->iaj", "abik,bajk->iabj"])
 def test_gemms_over_nothing_are_zero(name: str, equation: str) -> None:
     """The second and later ones are written into memory that was allocated for the result."""
@@ -286,7 +302,7 @@ def test_gemms_over_nothing_are_zero(name: str, equation: str) -> None:
 SIZES = dict(zip("abcdhijkln", (3, 2, 5, 16, 4, 12, 20, 8, 7, 6), strict=True))
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["numpy", "torch", on_cuda()])
 @pytest.mark.parametrize(
     "equation",
     [
@@ -350,7 +366,7 @@ def chain_operands() -> list[Array]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["numpy", "torch", on_cuda()])
 def test_optimize_changes_no_value(name: str, optimize: Any) -> None:
     of, arrays = framework(name), chain_operands()
     got = fast_einsum(CHAIN, *[of.make(array, "float64") for array in arrays], optimize=optimize)
@@ -390,7 +406,7 @@ def plans_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     clear_plans()
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet", on_cuda()])
 @pytest.mark.parametrize("equation", ["ij->i", "ij,jk->ik", "in mid, mid out, out -> in", "ij,jk,k"])
 def test_second_call_makes_no_plan(name: str, equation: str, plans_made: list[Any]) -> None:
     of = framework(name)
@@ -470,7 +486,7 @@ def test_threads_share_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- ways to call it
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet", on_cuda()])
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_operands_in_one_sequence(name: str, kind: type) -> None:
     of = framework(name)
