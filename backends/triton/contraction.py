@@ -27,8 +27,9 @@ from einops_fast.backends.triton.indexing import (
     run_offsets,
     tile_offsets,
 )
+from einops_fast.backends.triton.matrix_tiles import OUT
 from einops_fast.backends.triton.storing import store_tile
-from einops_fast.backends.triton.tiling import Axis, Role
+from einops_fast.backends.triton.tiling import Axis, Role, reach
 from einops_fast.steps import Epilogue
 
 __all__ = ["ContractionTiling", "contract_kernel"]
@@ -104,9 +105,9 @@ class ContractionTiling:
         return -(-steps // isqrt(products // _EVEN)) if products >= _LONG else 0
 
     @property
-    def elements(self) -> int:
-        """Of the result."""
-        return prod(axis.size for axis in self.batch) * self.rows.extent * self.columns.extent
+    def reach(self) -> int:
+        """How many places in memory the result takes, the gaps between its rows included."""
+        return reach((*self.batch, *self.rows.axes, *self.columns.axes), OUT)
 
 
 @triton.jit
@@ -194,7 +195,7 @@ def contract_kernel(
         if in_two:
             further += further_total
     if split > 1:
-        out += part.to(tl.int64) * field(tiling, "elements")
+        out += part.to(tl.int64) * field(tiling, "reach")
     _finish(out, before + placed, product, row_tile, column_tile, tiling, columns)
     if in_two:
         _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"))

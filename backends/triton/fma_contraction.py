@@ -281,7 +281,7 @@ def fma_kernel(
     if persistent:
         count *= (tiles - program + programs - 1) // programs
     if split > 1:
-        out += part.to(gl.int64) * field(tiling, "elements")
+        out += part.to(gl.int64) * field(tiling, "reach")
 
     a, b = _buffers(tiling, 0), _buffers(tiling, 1)
     sums = _nothing(tiling)

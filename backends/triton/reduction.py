@@ -16,7 +16,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.following import take_turn
 from einops_fast.backends.triton.indexing import field, group_field, group_inside, group_offsets, lacks
-from einops_fast.backends.triton.tiling import Role
+from einops_fast.backends.triton.tiling import Role, reach
 
 __all__ = ["ReductionTiling", "reduce_kernel"]
 
@@ -61,9 +61,9 @@ class ReductionTiling:
         return self.free.block * self.summed.block
 
     @property
-    def elements(self) -> int:
-        """Of the result."""
-        return self.free.extent
+    def reach(self) -> int:
+        """How many places in memory the result takes, the gaps between its rows included."""
+        return reach(self.free.axes, self.operands)
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     if s0 > 1:
         total = tl.sum(total, 2, keep_dims=True)
     if split > 1:
-        out += part.to(tl.int64) * field(tiling, "elements")
+        out += part.to(tl.int64) * field(tiling, "reach")
     place = (
         group_offsets(tile, free, 0, operands, wide)[:, None, None, None]
         + group_offsets(tile, free, 1, operands, wide)[None, :, None, None]

@@ -24,6 +24,7 @@ __all__ = [
     "merge_axes",
     "needs_64_bits",
     "power_of_two",
+    "reach",
 ]
 
 
@@ -126,6 +127,11 @@ class Role:
         return prod(axis.size for axis in self.outer) * prod(group.tiles for group in self.groups)
 
     @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """All of them."""
+        return self.outer + tuple(axis for group in self.groups for axis in group.axes)
+
+    @cached_property
     def extent(self) -> int:
         """Elements along this role."""
         return prod(axis.size for axis in self.outer) * prod(group.extent for group in self.groups)
@@ -191,3 +197,12 @@ def power_of_two(extent: int) -> int:
     [1, 8, 64]
     """
     return 1 << max(extent - 1, 0).bit_length()
+
+
+def reach(axes: Iterable[Axis], array: int) -> int:
+    """How many places in memory an array takes, the gaps between its rows included.
+
+    >>> reach([Axis(3, (8,)), Axis(5, (1,))], 0)
+    21
+    """
+    return 1 + sum((axis.size - 1) * axis.strides[array] for axis in axes)

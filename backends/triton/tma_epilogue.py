@@ -158,7 +158,7 @@ def write(
     row_exists = (place[down] + rows < field(dim_of(out, down), "size"))[:, None]
     exists = row_exists & (place[across] + columns < field(dim_of(out, across), "size"))[None, :]
     if field(tiling, "split") > 1:
-        array += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "elements")
+        array += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "reach")
     for at in gl.static_range(field(out, "rank")):
         array += place[at].to(gl.int64) * field(dim_of(out, at), "stride")
         if at != down and at != across:

@@ -203,9 +203,9 @@ class BoxTiling:
         return self.places * self.split
 
     @property
-    def elements(self) -> int:
-        """Of the result."""
-        return prod(dim.size for dim in self.out.dims)
+    def reach(self) -> int:
+        """How many places in memory the result takes, the gaps between its rows included."""
+        return 1 + sum((dim.size - 1) * dim.stride for dim in self.out.dims)
 
 
 def ends_late(epilogue: Epilogue | None) -> bool:

@@ -318,10 +318,10 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     parts = 0.0
     if tiling.split > 1:
         # Sums of parts are written to the cache, and read from there.
-        parts = 8 * tiling.split * tiling.elements / (on.bandwidth * _CACHE) + on.call / 2
+        parts = 8 * tiling.split * tiling.reach / (on.bandwidth * _CACHE) + on.call / 2
     elif tiling.loose:
         # Nothing is multiplied meanwhile.
-        parts = _BY_THREADS[tiling.stored_at_once] * _ITEM * tiling.elements / (on.bandwidth * _CACHE)
+        parts = _BY_THREADS[tiling.stored_at_once] * _ITEM * tiling.reach / (on.bandwidth * _CACHE)
     # What isn't hidden of the end of one tile behind the next.
     tail = 0.1 / tiling.turns * min(arithmetic, memory)
     return max(arithmetic, cache, memory) + tail + parts + on.call

@@ -171,12 +171,12 @@ def _in_parts(
     launch_parts: Callable[[Sequence[Any], Any], None], of: TiledCandidate, memory: Memory, device: int
 ) -> Run:
     """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
-    parts, shape, strides, elements, wide = of.tiling.split, of.shape, of.strides, prod(of.shape), accumulator(of.dtype)
-    then = replace(sum_of_parts(parts, elements), follows=follow_early())
+    parts, shape, strides, reach, wide = of.tiling.split, of.shape, of.strides, of.tiling.reach, accumulator(of.dtype)
+    then = replace(sum_of_parts(parts, reach), follows=follow_early())
     addition, empty = Kernel(then, wide, of.dtype), memory.maker(of.dtype)
 
     def run_in_parts(*operands: Any) -> Any:
-        workspace = memory.workspace(operands[0], parts * elements, wide)
+        workspace = memory.workspace(operands[0], parts * reach, wide)
         launch_parts(operands, workspace)
         out = empty(operands[0], shape, strides)
         addition.launch(memory, device, (workspace,), out)
