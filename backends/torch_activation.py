@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
     Layout,
@@ -143,9 +144,8 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
         return dx if of_x else None, d_bias if of_bias else None, None
     if seed is not None:
         raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
-    of = [each for each in (x, bias) if each is not None and each.requires_grad]
-    found = iter(torch.autograd.grad(activation_by_torch(x, bias, ctx.activation), of, d_out, create_graph=True))
-    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None)
+    function = partial(activation_by_torch, activation=ctx.activation)
+    return (*gradients_by_torch(function, (x, bias), (of_x, of_bias), d_out), None)
 
 
 activation_gradients = Operator(

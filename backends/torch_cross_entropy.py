@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
@@ -197,10 +198,10 @@ def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
         if torch.is_grad_enabled() and ctx.inplace:
             raise EinsumError("a gradient that is written over the logits can't be differentiated: no inplace_backward")
         if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
-            x = x if x.requires_grad else x.detach().requires_grad_()
             dim, *numbers = ctx.numbers
-            losses = _losses_by_torch(x, target, dim, weight, *numbers)
-            (dx,) = torch.autograd.grad(losses, x, d_losses, create_graph=True)
+            (dx,) = gradients_by_torch(
+                lambda x: _losses_by_torch(x, target, dim, weight, *numbers), (x,), (True,), d_losses
+            )
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()

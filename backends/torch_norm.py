@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
     Layout,
@@ -67,7 +68,10 @@ def norm_by_torch(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: flo
     shape = moved.shape[-count:]
     found: Any
     if centred:
-        found = F.layer_norm(moved, shape, weight, bias, 1e-5 if eps is None else eps)
+        inside = None if weight is None else bias  # torch has no gradients of gradients of a bias alone
+        found = F.layer_norm(moved, shape, weight, inside, 1e-5 if eps is None else eps)
+        if inside is not bias:
+            found = found + bias
     else:
         found = F.rms_norm(moved, shape, weight, eps)
         if bias is not None:
@@ -241,7 +245,7 @@ def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, .
     if d_summed is not None and (not (of_x or of_residual) or (ctx.shape is None and seed is None)):
         d_summed = None
     if torch.is_grad_enabled():
-        found = _gradients_by_torch(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
+        found = _gradients_again(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
     else:
         found = norm_gradients(h, means, rstds, weight, bias, seed, d_out, d_summed, *ctx.numbers, wanted)
     dx, d_residual, d_weight, d_bias = [each if dtype else None for each, dtype in zip(found, wanted, strict=True)]
@@ -250,24 +254,21 @@ def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, .
     return dx, d_residual, d_weight, d_bias, None
 
 
-def _gradients_by_torch(
+def _gradients_again(
     h: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, wanted: list[str], dim: int, centred: bool,
     eps: float, drop: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """To be differentiated again."""
     if seed is not None:
         raise NotImplementedError("dropout with a norm by the kernels can't be differentiated twice: set p=0")
-    # Of a leaf in place of h, autograd wouldn't know where it comes from.
-    h = h if h.requires_grad else h.detach().requires_grad_()
-    found = norm_by_torch(h, dim, 1, weight, bias, eps, centred)
-    of = [each for each in (h, weight, bias) if each is not None and each.requires_grad]
-    gradients = iter(torch.autograd.grad(found, of, d_out.to(found.dtype), create_graph=True, materialize_grads=True))
-    dh, d_weight, d_bias = (
-        next(gradients) if each is not None and each.requires_grad else None for each in (h, weight, bias)
-    )
-    if d_summed is not None and dh is not None:
+    of_h = bool(wanted[0] or wanted[1])
+    dh, d_weight, d_bias = gradients_by_torch(
+        lambda h, weight, bias: norm_by_torch(h, dim, 1, weight, bias, eps, centred),
+        (h, weight, bias), (of_h, bool(wanted[2]), bool(wanted[3])), d_out,
+    )  # fmt: skip
+    if d_summed is not None:
         dh = dh + d_summed
-    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype and dh is not None else None for dtype in wanted[:2])
+    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype else None for dtype in wanted[:2])
     return dx, d_residual, d_weight, d_bias
 
 
