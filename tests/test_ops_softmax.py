@@ -278,3 +278,11 @@ def test_names_and_errors() -> None:
         ops.softmax(x, temperature=0)
     with pytest.raises(ShapeError, match="causal"):
         ops.softmax(x[0], causal=True)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+def test_lowest_numbers_as_masks(framework: str) -> None:
+    xp = namespace(framework)
+    x, mask = (xp.array(each, dtype="float32") for each in (np.zeros((1, 3)), np.full(3, np.finfo("float32").min)))
+    assert [round(float(each), 4) for each in ops.softmax(x, mask=mask)[0]] == [0.3333] * 3
+    assert [round(float(each), 4) for each in ops.log_softmax(x, mask=mask)[0]] == [-1.0986] * 3
