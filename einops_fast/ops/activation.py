@@ -42,7 +42,7 @@ def dropout_bias_activation(
         >>> ops.dropout_bias_activation(torch.zeros(1, 2), torch.tensor([-1.0, 2.0]), 'squared_relu').tolist()
         [[0.0, 4.0]]
     """
-    function, input = function_for("bias_activation", input)
+    function, input = function_for("bias_activation", input, bias=bias)
     _check(activation, bias, input.shape[-1] if len(input.shape) else None)
     check_probability(p)
     return function(input, bias, activation, p if training else 0.0)
@@ -80,7 +80,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
         >>> ops.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.0, -5.0]), activation='relu').tolist()
         [[3.0, 0.0]]
     """
-    function, input = function_for("linear", input)
+    function, input = function_for("linear", input, weight=weight, bias=bias)
     if len(weight.shape) != 2 or not len(input.shape) or weight.shape[1] != input.shape[-1]:
         raise ShapeError(
             f"weight has shape {tuple(weight.shape)}, input {tuple(input.shape)}: the last axes have to be of one size"

@@ -125,7 +125,7 @@ def _cross_entropy(
     lse = log.squeeze(dim)
     losses = lse - _picked(xp, score, number, dim)
     weights = counts.astype(score.dtype)
-    less = log - score if smoothing else None
+    less: Any = log - score if smoothing else None
     if weight is not None:
         weight = weight.astype(score.dtype)
         losses, weights = losses * weight[number], weights * weight[number]

@@ -8,6 +8,7 @@ from einops_fast.attention.attend import attention
 from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.activation import linear
+from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.norm import check_probability
 
 __all__ = ["heads_of_rows", "qkv_self_attention"]
@@ -67,6 +68,8 @@ def qkv_self_attention(
         torch.Size([2, 5, 32])
     """
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    arrays = {"in_proj_weight": in_proj_weight, "in_proj_bias": in_proj_bias, "attn_mask": attn_mask}
+    _, input = function_for("linear", input, **arrays)
     if len(input.shape) < 2:
         raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
     head_dim = heads_of_rows(num_heads, kv_heads, tuple(in_proj_weight.shape))

@@ -85,7 +85,7 @@ def log_softmax(
 def _softmax(
     log: bool, array: Any, dim: Any, pattern: str | None, mask: Any, causal: bool | str, temperature: float, dtype: Any
 ) -> Any:
-    function, array = function_for("softmax", array)
+    function, array = function_for("softmax", array, mask=mask)
     shape = array.shape
     rank = len(shape)
     wanted = None if dtype is None else dtype_name(dtype)
