@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_dropout import dropout_by_torch
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
@@ -50,14 +51,13 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
 def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
-        found = activation_by_torch(x, bias, activation)
-        return F.dropout(found, p) if p else found
+        return dropout_by_torch(activation_by_torch(x, bias, activation), p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 
 
 def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
-    """Without dropout, by functions that can be differentiated again."""
-    return _BY_TORCH[activation](x if bias is None else x + bias)
+    """Without dropout, in the dtype of ``x``, by functions that can be differentiated again."""
+    return _BY_TORCH[activation](x if bias is None else x + bias).to(x.dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_dropout import dropout_by_torch
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
@@ -39,7 +40,7 @@ def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None
     """
     tensors = [each for each in (x, weight, bias) if each is not None]
     if not by_kernel(tensors) or (count > 1 and not _flattens(x, count)):
-        return norm_by_torch(x, dim, count, weight, bias, eps, centred)
+        return norm_by_torch(x, dim, count, weight, bias, _eps(x, eps), centred, result_dtype(x))
     shape = x.shape
     if count > 1:
         x = x.view(*shape[:dim], -1)
@@ -62,21 +63,26 @@ def _flattens(x: Any, count: int) -> bool:
     return all(x.stride(at) == x.stride(at + 1) * x.shape[at + 1] for at in axes)
 
 
-def norm_by_torch(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
-    """The same by torch's functions, which can be differentiated as often as these."""
+def norm_by_torch(
+    x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float, centred: bool, dtype: torch.dtype
+) -> Any:
+    """The same in ``dtype`` by torch's functions, which can be differentiated as often as these."""
+    kinds = {each.dtype for each in (x, weight, bias) if each is not None}
+    # torch's RMS norm has no bias, and its layer norm no gradients of gradients of one without a weight.
+    apart = bias is not None and (weight is None or not centred)
+    if apart or kinds != {dtype}:
+        wide = torch.float64 if torch.float64 in kinds else torch.float32
+        x, weight, bias = (None if each is None else each.to(wide) for each in (x, weight, bias))
     moved = x if dim + count == x.dim() else x.movedim(dim, -1)
     shape = moved.shape[-count:]
     found: Any
     if centred:
-        inside = None if weight is None else bias  # torch has no gradients of gradients of a bias alone
-        found = F.layer_norm(moved, shape, weight, inside, 1e-5 if eps is None else eps)
-        if inside is not bias:
-            found = found + bias
+        found = F.layer_norm(moved, shape, weight, None if apart else bias, eps)
     else:
         found = F.rms_norm(moved, shape, weight, eps)
-        if bias is not None:
-            found = found + bias
-    return found if moved is x else found.movedim(-1, dim)
+    if apart:
+        found = found + bias
+    return (found if moved is x else found.movedim(-1, dim)).to(dtype)
 
 
 def dropout_add_norm(
@@ -85,9 +91,9 @@ def dropout_add_norm(
     """The norm of ``h = dropout(x) + residual``, and ``h``; see :func:`einops_fast.ops.dropout_add_layer_norm`."""
     tensors = [each for each in (x, residual, weight, bias) if each is not None]
     if not by_kernel(tensors):
-        summed = F.dropout(x, p) if p else x
+        summed = dropout_by_torch(x, p)
         summed = summed if residual is None else summed + residual
-        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred), summed
+        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, result_dtype(x)), summed
     if residual is None and not p:
         return norm(x, dim, 1, weight, bias, eps, centred), x
     seed = seed_for(x) if p else None
@@ -263,7 +269,7 @@ def _gradients_again(
         raise NotImplementedError("dropout with a norm by the kernels can't be differentiated twice: set p=0")
     of_h = bool(wanted[0] or wanted[1])
     dh, d_weight, d_bias = gradients_by_torch(
-        lambda h, weight, bias: norm_by_torch(h, dim, 1, weight, bias, eps, centred),
+        lambda h, weight, bias: norm_by_torch(h, dim, 1, weight, bias, eps, centred, d_out.dtype),
         (h, weight, bias), (of_h, bool(wanted[2]), bool(wanted[3])), d_out,
     )  # fmt: skip
     if d_summed is not None:
