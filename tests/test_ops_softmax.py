@@ -275,6 +275,9 @@ def test_names_and_errors() -> None:
         ops.softmax(x, 2)
     with pytest.raises(ShapeError, match=r"mask has size 2 in axis 1 .* 3 in axis 1"):
         ops.softmax(x, mask=np.ones((2, 2), bool))
+    with pytest.raises(ShapeError, match=r"mask has 1 axes \(shape \(3,\)\), the input 0"):
+        ops.softmax(torch.tensor(2.0), mask=torch.ones(3, dtype=torch.bool))
+    assert ops.softmax(torch.tensor(2.0), mask=torch.tensor(False)) == 0
     with pytest.raises(EinsumError, match="temperature"):
         ops.softmax(x, temperature=0)
     with pytest.raises(ShapeError, match="causal"):

@@ -8,7 +8,7 @@ from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.norm import check_probability
 
-__all__ = ["ACTIVATIONS", "bias_gelu", "dropout_bias_activation", "linear"]
+__all__ = ["ACTIVATIONS", "bias_gelu", "check_activation", "dropout_bias_activation", "linear"]
 
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
@@ -89,9 +89,14 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
     return function(input, weight, bias, activation)
 
 
-def _check(activation: str, bias: Any, size: int | None) -> None:
+def check_activation(activation: str) -> None:
+    """Raise EinsumError unless there is an activation of this name."""
     if activation not in ACTIVATIONS:
         raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
+
+
+def _check(activation: str, bias: Any, size: int | None) -> None:
+    check_activation(activation)
     if size is None:
         raise ShapeError("input has no axis")
     if bias is not None and bias.shape != (size,):
