@@ -38,6 +38,13 @@ def test_names(name: str) -> None:
             call(other)
 
 
+def test_nested_tensors() -> None:
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    assert ops.layer_norm(torch.nested.nested_tensor(parts, layout=torch.jagged)).shape[-1] == 4
+    with pytest.raises(OperandError, match=r"layout=torch.jagged"):
+        ops.softmax(torch.nested.nested_tensor(parts))
+
+
 def test_other_way_round() -> None:
     x = np.ones((2, 3))
     with pytest.raises(OperandError, match=r"^weight is of type Tensor; .* array of numpy"):

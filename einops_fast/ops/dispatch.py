@@ -36,6 +36,8 @@ def function_for(name: str, array: Any, **others: Any) -> tuple[Callable[..., An
     found = _of(backend.name).get(name)
     if found is None:
         raise OperandError(f"{name} is there for tensors of torch only, not for arrays of {backend.name}")
+    if backend.name == "torch" and array.is_nested and str(array.layout) == "torch.strided":
+        raise OperandError("the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
     for argument, other in others.items():
         if other is None or backend_for_type(type(other)) is backend:
             continue
