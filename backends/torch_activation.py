@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_dropout import dropout_by_torch
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
     Layout,
@@ -49,14 +51,13 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
 def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
-        found = activation_by_torch(x, bias, activation)
-        return F.dropout(found, p) if p else found
+        return dropout_by_torch(activation_by_torch(x, bias, activation), p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 
 
 def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
-    """Without dropout, by functions that can be differentiated again."""
-    return _BY_TORCH[activation](x if bias is None else x + bias)
+    """Without dropout, in the dtype of ``x``, by functions that can be differentiated again."""
+    return _BY_TORCH[activation](x if bias is None else x + bias).to(x.dtype)
 
 
 @lru_cache(maxsize=4096)
@@ -143,9 +144,8 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
         return dx if of_x else None, d_bias if of_bias else None, None
     if seed is not None:
         raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
-    of = [each for each in (x, bias) if each is not None and each.requires_grad]
-    found = iter(torch.autograd.grad(activation_by_torch(x, bias, ctx.activation), of, d_out, create_graph=True))
-    return (*(next(found) if wanted else None for wanted in (of_x, of_bias)), None)
+    function = partial(activation_by_torch, activation=ctx.activation)
+    return (*gradients_by_torch(function, (x, bias), (of_x, of_bias), d_out), None)
 
 
 activation_gradients = Operator(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
@@ -37,7 +38,10 @@ def cross_entropy(
         _check_inplace(x)
     ours = _by_kernel(x, target, weight)
     if not ours and not z_loss:
-        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction)
+        dtype = result_dtype(x)
+        if dtype != x.dtype or (weight is not None and weight.dtype != dtype):
+            x, weight = _widened(x, weight)
+        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction).to(dtype)
     if ours:
         losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
         # What is traced is brought together by the compiler.
@@ -109,11 +113,16 @@ def _losses_by_kernel(
     return cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
 
 
+def _widened(x: Any, weight: Any) -> tuple[Any, Any]:
+    """In float32 at least."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide, None if weight is None else weight.to(wide.dtype)
+
+
 def _losses_by_torch(
     x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float
 ) -> Any:
-    wide = x if x.dtype == torch.float64 else x.float()
-    weight = None if weight is None else weight.to(wide.dtype)
+    wide, weight = _widened(x, weight)
     losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
     if z_loss:
         extra = z_loss * wide.logsumexp(dim).square()
@@ -197,10 +206,10 @@ def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
         if torch.is_grad_enabled() and ctx.inplace:
             raise EinsumError("a gradient that is written over the logits can't be differentiated: no inplace_backward")
         if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
-            x = x if x.requires_grad else x.detach().requires_grad_()
             dim, *numbers = ctx.numbers
-            losses = _losses_by_torch(x, target, dim, weight, *numbers)
-            (dx,) = torch.autograd.grad(losses, x, d_losses, create_graph=True)
+            (dx,) = gradients_by_torch(
+                lambda x: _losses_by_torch(x, target, dim, weight, *numbers), (x,), (True,), d_losses
+            )
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()

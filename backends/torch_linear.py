@@ -19,6 +19,7 @@ from einops_fast.backends.torch_activation import (
     activation_gradients,
     bias_activation,
 )
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import MEMORY, PLAIN, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.triton.choice import Choice, chosen_run
 from einops_fast.backends.triton.problems import multiplies_matrices
@@ -160,10 +161,12 @@ def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
     if d_out is None:
         return None, None, None
     if torch.is_grad_enabled():
-        of = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
-        again = activation_by_torch(F.linear(x, weight, bias), None, ctx.activation)
-        found = iter(torch.autograd.grad(again, of, d_out, create_graph=True))
-        return tuple(next(found) if wanted else None for wanted in (of_x, of_weight, of_bias))
+        wanted = of_x, of_weight, of_bias
+
+        def again(*tensors: Any) -> Any:
+            return activation_by_torch(F.linear(*tensors), None, ctx.activation)
+
+        return gradients_by_torch(again, (x, weight, bias), wanted, d_out)
     d_bias = None
     if kept is not None:
         # The bias is in what is kept already; its gradient is made on the way.

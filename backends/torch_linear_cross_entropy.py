@@ -6,7 +6,7 @@ only scales them: of four products of matrices three are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast.backends.torch_cross_entropy import losses_of, mean_divisor, reduced
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
 from einops_fast.backends.torch_operator import (
     MEMORY,
@@ -162,11 +163,13 @@ def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
     if d_loss is None:
         return (None,) * 5
     numbers = ctx.ignore_index, ctx.smoothing, ctx.z_loss
+    found: Sequence[Any]
     if torch.is_grad_enabled():  # to be differentiated again
-        again = _by_checkpoints(x, matrix, bias, target, weight, *numbers, ctx.reduction, ctx.chunk)
-        of = [each for each, really in zip((x, matrix, bias), wanted, strict=True) if really]
-        made = iter(torch.autograd.grad(again, of, d_loss, create_graph=True))
-        found = [next(made) if really else None for really in wanted]
+
+        def again(x: Any, matrix: Any, bias: Any) -> Any:
+            return _by_checkpoints(x, matrix, bias, target, weight, *numbers, ctx.reduction, ctx.chunk)
+
+        found = gradients_by_torch(again, (x, matrix, bias), wanted, d_loss)
     elif ctx.kept:
         found = [_scaled(each, d_loss) if really else None for each, really in zip(kept, wanted, strict=True)]
     else:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_dropout import dropout_by_torch
+from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
     MEMORY,
     Layout,
@@ -38,7 +40,7 @@ def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None
     """
     tensors = [each for each in (x, weight, bias) if each is not None]
     if not by_kernel(tensors) or (count > 1 and not _flattens(x, count)):
-        return norm_by_torch(x, dim, count, weight, bias, eps, centred)
+        return norm_by_torch(x, dim, count, weight, bias, _eps(x, eps), centred, result_dtype(x))
     shape = x.shape
     if count > 1:
         x = x.view(*shape[:dim], -1)
@@ -61,18 +63,26 @@ def _flattens(x: Any, count: int) -> bool:
     return all(x.stride(at) == x.stride(at + 1) * x.shape[at + 1] for at in axes)
 
 
-def norm_by_torch(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
-    """The same by torch's functions, which can be differentiated as often as these."""
+def norm_by_torch(
+    x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float, centred: bool, dtype: torch.dtype
+) -> Any:
+    """The same in ``dtype`` by torch's functions, which can be differentiated as often as these."""
+    kinds = {each.dtype for each in (x, weight, bias) if each is not None}
+    # torch's RMS norm has no bias, and its layer norm no gradients of gradients of one without a weight.
+    apart = bias is not None and (weight is None or not centred)
+    if apart or kinds != {dtype}:
+        wide = torch.float64 if torch.float64 in kinds else torch.float32
+        x, weight, bias = (None if each is None else each.to(wide) for each in (x, weight, bias))
     moved = x if dim + count == x.dim() else x.movedim(dim, -1)
     shape = moved.shape[-count:]
     found: Any
     if centred:
-        found = F.layer_norm(moved, shape, weight, bias, 1e-5 if eps is None else eps)
+        found = F.layer_norm(moved, shape, weight, None if apart else bias, eps)
     else:
         found = F.rms_norm(moved, shape, weight, eps)
-        if bias is not None:
-            found = found + bias
-    return found if moved is x else found.movedim(-1, dim)
+    if apart:
+        found = found + bias
+    return (found if moved is x else found.movedim(-1, dim)).to(dtype)
 
 
 def dropout_add_norm(
@@ -81,9 +91,9 @@ def dropout_add_norm(
     """The norm of ``h = dropout(x) + residual``, and ``h``; see :func:`einops_fast.ops.dropout_add_layer_norm`."""
     tensors = [each for each in (x, residual, weight, bias) if each is not None]
     if not by_kernel(tensors):
-        summed = F.dropout(x, p) if p else x
+        summed = dropout_by_torch(x, p)
         summed = summed if residual is None else summed + residual
-        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred), summed
+        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, result_dtype(x)), summed
     if residual is None and not p:
         return norm(x, dim, 1, weight, bias, eps, centred), x
     seed = seed_for(x) if p else None
@@ -241,7 +251,7 @@ def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, .
     if d_summed is not None and (not (of_x or of_residual) or (ctx.shape is None and seed is None)):
         d_summed = None
     if torch.is_grad_enabled():
-        found = _gradients_by_torch(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
+        found = _gradients_again(h, weight, bias, seed, d_out, d_summed, wanted, *ctx.numbers)
     else:
         found = norm_gradients(h, means, rstds, weight, bias, seed, d_out, d_summed, *ctx.numbers, wanted)
     dx, d_residual, d_weight, d_bias = [each if dtype else None for each, dtype in zip(found, wanted, strict=True)]
@@ -250,24 +260,21 @@ def _backward(ctx: Any, d_out: Any, d_summed: Any, *others: Any) -> tuple[Any, .
     return dx, d_residual, d_weight, d_bias, None
 
 
-def _gradients_by_torch(
+def _gradients_again(
     h: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, wanted: list[str], dim: int, centred: bool,
     eps: float, drop: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """To be differentiated again."""
     if seed is not None:
         raise NotImplementedError("dropout with a norm by the kernels can't be differentiated twice: set p=0")
-    # Of a leaf in place of h, autograd wouldn't know where it comes from.
-    h = h if h.requires_grad else h.detach().requires_grad_()
-    found = norm_by_torch(h, dim, 1, weight, bias, eps, centred)
-    of = [each for each in (h, weight, bias) if each is not None and each.requires_grad]
-    gradients = iter(torch.autograd.grad(found, of, d_out.to(found.dtype), create_graph=True, materialize_grads=True))
-    dh, d_weight, d_bias = (
-        next(gradients) if each is not None and each.requires_grad else None for each in (h, weight, bias)
-    )
-    if d_summed is not None and dh is not None:
+    of_h = bool(wanted[0] or wanted[1])
+    dh, d_weight, d_bias = gradients_by_torch(
+        lambda h, weight, bias: norm_by_torch(h, dim, 1, weight, bias, eps, centred, d_out.dtype),
+        (h, weight, bias), (of_h, bool(wanted[2]), bool(wanted[3])), d_out,
+    )  # fmt: skip
+    if d_summed is not None:
         dh = dh + d_summed
-    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype and dh is not None else None for dtype in wanted[:2])
+    dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype else None for dtype in wanted[:2])
     return dx, d_residual, d_weight, d_bias
 
 

@@ -50,10 +50,9 @@ def softmax_by_torch(
 ) -> Any:
     """The same by torch's functions, which can be differentiated as often as these."""
     native = torch.log_softmax if log else torch.softmax
-    wanted = None if dtype is None else getattr(torch, dtype)
+    wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
     if mask is None and queries is None and scale == 1.0:
-        return native(x, dim, dtype=wanted)
-    wanted = wanted or result_dtype(x)
+        return native(x, dim, dtype=None if wanted == x.dtype else wanted)
     score = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     if scale != 1.0:
         score = score * scale
@@ -71,7 +70,9 @@ def softmax_by_torch(
     hidden = score == float("-inf")
     empty = hidden.all(dim, keepdim=True)
     found = native(score.masked_fill(empty, 0.0), dim)
-    return found.masked_fill(hidden if log else empty, float("-inf") if log else 0.0).to(wanted)
+    if log:  # a row with NaN is all NaN
+        return found.masked_fill(hidden & ~found.isnan(), float("-inf")).to(wanted)
+    return found.masked_fill(empty, 0.0).to(wanted)
 
 
 Strides = tuple[int, ...]

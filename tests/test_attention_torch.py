@@ -338,6 +338,17 @@ def test_compiles_whole(case):
         torch.testing.assert_close(own, other)
 
 
+def test_compiles_where_results_have_to_be_deterministic():
+    torch.compiler.reset()
+    operands = leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6))
+    compiled = torch.compile(TRACED["pattern"], fullgraph=True, backend="aot_eager")
+    try:
+        torch.use_deterministic_algorithms(True)
+        torch.testing.assert_close(compiled(*operands), TRACED["pattern"](*operands))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_exports():
     class Block(nn.Module):
         def forward(self, q, k, v):

@@ -318,6 +318,27 @@ def test_report() -> None:
     assert {row.reason for row in again.rows if rows[row.name].now} == {"is replaced already"}
 
 
+def test_losses_in_the_report() -> None:
+    def losses(model: Any, **which: Any) -> list[tuple[str, str, str, str]]:
+        rows = [row for row in nn.optimize(model, **which).rows if row.name.endswith("loss_function")]
+        nn.restore(model)
+        return [(row.name, row.kind, row.now, row.reason) for row in rows]
+
+    causal = ("loss_function", "ForCausalLMLoss")
+    model = build("gpt2")
+    assert losses(model, only="loss_function") == [(*causal, "ops.cross_entropy", "")]
+    assert losses(model, exclude="*Loss") == losses(model, exclude="GPT2LMHeadModel") == [(*causal, "", "excluded")]
+    assert losses(model, only="*.attn") == [(*causal, "", "not among `only`")]
+    assert losses(torch.nn.Sequential(model)) == [("0.loss_function", causal[1], "ops.cross_entropy", "")]
+
+    def own(logits: Any, labels: Any, **options: Any) -> Any:
+        return logits.sum()
+
+    model.loss_function = own
+    assert losses(model) == [("loss_function", "own", "", "somebody has set it")]
+    assert losses(build("bert"))[0][1:] == ("ForMaskedLMLoss", "", "it isn't that of a causal language model")
+
+
 def test_only_some() -> None:
     model = build("bert")
     report = nn.optimize(model, only="bert.encoder.layer.1")

@@ -66,6 +66,7 @@ def test_packed_takes_what_attention_takes() -> None:
     found, logs = ops.qkv_self_attention(x, 2, weight, window=(1, 0), softcap=3.0, return_lse=True)
     assert found.shape == (3, 2, 6, 8)
     assert logs.shape == (3, 2, 6, 2)
+    assert not ops.qkv_self_attention(x, 2, weight, dropout_p=1.0).any()
     dropped = ops.qkv_self_attention(x, 2, weight, dropout_p=0.5)
     assert not torch.equal(dropped, ops.qkv_self_attention(x, 2, weight, dropout_p=0.5, training=False))
 

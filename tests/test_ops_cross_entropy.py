@@ -243,10 +243,46 @@ def test_other_frameworks(framework: str, option: str) -> None:
     np.testing.assert_allclose(float(found), float(oracle(x, target, **options)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("option", ["plain", "smoothed", "z"])
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+def test_rows_that_do_not_count_and_infinities(framework: str, option: str) -> None:
+    """What is in a row that doesn't count doesn't matter, nor does another class's score of -inf."""
+    xp = namespace(framework)
+    x, target = randn(4, 5).cpu(), torch.tensor([0, -100, -100, 3])
+    x[1, 2], x[2] = torch.nan, -torch.inf
+    if option != "smoothed":
+        x[0, 3] = -torch.inf
+    options = {**OPTIONS[option], "reduction": "none"}
+    found = ops.cross_entropy(xp.array(x.numpy()), xp.array(target.numpy(), dtype="int64"), **options)
+    kept = [0, 3]
+    expected = torch.zeros(4, dtype=torch.float64)
+    expected[kept] = torch.nn.functional.cross_entropy(
+        x[kept], target[kept], reduction="none", label_smoothing=options.get("label_smoothing", 0.0)
+    )
+    expected[kept] += options.get("z_loss", 0.0) * x[kept].logsumexp(1) ** 2
+    np.testing.assert_allclose([float(each) for each in found], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 255])
+def test_no_class(wrong: int) -> None:
+    x, target = randn(3, 5).cpu().numpy(), np.array([0, wrong, -100])
+    with pytest.raises(IndexError, match=f"class {wrong}, .* 5"):
+        ops.cross_entropy(x, target)
+    xp = namespace("mxnet")
+    found = ops.cross_entropy(xp.array(x), xp.array(target, dtype="int64"), reduction="none")
+    assert np.isnan([float(each) for each in found]).tolist() == [False, True, False]
+
+
 def test_errors() -> None:
     x, target = np.ones((2, 3)), np.array([0, 1])
     with pytest.raises(ShapeError, match=r"target has shape \(3,\).*needs \(2,\)"):
         ops.cross_entropy(x, np.array([0, 1, 2]))
+    with pytest.raises(ShapeError, match=r"target has shape \(2, 3\).*along axis 1 needs \(2,\)"):
+        ops.cross_entropy(x, np.zeros((2, 3), int))
+    with pytest.raises(ShapeError, match=r"target .*probabilities in float32 .* need \(2, 3\)"):
+        ops.cross_entropy(torch.ones(2, 3), torch.ones(2))
+    with pytest.raises(ShapeError, match="axis 0 has size 3, not 2"):
+        ops.cross_entropy(torch.ones(2, 3), torch.ones(3, 3))
     with pytest.raises(ShapeError, match="3 classes"):
         ops.cross_entropy(x, target, weight=np.ones(2))
     with pytest.raises(EinsumError, match="reduction"):

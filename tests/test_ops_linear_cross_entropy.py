@@ -24,7 +24,7 @@ from ops_problems import (  # noqa: E402
     targets,
 )
 
-from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_linear_cross_entropy, torch_logit_chunks  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
@@ -288,6 +288,10 @@ def test_errors() -> None:
     with pytest.raises(ShapeError, match="target has shape"):
         ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(3))
     with pytest.raises(EinsumError, match="chunk"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2), chunk=0)
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long(), chunk=0)
+    with pytest.raises(OperandError, match=r"target .* not float32"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2))
+    with pytest.raises(ShapeError, match="input has no axis"):
+        ops.linear_cross_entropy(torch.tensor(1.0), torch.ones(5, 3), torch.tensor(0))
     with pytest.raises(RuntimeError, match="dtype"):
         ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())

@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
 
-from einops_fast import nn  # noqa: E402
+from einops_fast import EinsumError, ShapeError, nn  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -87,6 +87,53 @@ def test_fused_linear() -> None:
     )
     with kernels():
         torch.testing.assert_close(gradients(lambda x, *_: layer(x), [x, *layer.parameters()]), expected)
+
+
+def test_linear_takes_what_torch_s_takes() -> None:
+    theirs = torch.nn.Linear(6, 5, True, DEVICE, torch.float64)
+    ours = nn.FusedLinear(6, 5, True, DEVICE, torch.float64, activation="relu")
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.weight.dtype == torch.float64
+    assert repr(ours) == "FusedLinear(in_features=6, out_features=5, bias=True, activation='relu')"
+
+
+MAKE: dict[str, Any] = {
+    "BertSelfAttention": lambda **where: nn.BertSelfAttention(8, 2, **where),
+    "GPTAttention": lambda **where: nn.GPTAttention(8, 2, **where),
+    "Conv1D": lambda **where: nn.Conv1D(8, 2, **where),
+    "FusedDropoutBias": lambda **where: nn.FusedDropoutBias(0.1, 4, **where),
+    "QKVSelfAttention": lambda **where: nn.QKVSelfAttention(8, 2, **where),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_device_and_dtype(name: str) -> None:
+    for parameter in MAKE[name](device="meta", dtype=torch.float64).parameters():
+        assert (parameter.device.type, parameter.dtype) == ("meta", torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "make"),
+    [
+        (EinsumError, "'foo' isn't one of", lambda: nn.FusedLinear(3, 4, activation="foo")),
+        (EinsumError, "'foo' isn't one of", lambda: nn.FusedDropoutBias(0.1, 4, "foo")),
+        (EinsumError, "probability", lambda: nn.DropoutAddLayerNorm(7, p=2)),
+        (EinsumError, "probability", lambda: nn.QKVSelfAttention(8, 2, dropout=2)),
+        (EinsumError, "has no foo", lambda: nn.QKVSelfAttention(8, 2, foo=1)),
+        (ShapeError, r"last axis, not \(4, 5\)", lambda: nn.DropoutAddLayerNorm((4, 5), elementwise_affine=False)),
+        (TypeError, "foo", lambda: nn.Softmax(-1, foo=1)),
+        (EinsumError, "temperature", lambda: nn.LogSoftmax(-1, temperature=0)),
+        (EinsumError, "causal", lambda: nn.Softmax(-1, causal="left")),
+    ],
+)
+def test_wrong_options_are_refused_at_once(error: Any, message: str, make: Any) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_norm_of_another_size() -> None:
+    with pytest.raises(ShapeError, match=r"\(4, 5\).* 7 long"):
+        nn.DropoutAddLayerNorm(7, elementwise_affine=False)(torch.ones(4, 5))
 
 
 @pytest.mark.parametrize("module", ["softmax", "norm", "loss", "linear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -274,7 +275,27 @@ def test_names_and_errors() -> None:
         ops.softmax(x, 2)
     with pytest.raises(ShapeError, match=r"mask has size 2 in axis 1 .* 3 in axis 1"):
         ops.softmax(x, mask=np.ones((2, 2), bool))
+    with pytest.raises(ShapeError, match=r"mask has 1 axes \(shape \(3,\)\), the input 0"):
+        ops.softmax(torch.tensor(2.0), mask=torch.ones(3, dtype=torch.bool))
+    assert ops.softmax(torch.tensor(2.0), mask=torch.tensor(False)) == 0
     with pytest.raises(EinsumError, match="temperature"):
         ops.softmax(x, temperature=0)
     with pytest.raises(ShapeError, match="causal"):
         ops.softmax(x[0], causal=True)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+def test_lowest_numbers_as_masks(framework: str) -> None:
+    xp = namespace(framework)
+    x, mask = (xp.array(each, dtype="float32") for each in (np.zeros((1, 3)), np.full(3, np.finfo("float32").min)))
+    assert [round(float(each), 4) for each in ops.softmax(x, mask=mask)[0]] == [0.3333] * 3
+    assert [round(float(each), 4) for each in ops.log_softmax(x, mask=mask)[0]] == [-1.0986] * 3
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_nan_beside_what_is_hidden(by_kernels: bool) -> None:
+    x, mask = torch.tensor([[torch.nan, 1.0, 2.0]], device=DEVICE), torch.tensor([True, True, False], device=DEVICE)
+    with kernels() if by_kernels else nullcontext():
+        assert ops.softmax(x, mask=mask).isnan().all()
+        assert ops.log_softmax(x, mask=mask).isnan().all()
+    assert np.isnan(ops.log_softmax(x.cpu().numpy(), mask=mask.cpu().numpy())).all()

@@ -64,6 +64,10 @@ def deterministic() -> bool:
     )
 
 
+# torch.compile can't follow the second question. It compiles again when the answers change.
+deterministic._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def seed_for(array: Any) -> Any:
     """A seed for the dropout of one call, on the device of ``array``."""
     torch = sys.modules["torch"]

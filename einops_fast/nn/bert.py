@@ -22,6 +22,7 @@ class BertSelfAttention(nn.Module):
         attention_probs_dropout_prob: probability of dropping weights while training.
         is_causal: whether keys after the query are hidden where there is no mask.
         layer_idx: the number that a cache knows this layer by.
+        device, dtype: of the parameters.
 
     Raises:
         ShapeError: ``hidden_size`` is no multiple of ``num_attention_heads``.
@@ -42,14 +43,17 @@ class BertSelfAttention(nn.Module):
         attention_probs_dropout_prob: float = 0.1,
         is_causal: bool = False,
         layer_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.num_attention_heads = num_attention_heads
         self.attention_head_size = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.attention_head_size**-0.5
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+        self.key = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+        self.value = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
         self.dropout = nn.Dropout(attention_probs_dropout_prob)
         self.is_causal, self.layer_idx = is_causal, layer_idx
 

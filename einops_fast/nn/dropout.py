@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.errors import EinsumError
-from einops_fast.ops.activation import ACTIVATIONS
+from einops_fast.ops.activation import check_activation
 from einops_fast.ops.norm import check_probability
 
 __all__ = ["FusedDropoutBias"]
@@ -24,6 +25,7 @@ class FusedDropoutBias(nn.Module):
         p: probability of dropping an element while training.
         bias_shape: size of the bias, which is that of the last axis; ``None`` for no bias.
         activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`; ``None`` for none.
+        device, dtype: of the bias.
 
     Raises:
         EinsumError: an argument is wrong.
@@ -35,18 +37,27 @@ class FusedDropoutBias(nn.Module):
         [[0.0, 3.0]]
     """
 
-    def __init__(self, p: float, bias_shape: int | Sequence[int] | None, activation: str | None = None) -> None:
+    def __init__(
+        self,
+        p: float,
+        bias_shape: int | Sequence[int] | None,
+        activation: str | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         check_probability(p)
-        if activation is not None and activation not in ACTIVATIONS:
-            raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
+        self.activation = activation or "none"
+        check_activation(self.activation)
         if bias_shape is not None and not isinstance(bias_shape, int):
             if len(bias_shape) != 1:
                 raise EinsumError(f"the bias has one axis, that of the features; not shape {tuple(bias_shape)}")
             bias_shape = bias_shape[0]
         self.p = float(p)
-        self.activation = activation or "none"
-        self.bias = None if bias_shape is None else nn.Parameter(torch.empty(bias_shape))
+        self.bias = None
+        if bias_shape is not None:
+            self.bias = nn.Parameter(torch.empty(bias_shape, device=device, dtype=dtype))
         self.init_weights()
 
     def init_weights(self) -> None:

@@ -24,10 +24,10 @@ class Conv1D(nn.Module):
         torch.Size([2, 8])
     """
 
-    def __init__(self, out_features: int, in_features: int) -> None:
+    def __init__(self, out_features: int, in_features: int, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(in_features, out_features))
-        self.bias = nn.Parameter(torch.zeros(out_features))
+        self.weight = nn.Parameter(torch.empty(in_features, out_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,6 +49,7 @@ class GPTAttention(nn.Module):
         is_causal: whether keys after the query are hidden where there is no mask.
         scaling: of the products; ``head_dim ** -0.5`` if ``None``.
         layer_idx: the number that a cache knows this layer by.
+        device, dtype: of the parameters.
 
     Raises:
         ShapeError: ``hidden_size`` is no multiple of ``num_attention_heads``.
@@ -70,13 +71,16 @@ class GPTAttention(nn.Module):
         is_causal: bool = True,
         scaling: float | None = None,
         layer_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_attention_heads
         self.head_dim = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
-        self.c_attn = Conv1D(3 * hidden_size, hidden_size)
-        self.c_proj = Conv1D(hidden_size, hidden_size)
+        self.c_attn = Conv1D(3 * hidden_size, hidden_size, device=device, dtype=dtype)
+        self.c_proj = Conv1D(hidden_size, hidden_size, device=device, dtype=dtype)
         self.attn_dropout = nn.Dropout(attn_pdrop)
         self.resid_pdrop = resid_pdrop
         self.is_causal, self.layer_idx = is_causal, layer_idx

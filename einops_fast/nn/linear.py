@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.ops.activation import check_activation
 
 __all__ = ["FusedLinear"]
 
@@ -15,8 +16,11 @@ class FusedLinear(nn.Linear):
     """:class:`torch.nn.Linear` and an activation, by :func:`einops_fast.ops.linear`; its state is that of the layer.
 
     Args:
-        in_features, out_features, bias, options: those of torch's class.
+        in_features, out_features, bias, device, dtype: those of torch's class.
         activation: as for :func:`einops_fast.ops.dropout_bias_activation`.
+
+    Raises:
+        EinsumError: there is no such activation.
 
     Example:
         >>> import torch
@@ -26,10 +30,22 @@ class FusedLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, activation: str = "none", **options: Any
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str = "none",
     ) -> None:
-        super().__init__(in_features, out_features, bias, **options)
+        check_activation(activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
     def forward(self, input: Tensor) -> Tensor:
         """The activation of the layer's result: (..., in_features) to (..., out_features)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.errors import ShapeError
+from einops_fast.ops.norm import check_probability
 
 __all__ = ["DropoutAddLayerNorm", "LayerNorm", "RMSNorm"]
 
@@ -57,6 +60,10 @@ class DropoutAddLayerNorm(nn.LayerNorm):
         prenorm: return the sum, too, which is the next residual.
         options: what else :class:`torch.nn.LayerNorm` takes: ``eps``, ``elementwise_affine``, ``bias``, …
 
+    Raises:
+        ShapeError: ``normalized_shape`` has several axes, or isn't the input's.
+        EinsumError: base of it; ``p`` isn't a probability.
+
     Example:
         >>> import torch
         >>> from einops_fast.nn import DropoutAddLayerNorm
@@ -66,13 +73,26 @@ class DropoutAddLayerNorm(nn.LayerNorm):
         [2.0, 2.0, 2.0, 2.0]
     """
 
-    def __init__(self, normalized_shape: int, p: float = 0.1, prenorm: bool = False, **options: Any) -> None:
+    def __init__(
+        self, normalized_shape: int | Sequence[int], p: float = 0.1, prenorm: bool = False, **options: Any
+    ) -> None:
         super().__init__(normalized_shape, **options)
+        if len(self.normalized_shape) != 1:
+            raise ShapeError(f"normalized_shape is the size of the last axis, not {self.normalized_shape}")
+        check_probability(p)
         self.p, self.prenorm = p, prenorm
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
         """The norm, and with ``prenorm`` the sum."""
+        if tuple(input.shape[-1:]) != self.normalized_shape:
+            raise ShapeError(
+                f"input has shape {tuple(input.shape)}: its last axis isn't {self.normalized_shape[0]} long"
+            )
         found, summed = ops.dropout_add_layer_norm(
             input, residual, self.weight, self.bias, self.p, self.eps, training=self.training
         )
         return (found, summed) if self.prenorm else found
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"{super().extra_repr()}, p={self.p}, prenorm={self.prenorm}"

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.errors import ShapeError
-from einops_fast.ops.self_attention import heads_of_rows
+from einops_fast.ops.norm import check_probability
+from einops_fast.ops.self_attention import check_attention_options, heads_of_rows
 
 __all__ = ["QKVSelfAttention"]
 
@@ -27,10 +28,12 @@ class QKVSelfAttention(nn.Module):
         num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
         is_causal: whether keys after the query are hidden.
         device, dtype: of the parameters.
-        options: what else the function takes, for every call: ``scale``, ``window``, ``softcap``, …
+        scale: of the products; ``head_dim ** -0.5`` if ``None``.
+        options: what else the function takes, for every call: ``window``, ``softcap``, …
 
     Raises:
         ShapeError: sizes don't divide.
+        EinsumError: base of it; an option is wrong.
 
     Example:
         >>> import torch
@@ -53,16 +56,19 @@ class QKVSelfAttention(nn.Module):
         is_causal: bool | str = False,
         device: Any = None,
         dtype: Any = None,
+        scale: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
+        check_probability(dropout)
+        check_attention_options(options)
         if embed_dim % num_heads:
             raise ShapeError(f"embed_dim {embed_dim} isn't a multiple of num_heads {num_heads}")
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         rows = embed_dim + 2 * kv_heads * (embed_dim // num_heads)
         heads_of_rows(num_heads, kv_heads, (rows, embed_dim))
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
-        self.dropout, self.is_causal, self.options = dropout, is_causal, options
+        self.dropout, self.is_causal, self.options = dropout, is_causal, {"scale": scale, **options}
         self.in_proj_weight = nn.Parameter(torch.empty(rows, embed_dim, device=device, dtype=dtype))
         self.in_proj_bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)

@@ -7,16 +7,35 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.ops.softmax import check_options
 
 __all__ = ["LogSoftmax", "Softmax"]
 
 
-class Softmax(nn.Softmax):
+class _WithOptions(nn.Module):
+    def __init__(
+        self,
+        dim: Any = None,
+        *,
+        pattern: str | None = None,
+        causal: bool | str = False,
+        temperature: float = 1.0,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(dim)
+        check_options(causal, temperature)
+        self.options = {"pattern": pattern, "causal": causal, "temperature": temperature, "dtype": dtype}
+
+
+class Softmax(_WithOptions, nn.Softmax):
     """:class:`torch.nn.Softmax` by :func:`einops_fast.ops.softmax`.
 
     Args:
         dim: the axis, as a number or as a name in ``pattern``; the last one if ``None``.
-        options: what else the function takes, for every call: ``pattern``, ``causal``, ``temperature``, ``dtype``.
+        pattern, causal, temperature, dtype: as for the function, for every call.
+
+    Raises:
+        EinsumError: an option is wrong.
 
     Example:
         >>> import torch
@@ -25,17 +44,13 @@ class Softmax(nn.Softmax):
         [[1.0, 0.0], [0.5, 0.5]]
     """
 
-    def __init__(self, dim: Any = None, **options: Any) -> None:
-        super().__init__(dim)
-        self.options = options
-
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """The softmax of ``input``, with what ``mask`` leaves or adds."""
         found: Tensor = ops.softmax(input, self.dim, mask=mask, **self.options)
         return found
 
 
-class LogSoftmax(nn.LogSoftmax):
+class LogSoftmax(_WithOptions, nn.LogSoftmax):
     """:class:`torch.nn.LogSoftmax` by :func:`einops_fast.ops.log_softmax`; the arguments are those of :class:`Softmax`.
 
     Example:
@@ -44,10 +59,6 @@ class LogSoftmax(nn.LogSoftmax):
         >>> LogSoftmax(dim=-1)(torch.zeros(1, 1)).tolist()
         [[0.0]]
     """
-
-    def __init__(self, dim: Any = None, **options: Any) -> None:
-        super().__init__(dim)
-        self.options = options
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logarithm of the softmax of ``input``, with what ``mask`` leaves or adds."""

@@ -8,7 +8,7 @@ from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.norm import check_probability
 
-__all__ = ["ACTIVATIONS", "bias_gelu", "dropout_bias_activation", "linear"]
+__all__ = ["ACTIVATIONS", "bias_gelu", "check_activation", "dropout_bias_activation", "linear"]
 
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
@@ -42,7 +42,7 @@ def dropout_bias_activation(
         >>> ops.dropout_bias_activation(torch.zeros(1, 2), torch.tensor([-1.0, 2.0]), 'squared_relu').tolist()
         [[0.0, 4.0]]
     """
-    function, input = function_for("bias_activation", input)
+    function, input = function_for("bias_activation", input, bias=bias)
     _check(activation, bias, input.shape[-1] if len(input.shape) else None)
     check_probability(p)
     return function(input, bias, activation, p if training else 0.0)
@@ -80,7 +80,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
         >>> ops.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.0, -5.0]), activation='relu').tolist()
         [[3.0, 0.0]]
     """
-    function, input = function_for("linear", input)
+    function, input = function_for("linear", input, weight=weight, bias=bias)
     if len(weight.shape) != 2 or not len(input.shape) or weight.shape[1] != input.shape[-1]:
         raise ShapeError(
             f"weight has shape {tuple(weight.shape)}, input {tuple(input.shape)}: the last axes have to be of one size"
@@ -89,9 +89,14 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
     return function(input, weight, bias, activation)
 
 
-def _check(activation: str, bias: Any, size: int | None) -> None:
+def check_activation(activation: str) -> None:
+    """Raise EinsumError unless there is an activation of this name."""
     if activation not in ACTIVATIONS:
         raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
+
+
+def _check(activation: str, bias: Any, size: int | None) -> None:
+    check_activation(activation)
     if size is None:
         raise ShapeError("input has no axis")
     if bias is not None and bias.shape != (size,):

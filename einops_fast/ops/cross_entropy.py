@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.dtypes import dtype_name
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
 
@@ -52,8 +53,8 @@ def cross_entropy(
 
     Returns:
         The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``. Where a
-        target is no class, torch's tensors on a GPU give NaN, and on a CPU an error. Without any row that counts the
-        mean is NaN, as in torch.
+        target is no class there is an ``IndexError`` of NumPy's arrays and of torch's tensors on a CPU, and else NaN.
+        Without any row that counts the mean is NaN, as in torch. What is in a row that doesn't count doesn't matter.
 
     Raises:
         SubscriptsError, ShapeError: an axis or a size is wrong.
@@ -66,16 +67,16 @@ def cross_entropy(
         >>> round(float(ops.cross_entropy(np.zeros((3, 4)), np.array([0, 1, -100]))), 4)
         1.3863
     """
-    function, input = function_for("cross_entropy", input)
+    function, input = function_for("cross_entropy", input, target=target, weight=weight)
     shape = tuple(input.shape)
     axis = axis_of(dim, pattern, len(shape))
-    rows = shape[:axis] + shape[axis + 1 :]
     _check_options(reduction, label_smoothing, z_loss)
-    if tuple(target.shape) not in (rows, shape):
-        raise ShapeError(
-            f"target has shape {tuple(target.shape)}; input of shape {shape} with classes along axis {axis} needs "
-            f"{rows}"
-        )
+    kind = dtype_name(target.dtype)
+    if "float" in kind:
+        _check_target(target, shape, f"probabilities in {kind} for input of shape {shape} need {shape}")
+    else:
+        rows = shape[:axis] + shape[axis + 1 :]
+        _check_target(target, rows, f"input of shape {shape} with classes along axis {axis} needs {rows}")
     _check_weight(weight, shape[axis])
     return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction, inplace_backward)
 
@@ -122,15 +123,21 @@ def linear_cross_entropy(
         >>> ops.linear_cross_entropy(torch.zeros(2, 5, 8), torch.ones(4, 8), torch.zeros(2, 5, dtype=torch.long))
         tensor(1.3863)
     """
-    function, input = function_for("linear_cross_entropy", input)
+    function, input = function_for(
+        "linear_cross_entropy", input, linear_weight=linear_weight, target=target, bias=bias, weight=weight
+    )
     _check_options(reduction, label_smoothing, z_loss)
+    if not len(input.shape):
+        raise ShapeError("input has no axis of features")
     if len(linear_weight.shape) != 2 or linear_weight.shape[1] != input.shape[-1]:
         raise ShapeError(
             f"linear_weight has shape {tuple(linear_weight.shape)}; input of shape {tuple(input.shape)} needs "
             f"(classes, {input.shape[-1]})"
         )
-    if tuple(target.shape) != tuple(input.shape[:-1]):
-        raise ShapeError(f"target has shape {tuple(target.shape)}; the input's rows have {tuple(input.shape[:-1])}")
+    rows = tuple(input.shape[:-1])
+    _check_target(target, rows, f"input of shape {tuple(input.shape)} needs {rows}")
+    if "float" in dtype_name(target.dtype):
+        raise OperandError(f"target has numbers of classes, which are integers, not {dtype_name(target.dtype)}")
     if bias is not None and tuple(bias.shape) != (linear_weight.shape[0],):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, but there are {linear_weight.shape[0]} classes")
     _check_weight(weight, linear_weight.shape[0])
@@ -146,6 +153,17 @@ def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> Non
         raise EinsumError(f"label_smoothing is from 0 to 1, not {label_smoothing}")
     if z_loss < 0:
         raise EinsumError(f"z_loss isn't negative, as {z_loss} is")
+
+
+def _check_target(target: Any, wanted: tuple[int, ...], need: str) -> None:
+    shape = tuple(target.shape)
+    if shape == wanted:
+        return
+    differs = ""
+    if len(shape) == len(wanted):
+        at = next(at for at, (size, other) in enumerate(zip(shape, wanted, strict=True)) if size != other)
+        differs = f": axis {at} has size {shape[at]}, not {wanted[at]}"
+    raise ShapeError(f"target has shape {shape}, but {need}{differs}")
 
 
 def _check_weight(weight: Any, classes: int) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from einops_fast.arguments import own_arrays
-from einops_fast.backends import awake_types
+from einops_fast.backends import awake_types, backend_for_type
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
 
@@ -16,11 +18,16 @@ __all__ = ["function_for", "torch_function"]
 _functions: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
-def function_for(name: str, array: Any) -> tuple[Callable[..., Any], Any]:
+def function_for(name: str, array: Any, **others: Any) -> tuple[Callable[..., Any], Any]:
     """The function of this name for arrays like this one, and the array; a list becomes an array of NumPy's.
 
+    Args:
+        name: of the function.
+        array: the input.
+        others: the arguments that have to be of the same framework or ``None``, by name.
+
     Raises:
-        OperandError: the framework has none.
+        OperandError: the framework has none, or another argument isn't an array of it.
     """
     if is_tracing():
         return torch_function(name), array
@@ -30,6 +37,13 @@ def function_for(name: str, array: Any) -> tuple[Callable[..., Any], Any]:
     found = _of(backend.name).get(name)
     if found is None:
         raise OperandError(f"{name} is there for tensors of torch only, not for arrays of {backend.name}")
+    if backend.name == "torch" and array.is_nested and str(array.layout) == "torch.strided":
+        raise OperandError("the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
+    for argument, other in others.items():
+        if other is None or backend_for_type(type(other)) is backend:
+            continue
+        if not (backend.name == "numpy" and isinstance(other, np.generic)):  # what indexing of its arrays gives
+            raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {backend.name}")
     return found, array
 
 

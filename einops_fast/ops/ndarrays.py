@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,8 @@ def _softmax(
         score = _hidden(xp, score, seen)
     most = _constant(score).max(axis=dim, keepdims=True)
     if masked:
-        # In a row where nothing takes part, -inf less this remains -inf.
-        most = xp.maximum(most, -3e38)
+        # In a row where nothing takes part, -inf less the lowest number remains -inf.
+        most = xp.maximum(most, float(np.finfo(_name(score)).min))
     moved = score - most
     weights = xp.exp(moved)
     total = weights.sum(axis=dim, keepdims=True)
@@ -110,34 +111,41 @@ def _cross_entropy(
 ) -> Any:  # fmt: skip
     if "float" in _name(target):
         raise OperandError("probabilities as targets are there for tensors of torch only")
+    classes = x.shape[dim]
+    counts = target != ignore_index
+    known = xp.logical_and(target >= 0, target < classes)
+    if xp is np and not (known | ~counts).all():
+        raise IndexError(f"target has class {target[counts & ~known][0]}, but there are {classes}, from 0 on")
+    # What is in a row that doesn't count, were it NaN, must not matter.
     score = _wide(x)
-    classes = _positions(xp, x.shape[dim], x.ndim, dim)
-    counts = (target != ignore_index).astype(score.dtype)
-    # MXNet compares numbers of one type only.
-    at = (classes == xp.expand_dims(target, dim).astype(classes.dtype)).astype(score.dtype)
+    score = xp.where(xp.expand_dims(counts, dim), score, xp.zeros_like(score))
+    number = xp.clip(target, 0, classes - 1)
     most = _constant(score).max(axis=dim, keepdims=True)
     log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
-    less = log - score
+    lse = log.squeeze(dim)
+    losses = lse - _picked(xp, score, number, dim)
+    weights = counts.astype(score.dtype)
+    less: Any = log - score if smoothing else None
     if weight is not None:
-        shape = tuple([size if each == dim else 1 for each, size in enumerate(x.shape)])
-        weight = weight.reshape(shape).astype(score.dtype)
-        counted = (at * weight).sum(axis=dim)
-        less = less * weight
-    else:
-        counted = at.sum(axis=dim)
-    # An infinite logit of another class must not count.
-    losses = (at * _hidden_as_zero(xp, less, at)).sum(axis=dim)
+        weight = weight.astype(score.dtype)
+        losses, weights = losses * weight[number], weights * weight[number]
+        if smoothing:
+            less = less * weight.reshape(tuple([classes if each == dim else 1 for each in range(x.ndim)]))
     if smoothing:
         losses = (1 - smoothing) * losses + smoothing * less.mean(axis=dim)
     if z_loss:
-        losses = losses + z_loss * (log * log).sum(axis=dim)
-    losses = losses * counts
+        losses = losses + z_loss * lse * lse
+    # 0 / 0 is NaN where a target is no class, as by our kernels: to raise, one would have to wait for a GPU.
+    fits = xp.logical_or(known, xp.logical_not(counts))
+    losses = losses * xp.logical_and(counts, known) / fits.astype(score.dtype)
     if reduction == "none":
         return _result(losses, x)
     total = losses.sum()
-    return _result(total if reduction == "sum" else total / (counted * counts).sum(), x)
+    return _result(total if reduction == "sum" else total / weights.sum(), x)
 
 
-def _hidden_as_zero(xp: Any, values: Any, seen: Any) -> Any:
-    """0 where it isn't seen; what `where` of MXNet does to infinities is no better than a product."""
-    return values * seen if xp.__name__.startswith("mxnet") else xp.where(seen != 0, values, xp.zeros_like(values))
+def _picked(xp: Any, score: Any, number: Any, dim: int) -> Any:
+    """The score of each row's class."""
+    if xp.__name__.startswith("mxnet"):
+        return import_module("mxnet").npx.pick(score, number, axis=dim)
+    return xp.take_along_axis(score, xp.expand_dims(number, dim), dim).squeeze(dim)

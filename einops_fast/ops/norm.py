@@ -122,7 +122,7 @@ def dropout_add_layer_norm(
         >>> summed[0].tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
-    function, input = function_for("dropout_add_norm", input)
+    function, input = function_for("dropout_add_norm", input, residual=residual, weight=weight, bias=bias)
     check_probability(p)
     axis = axis_of(dim, pattern, len(input.shape))
     _check_parameters(weight, bias, (input.shape[axis],))
@@ -148,7 +148,7 @@ def _norm(
     centred: bool, array: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float | None, dim: Any,
     pattern: str | None,
 ) -> Any:  # fmt: skip
-    function, array = function_for("norm", array)
+    function, array = function_for("norm", array, weight=weight, bias=bias)
     shape = array.shape
     if normalized_shape is None:
         axis, count = axis_of(dim, pattern, len(shape)), 1

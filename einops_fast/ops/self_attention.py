@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from einops_fast.attention.attend import attention
 from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, OperandError, ShapeError
-from einops_fast.ops.activation import linear
+from einops_fast.ops.activation import dropout_bias_activation, linear
+from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.norm import check_probability
 
-__all__ = ["heads_of_rows", "qkv_self_attention"]
+__all__ = ["check_attention_options", "heads_of_rows", "qkv_self_attention"]
+
+_OPTIONS = frozenset(
+    name
+    for name, parameter in signature(attention).parameters.items()
+    if parameter.kind is Parameter.KEYWORD_ONLY
+    and name not in ("bias", "causal", "dropout_p", "layout", "mask", "scale", "sequence")
+)
+"""What else attention takes."""
 
 _PATTERN = "... i h d, ... j g d, ... j g e -> ... i h e"
 
@@ -43,7 +54,7 @@ def qkv_self_attention(
         in_proj_bias: one number per row of the weight.
         attn_mask: broadcastable to (..., num_heads, length, length): boolean, True where a key is seen, or numbers that
             are added to the scores.
-        dropout_p: probability of dropping a weight.
+        dropout_p: probability of dropping a weight; with 1 the result is zeros.
         is_causal: hide keys after the query; a mask may be given, too.
         scale: of the products; ``head_dim ** -0.5`` if ``None``.
         num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
@@ -67,25 +78,35 @@ def qkv_self_attention(
         torch.Size([2, 5, 32])
     """
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    arrays = {"in_proj_weight": in_proj_weight, "in_proj_bias": in_proj_bias, "attn_mask": attn_mask}
+    _, input = function_for("linear", input, **arrays)
     if len(input.shape) < 2:
         raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
     head_dim = heads_of_rows(num_heads, kv_heads, tuple(in_proj_weight.shape))
     check_probability(dropout_p)
-    wrong = {"bias", "causal", "layout", "mask", "sequence"}.intersection(options)
-    if wrong:
-        raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
+    check_attention_options(options)
     packed = linear(input, in_proj_weight, in_proj_bias).unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
     q, k, v = apart(packed, -2, (num_heads, kv_heads, kv_heads))
     if attn_mask is not None:
         name = "mask" if "bool" in str(attn_mask.dtype) else "bias"
         options[name] = attn_mask
+    drops, all_dropped = dropout_p if training else 0.0, training and dropout_p == 1
     found = attention(
-        _PATTERN, q, k, v, sequence=("i", "j"), causal=is_causal, scale=scale, dropout_p=dropout_p if training else 0.0,
+        _PATTERN, q, k, v, sequence=("i", "j"), causal=is_causal, scale=scale, dropout_p=0.0 if all_dropped else drops,
         **options,
     )  # fmt: skip
-    if isinstance(found, tuple):
-        return found[0].flatten(-2), found[1]
-    return found.flatten(-2)
+    result, *others = found if isinstance(found, tuple) else (found,)
+    result = result.flatten(-2)
+    if all_dropped:  # attention divides by what isn't
+        result = dropout_bias_activation(result, p=1.0)
+    return (result, *others) if others else result
+
+
+def check_attention_options(options: Mapping[str, Any]) -> None:
+    """Raise EinsumError unless all are what :func:`qkv_self_attention` hands to attention."""
+    wrong = [name for name in options if name not in _OPTIONS]
+    if wrong:
+        raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
 
 
 def heads_of_rows(num_heads: int, num_kv_heads: int, shape: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
 
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["check_options", "log_softmax", "softmax"]
 
 
 def softmax(
@@ -85,21 +85,18 @@ def log_softmax(
 def _softmax(
     log: bool, array: Any, dim: Any, pattern: str | None, mask: Any, causal: bool | str, temperature: float, dtype: Any
 ) -> Any:
-    function, array = function_for("softmax", array)
+    function, array = function_for("softmax", array, mask=mask)
     shape = array.shape
     rank = len(shape)
     wanted = None if dtype is None else dtype_name(dtype)
-    if not temperature > 0:
-        raise EinsumError(f"temperature is positive, not {temperature}")
-    if not rank and dim in (None, 0, -1):
-        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
-    axis = axis_of(dim, pattern, rank)
+    check_options(causal, temperature)
     if mask is not None:
         _check_mask(mask, shape)
+    if not rank and dim in (None, 0, -1) and not causal:
+        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
+    axis = axis_of(dim, pattern, rank)
     queries, shift = None, 0
     if causal:
-        if causal not in (True, "top_left", "bottom_right"):
-            raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
         if rank < 2:
             raise ShapeError(f"causal needs an axis of positions beside the one that is summed over, not shape {shape}")
         queries = rank - 1 if axis < rank - 1 else rank - 2
@@ -108,14 +105,22 @@ def _softmax(
     return function(array, axis, log, mask, queries, shift, 1.0 / temperature, wanted)
 
 
+def check_options(causal: bool | str, temperature: float) -> None:
+    """Raise EinsumError if one isn't any."""
+    if causal not in (True, False, "top_left", "bottom_right"):
+        raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
+    if not temperature > 0:
+        raise EinsumError(f"temperature is positive, not {temperature}")
+
+
 def _check_mask(mask: Any, shape: Any) -> None:
     of_mask = mask.shape
+    if len(of_mask) > len(shape):
+        raise ShapeError(f"the mask has {len(of_mask)} axes (shape {tuple(of_mask)}), the input {len(shape)}")
     for at in range(1, len(of_mask) + 1):
-        size = shape[-at] if at <= len(shape) else 1
+        size = shape[-at]
         if of_mask[-at] not in (1, size):
             raise ShapeError(
                 f"the mask has size {of_mask[-at]} in axis {len(of_mask) - at} (shape {tuple(of_mask)}), the input "
                 f"{size} in axis {len(shape) - at} (shape {tuple(shape)})"
             )
-    if len(of_mask) > len(shape):
-        raise ShapeError(f"the mask has {len(of_mask)} axes, the input {len(shape)}")

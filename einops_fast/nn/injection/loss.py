@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.nn.injection.replacement import ALREADY
 
-__all__ = ["causal_lm_loss", "put_loss", "take_back_loss"]
+__all__ = ["causal_lm_loss", "loss_kind", "put_loss", "take_back_loss"]
 
 
 def causal_lm_loss(
@@ -46,12 +48,30 @@ def causal_lm_loss(
     return loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
 
 
-def put_loss(model: nn.Module) -> bool:
-    """Replace the loss of a causal language model; whether there was one."""
-    if not _has_loss(model):
-        return False
+def loss_kind(model: nn.Module) -> str | None:
+    """The name of the loss of a model of transformers; ``None`` if it makes none."""
+    kind = type(model)
+    if not isinstance(getattr(kind, "loss_function", None), property) or not _MAKES_A_LOSS.search(kind.__name__):
+        return None
+    own = getattr(model, "_loss_function", None)
+    if own is None or own is causal_lm_loss:
+        return f"{getattr(model, 'loss_type', None) or 'ForCausalLM'}Loss"
+    return str(getattr(own, "__name__", type(own).__name__))
+
+
+def put_loss(model: nn.Module) -> str | None:
+    """Replace the loss of a model that has one, or say why not."""
+    own = getattr(model, "_loss_function", None)
+    if own is causal_lm_loss:
+        return ALREADY
+    if own is not None:
+        return "somebody has set it"
+    # That of causal language models is also the one for want of another.
+    causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if not causal or getattr(model, "loss_type", None) not in (None, "ForCausalLM"):
+        return "it isn't that of a causal language model"
     model.__dict__["_loss_function"] = causal_lm_loss
-    return True
+    return None
 
 
 def take_back_loss(model: nn.Module) -> bool:
@@ -62,12 +82,4 @@ def take_back_loss(model: nn.Module) -> bool:
     return True
 
 
-def _has_loss(model: nn.Module) -> bool:
-    """Whether it has the loss of such a model, which is also the one for want of another: nobody has set one."""
-    kind = type(model)
-    return (
-        isinstance(getattr(kind, "loss_function", None), property)
-        and "_loss_function" not in model.__dict__
-        and getattr(model, "loss_type", None) in (None, "ForCausalLM")
-        and kind.__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    )
+_MAKES_A_LOSS = re.compile("For[A-Z]|Head(s)?Model$")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import nn
 
 from einops_fast.nn.injection import attention, blocks, layers
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
-from einops_fast.nn.injection.loss import causal_lm_loss, put_loss, take_back_loss
-from einops_fast.nn.injection.replacement import Replacement, original_class, put, take_back
+from einops_fast.nn.injection.loss import loss_kind, put_loss, take_back_loss
+from einops_fast.nn.injection.replacement import ALREADY, Replacement, original_class, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
 from einops_fast.nn.injection.selection import selected
 
@@ -67,7 +66,7 @@ def optimize(
     Args:
         model: any module.
         only: names of modules (with all that is in them), names of classes, or patterns of either (``'*.attn'``,
-            ``'*Norm'``): no others are replaced.
+            ``'*Norm'``): no others are replaced. A model's loss is called ``loss_function``.
         exclude: those that aren't replaced.
 
     Returns:
@@ -87,7 +86,10 @@ def optimize(
         1
     """
     modules = dict(model.named_modules())
-    unwanted = selected(modules, only, exclude)
+    kinds = {name: (original_class(module).__name__,) for name, module in modules.items()}
+    losses = {name: kind for name, module in modules.items() if (kind := loss_kind(module)) is not None}
+    of_losses = {_loss_of(name): (kind, *kinds[name]) for name, kind in losses.items()}
+    unwanted = selected({**kinds, **of_losses}, only, exclude)
     # A block asks whether its parts were replaced: they come first.
     reasons = {name: unwanted.get(name) or _put(modules[name]) for name in reversed(modules)}
     rows = []
@@ -96,12 +98,11 @@ def optimize(
         if reason == _UNKNOWN and name and isinstance(modules.get(name.rpartition(".")[0]), Replacement):
             reason = "part of what is replaced"
         now = module.does if isinstance(module, Replacement) and not reason else ""
-        rows.append(Row(name, original_class(module).__name__, now, reason or ""))
-        loss = Row(f"{name}.loss_function" if name else "loss_function", "ForCausalLMLoss")
-        if module.__dict__.get("_loss_function") is causal_lm_loss:
-            rows.append(replace(loss, reason=_ALREADY))
-        elif name not in unwanted and put_loss(module):
-            rows.append(replace(loss, now="ops.cross_entropy"))
+        rows.append(Row(name, *kinds[name], now, reason or ""))
+        if name in losses:
+            loss = _loss_of(name)
+            reason = unwanted.get(loss) or put_loss(module)
+            rows.append(Row(loss, losses[name], "" if reason else "ops.cross_entropy", reason or ""))
     return OptimizeReport(tuple(rows))
 
 
@@ -117,14 +118,18 @@ def restore(model: nn.Module) -> int:
     return sum(take_back(module, name) + take_back_loss(module) for name, module in model.named_modules())
 
 
-_ALREADY = "is replaced already"
+def _loss_of(name: str) -> str:
+    """What the loss of a module is called."""
+    return f"{name}.loss_function" if name else "loss_function"
+
+
 _UNKNOWN = "there is nothing in its place"
 
 
 def _put(module: nn.Module) -> str | None:
     """Replace a module, or say why not."""
     if isinstance(module, Replacement):
-        return _ALREADY
+        return ALREADY
     kind = type(module)
     replacement = _OF_TORCH.get(kind) or _OF_TRANSFORMERS.get(kind.__name__)
     if replacement is None:

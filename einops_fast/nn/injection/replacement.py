@@ -12,7 +12,10 @@ from torch import nn
 
 from einops_fast.errors import EinsumError
 
-__all__ = ["Replacement", "original_class", "put", "take_back"]
+__all__ = ["ALREADY", "Replacement", "original_class", "put", "take_back"]
+
+ALREADY = "is replaced already"
+"""Why a module isn't replaced once more."""
 
 
 class Replacement(nn.Module):

@@ -37,7 +37,7 @@ class OptimizeReport:
     """What :func:`einops_fast.nn.optimize` did. Print it for a table in which modules of one kind share a line.
 
     Attributes:
-        rows: all modules, in the order of ``named_modules``.
+        rows: all modules, in the order of ``named_modules``, and behind a model of transformers its loss.
     """
 
     rows: tuple[Row, ...]

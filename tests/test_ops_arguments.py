@@ -1,0 +1,54 @@
+"""Arguments of another framework than the input's, or of none: errors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from einops_fast import OperandError, ops  # noqa: E402
+
+X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
+
+CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "mask": (lambda it: ops.softmax(X, mask=it), VECTOR),
+    "weight": (lambda it: ops.layer_norm(X, weight=it), VECTOR),
+    "bias": (lambda it: ops.rms_norm(X, bias=it), VECTOR),
+    "residual": (lambda it: ops.dropout_add_layer_norm(X, it), X),
+    "target": (lambda it: ops.cross_entropy(X, it), TARGET),
+    "weight of classes": (lambda it: ops.cross_entropy(X, TARGET, it), VECTOR),
+    "linear_weight": (lambda it: ops.linear_cross_entropy(X, it, TARGET), MATRIX),
+    "bias of an activation": (lambda it: ops.bias_gelu(X, it), VECTOR),
+    "weight of a layer": (lambda it: ops.linear(X, it), MATRIX),
+    "in_proj_weight": (lambda it: ops.qkv_self_attention(X, 1, it), torch.ones(12, 4)),
+    "attn_mask": (lambda it: ops.qkv_self_attention(X, 1, torch.ones(12, 4), attn_mask=it), torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_names(name: str) -> None:
+    call, array = CALLS[name]
+    call(array)
+    for other, kind in ((array.numpy(), "ndarray"), (array.tolist(), "list")):
+        with pytest.raises(OperandError, match=f"^{name.split()[0]} is of type {kind}; .* array of torch"):
+            call(other)
+
+
+def test_nested_tensors() -> None:
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    assert ops.layer_norm(torch.nested.nested_tensor(parts, layout=torch.jagged)).shape[-1] == 4
+    with pytest.raises(OperandError, match=r"layout=torch.jagged"):
+        ops.softmax(torch.nested.nested_tensor(parts))
+
+
+def test_other_way_round() -> None:
+    x = np.ones((2, 3))
+    with pytest.raises(OperandError, match=r"^weight is of type Tensor; .* array of numpy"):
+        ops.cross_entropy(x, np.array([0, 1]), torch.ones(3))
+    with pytest.raises(OperandError, match=r"^target is of type list"):
+        ops.cross_entropy([[0.0, 1.0]], [0])
+    np.testing.assert_allclose(ops.cross_entropy(x[0], np.array([0, 1])[1]), np.log(3))

@@ -1,0 +1,93 @@
+"""Operands of several dtypes, and autocast: the same by kernels and by torch's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, assert_near, kernels, leaf, randn  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+TARGET = torch.arange(4, device=DEVICE)
+
+HALF, WIDE = torch.bfloat16, torch.float32
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, vector: ops.softmax(x, mask=vector),
+    "layer_norm": lambda x, vector: ops.layer_norm(x, weight=vector, bias=vector),
+    "layer_norm with a bias": lambda x, vector: ops.layer_norm(x, bias=vector),
+    "rms_norm": lambda x, vector: ops.rms_norm(x, weight=vector),
+    "rms_norm with a bias": lambda x, vector: ops.rms_norm(x, bias=vector),
+    "bias_gelu": ops.bias_gelu,
+    "smelu": lambda x, vector: ops.dropout_bias_activation(x, vector, "smelu"),
+    "cross_entropy": lambda x, vector: ops.cross_entropy(x, TARGET, weight=vector.detach().abs()),
+    "z_loss": lambda x, vector: ops.cross_entropy(x, TARGET, weight=vector.detach().abs(), z_loss=0.1),
+}
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("dtypes", [(HALF, WIDE), (torch.float16, WIDE), (WIDE, HALF), (torch.float64, WIDE)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_vectors_of_another_dtype(name: str, dtypes: tuple[Any, Any], by_kernels: bool) -> None:
+    x, vector = (leaf(each.to(dtype)) for each, dtype in zip((randn(4, 9), randn(9, seed=1)), dtypes, strict=True))
+    exact = [leaf(each.double()) for each in (x, vector)]
+    with kernels() if by_kernels else nullcontext():
+        found = FUNCTIONS[name](x, vector)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert found.dtype == gradient.dtype == x.dtype
+    expected = FUNCTIONS[name](*exact)
+    assert_near(found, expected, expected.to(x.dtype))
+    wanted = torch.autograd.grad(expected.sum(), exact[0])[0]
+    assert_near(gradient, wanted, wanted.to(x.dtype), 4.0)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("rms", [True, False])
+@pytest.mark.parametrize("wide", [WIDE, torch.float64])
+def test_wider_residual(wide: Any, rms: bool, by_kernels: bool) -> None:
+    x, weight, bias = (leaf(randn(*shape, seed=at).to(HALF)) for at, shape in enumerate(((4, 9), (9,), (9,))))
+    residual = leaf(randn(4, 9, seed=3).to(wide))
+    exact = [each.double() for each in (x, residual, weight, bias)]
+    with kernels() if by_kernels else nullcontext():
+        found, summed = ops.dropout_add_layer_norm(x, residual, weight, bias, rms=rms)
+        gradients = torch.autograd.grad((found.sum(), summed.sum()), [x, residual, weight, bias])
+    assert (found.dtype, summed.dtype) == (HALF, wide)
+    assert [each.dtype for each in gradients] == [HALF, wide, HALF, HALF]
+    expected, of_sum = ops.dropout_add_layer_norm(*exact, rms=rms)
+    assert_near(found, expected, expected.to(HALF))
+    assert_near(summed, of_sum, of_sum + 1e-6)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "rms_norm with a bias", "cross_entropy"])
+def test_autocast(name: str, by_kernels: bool) -> None:
+    x, vector = randn(4, 9).to(HALF), randn(9, seed=1).to(WIDE)
+    with kernels() if by_kernels else nullcontext(), torch.autocast(DEVICE, HALF):
+        found = FUNCTIONS[name](x, vector)
+        without = [ops.softmax(x), ops.log_softmax(x, causal=True), ops.layer_norm(x), ops.cross_entropy(x, TARGET)]
+        normalised, summed = ops.dropout_add_layer_norm(x, x)
+    assert all(each.dtype == WIDE for each in (found, *without, normalised))
+    assert summed.dtype == HALF
+    expected = FUNCTIONS[name](x.double(), vector.double())
+    assert_near(found, expected, expected.float() + 1e-6)
+    assert_near(without[2], ops.layer_norm(x.double()), without[2] + 1e-6)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_all_dropped(by_kernels: bool) -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]], device=DEVICE)
+    with kernels() if by_kernels else nullcontext():
+        found = ops.dropout_bias_activation(x, p=1.0)
+        _, summed = ops.dropout_add_layer_norm(x, torch.ones_like(x), p=1.0)
+        finite = leaf(torch.ones(2, 3, device=DEVICE))
+        assert not torch.autograd.grad(ops.dropout_bias_activation(finite, p=1.0).sum(), finite)[0].any()
+    assert not found.any()
+    assert torch.equal(summed, torch.ones_like(x))
