@@ -290,6 +290,32 @@ def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["three"]
 
 
+def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
+    """One that is installed later is measured too."""
+    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
+    choose(SPEC, "cuda:0", "auto", INPUTS)
+    forget_choices()
+    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
+    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert found.implementation is fakes["three"]
+    assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
+
+
+def test_versions_are_of_what_is_installed(monkeypatch):
+    pytest.importorskip("torch")
+    from einops_fast.backends.attention import clock as clocks
+
+    monkeypatch.setattr(clocks.TorchMemory, "versions", lambda self: {})
+    monkeypatch.setattr(clocks, "version", {"flash-attn-4": "4.0.0"}.__getitem__)
+    assert clocks.TorchClock().versions()["flash-attn-4"] == "4.0.0"
+
+    def missing(name):
+        raise clocks.PackageNotFoundError(name)
+
+    monkeypatch.setattr(clocks, "version", missing)
+    assert "flash-attn-4" not in clocks.TorchClock().versions()
+
+
 def test_the_only_one_is_not_measured(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
     assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["one"]
