@@ -295,6 +295,7 @@ VARLEN = {"varlen": True, "batch": (4, 8), "q_batch": (1, 8), "k_batch": (1, 8),
         ({"scale": -0.5}, "positive scale"),
         ({"head_dim": 264, "v_head_dim": 264}, "up to 256"),
         ({"head_dim": 60, "v_head_dim": 60}, "multiples of 8"),
+        ({"head_dim": 96, "v_head_dim": 256}, "too few registers"),
         ({"gradients": True, "head_dim": 104, "v_head_dim": 104}, "where all keys are seen"),
         ({"gradients": True, "head_dim": 112, "v_head_dim": 112}, "where all keys are seen"),
         ({"gradients": True, "v_head_dim": 32}, "64 beside 32"),
@@ -326,7 +327,8 @@ def test_it_says_what_it_lacks(change: dict[str, Any], reason: str) -> None:
         {"gradients": True, "head_dim": 112, "v_head_dim": 112, "window": (10, None)},
         {"gradients": True, "lse": True, "softcap": 3.0, "sinks": True},
         {"cache": True, "page_size": 16, "alignment": "bottom_right", "causal": True},
-        {"causal": True, "alignment": "bottom_right", "q_len": 200},
+        {"causal": True, "alignment": "bottom_right", "q_len": 200}, {"v_head_dim": 192},
+        {"head_dim": 104, "v_head_dim": 256},
     ],
 )  # fmt: skip
 def test_it_says_what_it_can_do(change: dict[str, Any]) -> None:

@@ -74,6 +74,8 @@ class Fa4(OnFourAxes):
         dims = spec.head_dim, spec.v_head_dim
         if max(dims) > 256 or spec.head_dim % 8 or spec.v_head_dim % 8:
             return f"it takes multiples of 8 up to 256 as head_dim, not {dims[0]} and {dims[1]}"
+        if dims[0] <= 96 and dims[1] > 192:
+            return f"it has too few registers for values of {dims[1]} features beside head_dim {dims[0]}"
         if not spec.gradients:
             return None
         hides = spec.causal or spec.window != (None, None)
