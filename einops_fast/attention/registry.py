@@ -106,7 +106,7 @@ _entries: dict[str, _Entry] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
 #: The same for the code that torch.compile traces now, which can't set the one above: what is traced, and the names.
-_traced: list[tuple[Callable[[], Any], tuple[str, ...] | None]] = []
+_traced: tuple[Callable[[], Any], tuple[str, ...]] | None = None
 #: Grows with every change, so that nobody keeps a choice made before it.
 generation = 0
 
@@ -152,14 +152,16 @@ def _wake(names: tuple[str, ...]) -> bool:
 
 def allowed_names() -> tuple[str, ...] | None:
     """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
-    return (_traced_names() if _traced else None) or _restriction.get()
+    return (None if _traced is None else _traced_names()) or _restriction.get()
 
 
 def _traced_names() -> tuple[str, ...] | None:
     """Those of the innermost block in the code that is traced now."""
-    traced, names = _traced[-1] if _traced else (lambda: None, None)
-    now = traced()
-    return names if now is not None and now is _tracing() else None
+    found = _traced  # another thread may be tracing
+    if found is None:
+        return None
+    traced = found[0]()
+    return found[1] if traced is not None and traced is _tracing() else None
 
 
 def _allow_traced(names: tuple[str, ...] | None) -> None:
@@ -167,7 +169,8 @@ def _allow_traced(names: tuple[str, ...] | None) -> None:
 
     Whoever stops in the middle of a block never leaves it, but what is traced next is another one.
     """
-    _traced[:] = [] if names is None else [(weakref.ref(_tracing()), names)]
+    global _traced
+    _traced = None if names is None else (weakref.ref(_tracing()), names)
 
 
 def _tracing() -> Any:
@@ -175,8 +178,10 @@ def _tracing() -> Any:
 
 
 # torch.compile calls these while tracing, and takes what they return as it is.
-for _function in (_wake, allowed_names, _traced_names, _allow_traced):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
+allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_allow_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
