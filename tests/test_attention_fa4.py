@@ -121,21 +121,20 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 #: Without gradients only.
 FORWARD: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "cache": (P, shapes(3, 300, 4, 2, 128), {"cache_seqlens": [17, 290], "return_lse": True}),
-    "cache, causal": (P, shapes(3, 300, 4, 2), {"cache_seqlens": [17, 290], "causal": BR}),
-    "cache, hardly any": (P, shapes(3, 300, 4, 2), {"cache_seqlens": [2, 0], "causal": BR, "return_lse": True}),
-    "cache, window, softcap": (P, shapes(3, 300), {"cache_seqlens": [300, 20], "window": (100, 0), "softcap": 3.0}),
-    "cache, sinks": (P, shapes(1, 300, 8, 2, 128), {"cache_seqlens": [0, 290], "sinks": 8, "return_lse": True}),
     "values of 32": (P, shapes(130, 200, 4, 2, 64, 32), {}),
     "values of 64": (P, shapes(130, 200, 4, 4, 256, 64), {}),
     "values of 128": (P, shapes(130, 200, 4, 2, 192, 128), {"causal": BR}),
 }
-for pages in (16, 64, 128):
+for pages in (16, 32, 256):
     paged = "b i h d, page j g d, page j g e -> b i h e"
     table = {"cache_seqlens": [17, 250], "block_table": pages}
     sizes = ((2, 3, 4, 128), (40, pages, 2, 128), (40, pages, 2, 128))
     FORWARD[f"pages of {pages}"] = (paged, sizes, {**table, "return_lse": True})
     FORWARD[f"pages of {pages}, causal"] = (paged, sizes, {**table, "causal": BR, "cache_seqlens": [1, 256]})
+    FORWARD[f"pages of {pages}, hardly any keys"] = (
+        paged, sizes, {**table, "causal": BR, "cache_seqlens": [2, 0], "return_lse": True},
+    )  # fmt: skip
+    FORWARD[f"pages of {pages}, window, softcap"] = (paged, sizes, {**table, "window": (100, 0), "softcap": 3.0})
     FORWARD[f"pages of {pages}, sinks"] = (paged, sizes, {**table, "sinks": 4, "cache_seqlens": [0, 256]})
 
 DIMS = [
@@ -250,6 +249,21 @@ def test_compiled_it_gives_the_same(case: str, device: str) -> None:
         torch.testing.assert_close(found[name], right, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not _there(), reason="needs flash-attn-4 and a GPU")
+def test_nothing_beyond_the_end_of_a_cache_has_an_effect() -> None:
+    call, arrays, options = made(FORWARD["pages of 16"], "cuda")
+    found = []
+    for filling in (0.0, float("nan")):
+        for each in arrays[1:]:
+            for lengths, own in zip(options["cache_seqlens"].tolist(), options["block_table"].tolist(), strict=True):
+                for at, page in enumerate(own):
+                    each[page, max(0, lengths - 16 * at) :] = filling
+        with attention_backend("fa4"):
+            found.append(call(*arrays, **options)[0])
+    assert torch.equal(*found)
+
+
 def test_only_the_gradient_of_the_log(device: str) -> None:
     call, arrays, options = made(CASES["lse"], device)
     found = []
@@ -303,7 +317,9 @@ VARLEN = {"varlen": True, "batch": (4, 8), "q_batch": (1, 8), "k_batch": (1, 8),
         ({"gradients": True, "head_dim": 32, "v_head_dim": 16}, "32 beside 16"),
         ({"gradients": True, "v_head_dim": 128, **GROUPED}, "heads share their keys"),
         ({"gradients": True, "deterministic": True}, "same bits"),
-        ({"gradients": True, "cache": True, "alignment": "bottom_right"}, "gradients where there are cache_seqlens"),
+        ({"gradients": True, "cache": True, "page_size": 16, "alignment": "bottom_right"}, "gradients where"),
+        ({"cache": True, "alignment": "bottom_right"}, "without pages, what lies beyond"),
+        ({"cache": True, "page_size": 128, "alignment": "bottom_right"}, "pages of 128, what lies beyond"),
         ({"strides": ((65536, 1, 512, 8),) * 3}, "side by side"),
         ({"strides": ((65536, 68, 544, 1),) * 3}, "16 bytes"),
         ({"causal": True, "q_len": 64}, "last query faces the last key"),
@@ -340,7 +356,7 @@ def test_what_was_not_tried_on_other_gpus_is_left_to_others(monkeypatch: Any) ->
     capabilities = {"cuda:0": (9, 0), "cuda:1": (10, 0), "cuda:2": (8, 0)}
     monkeypatch.setattr(devices, "_capability", capabilities.__getitem__)
     way = fa4.Fa4()
-    for change in ({"head_dim": 256, "v_head_dim": 64}, {"sinks": True}, {"cache": True}):
+    for change in ({"head_dim": 256, "v_head_dim": 64}, {"sinks": True}, {"cache": True, "page_size": 16}):
         assert way.supports(replace(SPEC, **change), "cuda:0") is None
         assert way.supports(replace(SPEC, **change), "cuda:1")
     assert way.supports(SPEC, "cuda:1") is None

@@ -37,6 +37,9 @@ _UNEVEN_BACKWARD = {64: (56, 128), 80: (40, 64), 96: (32, 64, 128), 128: (64,), 
 _PLAIN_BACKWARD_FAILS = (104, 112)
 """Head dims whose gradients don't compile where all keys are seen."""
 
+_TILES = (64, 80, 96, 112, 128, 144)
+"""How many keys it may take at a time on Hopper: pages of so many it copies whole, with what is beyond the end."""
+
 _SINKS_VARY = "its sinks are the same for all of the batch"
 
 
@@ -63,6 +66,9 @@ class Fa4(OnFourAxes):
         ):
             if there:
                 return f"it has no {what}"
+        if spec.cache and (not spec.page_size or spec.page_size in _TILES):
+            pages = f"pages of {spec.page_size}" if spec.page_size else "a cache without pages"
+            return f"with {pages}, what lies beyond a sequence's end would have an effect if it is NaN"
         if not spec.scale > 0:
             return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
         if 0 in (*spec.batch, spec.q_len, spec.kv_len):
