@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from einops_fast.profiles.attention_ways import OURS as ATTENTION
@@ -140,17 +141,18 @@ def _ops_in_short_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
     return f"{text}\n\n{markdown_table(head, cells)}" if cells else text
 
 
-def _ops_plots() -> str:
-    """The plots that lie beside the kept results."""
-    names = [path.name for file in kept_files("ops") for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
+def _plots(study: str) -> str:
+    """The plots that lie beside the kept results of a study."""
+    names = [path.name for file in kept_files(study) for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
     images = [f"![{name.removesuffix('.svg')}](../profiles/results/{name})" for name in dict.fromkeys(names)]
     return "\n\n".join(images) or "No result is kept yet."
 
 
 CASES: dict[str, Callable[[], str]] = {
     "attention": _attention,
+    "attention-plots": partial(_plots, "attention"),
     "ops": _ops,
     "ops-in-short": _ops_in_short,
-    "ops-plots": _ops_plots,
+    "ops-plots": partial(_plots, "ops"),
 }
 """What makes each section, by name."""

@@ -174,6 +174,53 @@ def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
     assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 3
 
 
+def test_a_block_inside_what_is_compiled_counts_there_alone():
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 5, 3, 8)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    def inner(q):
+        before = attention(q, q, q, layout="bshd")
+        with attention_backend("math"):
+            with attention_backend("cpu"):
+                by_torch = attention(q, q, q, layout="bshd")
+            by_math = attention(q, q, q, layout="bshd")
+        return before + by_torch + by_math
+
+    def stops(q):
+        with attention_backend("math"):
+            torch._dynamo.graph_break()
+            return attention(q, q, q, layout="bshd")
+
+    expected = 3 * attention(q, q, q, layout="bshd")
+    for outside, by_torch in (("cpu", 2), ("math", 1)):
+        torch.compiler.reset()
+        with attention_backend(outside):
+            found = torch.compile(inner, fullgraph=True, backend=backend)(q)
+            assert allowed_names() == (outside,)
+        torch.testing.assert_close(found, expected)
+        assert graphs.pop().count("= torch._C._nn.scaled_dot_product_attention") == by_torch
+    # What stops in the middle of a block leaves nothing behind.
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(stops, fullgraph=True, backend=backend)(q)
+    assert allowed_names() is None
+    torch.compile(lambda q: attention(q, q, q, layout="bshd"), fullgraph=True, backend=backend)(q)
+    assert "scaled_dot_product_attention" in graphs.pop()
+    torch.testing.assert_close(torch.compile(stops, backend=backend)(q), expected / 3)
+    with pytest.raises(Exception, match="no implementation of attention is called 'five'"):
+        torch.compile(lambda q: with_backend("five", q), backend=backend)(q)
+
+
+def with_backend(name, q):
+    with attention_backend(name):
+        return attention(q, q, q, layout="bshd")
+
+
 # ---- the choice
 
 
@@ -290,6 +337,32 @@ def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["three"]
 
 
+def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
+    """One that is installed later is measured too."""
+    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
+    choose(SPEC, "cuda:0", "auto", INPUTS)
+    forget_choices()
+    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
+    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert found.implementation is fakes["three"]
+    assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
+
+
+def test_versions_are_of_what_is_installed(monkeypatch):
+    pytest.importorskip("torch")
+    from einops_fast.backends.attention import clock as clocks
+
+    monkeypatch.setattr(clocks.TorchMemory, "versions", lambda self: {})
+    monkeypatch.setattr(clocks, "version", {"flash-attn-4": "4.0.0"}.__getitem__)
+    assert clocks.TorchClock().versions()["flash-attn-4"] == "4.0.0"
+
+    def missing(name):
+        raise clocks.PackageNotFoundError(name)
+
+    monkeypatch.setattr(clocks, "version", missing)
+    assert "flash-attn-4" not in clocks.TorchClock().versions()
+
+
 def test_the_only_one_is_not_measured(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
     assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["one"]
@@ -397,7 +470,9 @@ def test_one_query_takes_as_long_as_its_keys_are_read(cached):
 
 def test_explanation_says_all_of_it():
     found = explain_attention(PATTERN, Q, Q, Q, causal=True, window=(2, None), bias=np.ones((3, 3)), softcap=5.0)
-    assert (found.implementation, found.device, found.seconds) == ("math", "cpu", None)
+    assert (found.implementation, found.device) == ("math", "cpu")
+    assert found.seconds == found.predicted["math"] > 0
+    assert "predicted to take" in str(found)
     assert found.answers["math"] == "can"
     assert found.answers["cudnn"] == "it takes torch arrays only"
     text = str(found)
@@ -441,6 +516,33 @@ def test_explanation_of_tensors():
     nested = torch.nested.nested_tensor([torch.ones(2, 4, 8), torch.ones(5, 4, 8)], layout=torch.jagged)
     found = explain_attention(nested, nested, nested, layout="bshd")
     assert (found.implementation, found.spec.varlen, found.spec.q_len) == ("math", True, 5)
+
+
+def test_explanation_predicts_in_a_block_too():
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 300, 4, 8)
+    with attention_backend("math", "cpu"):
+        found = explain_attention(q, q, q, layout="bshd")
+    assert found.predicted.keys() == {"math", "cpu"}
+    assert found.seconds == found.predicted["math"] > found.predicted["cpu"] > 0
+
+
+@pytest.mark.parametrize("causal", [False, "bottom_right"])
+def test_explanation_counts_packed_sequences_as_long_as_they_are(causal):
+    q, k = np.ones((30, 2, 8), "f"), np.ones((40, 2, 8), "f")
+    lengths = {"cu_seqlens_q": np.array([0, 10, 10, 30]), "cu_seqlens_kv": np.array([0, 5, 15, 40])}
+    found = explain_attention(q, k, k, layout="thd", **lengths, causal=causal)
+    parts = [
+        explain_attention(q[:i], k[:j], k[:j], layout="thd", causal=causal, cu_seqlens_q=np.array([0, i]),
+                          cu_seqlens_kv=np.array([0, j])).flops
+        for i, j in ((10, 5), (0, 10), (20, 25))
+    ]  # fmt: skip
+    assert found.flops == sum(parts)
+    assert causal or found.flops == 4 * 2 * 8 * (10 * 5 + 20 * 25)
+    assert found.moved_bytes == 4 * (2 * q.size + 2 * k.size)
+    assert found.lengths_known
+    assert "as the longest" not in str(found)
+    assert "if each sequence were as long as the longest" in str(replace(found, lengths_known=False))
 
 
 def test_the_table_in_the_documentation_is_what_the_implementations_say():

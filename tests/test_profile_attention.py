@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_families():
         (batch, kv_len) for batch in (1, 8, 128) for kv_len in (1024, 16384, 65536)
     }
     assert set(study_attention.CPU_CASES) <= CASES.keys()
+
+
+@pytest.mark.parametrize(("dtypes", "count"), [((), "public rows"), (("float16",), "public"), (("float64",), "public")])
+def test_float16_is_measured_in_few_cases_unless_someone_asks_for_it(dtypes, count):
+    def directions(family):
+        return sum(2 if case.trained else 1 for case in FAMILIES[family])
+
+    gpu = SimpleNamespace(name="torch", device="gpu")
+    extent = next(study_attention.measure(gpu, Options(dtypes=dtypes)))
+    assert extent.cases == sum(map(directions, count.split()))
 
 
 # Checks

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ class TorchClock:
         return str(torch.cuda.get_device_name(device))
 
     def versions(self) -> dict[str, str]:
-        return {**self._memory.versions(), "cudnn": str(_cudnn.version())}
+        found = {**self._memory.versions(), "cudnn": str(_cudnn.version())}
+        with suppress(PackageNotFoundError):
+            found["flash-attn-4"] = version("flash-attn-4")
+        return found
 
     def ceilings(self, device: str) -> Ceilings:
         return gpu_ceilings(self.device_name(device))

@@ -169,6 +169,8 @@ class Flash(_OnGpu):
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.bias is not None or spec.mask is not None:
             return "it takes neither bias nor mask"
+        if not spec.scale > 0:
+            return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
         if spec.head_dim != spec.v_head_dim:
             return f"it takes the same head_dim for q, k and v only, not {spec.head_dim} and {spec.v_head_dim}"
         odd = spec.causal and spec.q_len != spec.kv_len

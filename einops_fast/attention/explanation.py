@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from einops_fast.attention.choice import choose
+from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends import get_backend
 from einops_fast.explanation import scaled
 
 __all__ = ["AttentionExplanation", "explanation_of_attention"]
@@ -31,6 +35,8 @@ class AttentionExplanation:
         measured: by name, measured seconds, where there are any.
         flops: of the products, with the backward's where gradients may be asked for.
         moved_bytes: of operands and result, each once.
+        lengths_known: whether packed sequences count in FLOPs as long as they are, and not as the longest one: their
+            lengths are read on a CPU only.
     """
 
     text: str
@@ -43,6 +49,7 @@ class AttentionExplanation:
     measured: Mapping[str, float]
     flops: int
     moved_bytes: int
+    lengths_known: bool = True
 
     @property
     def seconds(self) -> float | None:
@@ -71,7 +78,8 @@ class AttentionExplanation:
         features = _features(spec)
         if features:
             lines.append(f"with {', '.join(features)}")
-        lines.append(f"{scaled(self.flops, 'FLOP')}, {scaled(self.moved_bytes, 'B')} of operands and result")
+        counted = "" if self.lengths_known else " if each sequence were as long as the longest"
+        lines.append(f"{scaled(self.flops, 'FLOP')}{counted}, {scaled(self.moved_bytes, 'B')} of operands and result")
         if self.seconds is not None:
             known = "measured" if self.implementation in self.measured else "predicted"
             lines.append(f"{known} to take {scaled(self.seconds, 's')}")
@@ -109,6 +117,7 @@ def explanation_of_attention(text: str, plan: Plan, inputs: AttentionInputs) -> 
     """The plan, and what would be chosen for these arrays now; nothing is measured."""
     spec = plan.spec
     decision = choose(spec, plan.device, "never", inputs)
+    lengths_known = not spec.varlen or plan.device.startswith("cpu")
     return AttentionExplanation(
         text,
         spec,
@@ -116,8 +125,33 @@ def explanation_of_attention(text: str, plan: Plan, inputs: AttentionInputs) -> 
         decision.implementation.name,
         decision.why,
         {name: "can" if isinstance(answer, Implementation) else answer for name, answer in decision.answers},
-        decision.predicted,
+        decision.predicted or _predicted(spec, inputs, decision),
         decision.measured,
-        attention_flops(spec),
-        attention_bytes(spec),
+        _packed_flops(spec, inputs) if spec.varlen and lengths_known else attention_flops(spec),
+        attention_bytes(_side_by_side(spec, inputs) if spec.varlen else spec),
+        lengths_known,
     )
+
+
+def _predicted(spec: AttentionSpec, inputs: AttentionInputs, decision: Decision) -> dict[str, float]:
+    """Predictions that the choice did without."""
+    on = get_backend(spec.framework).target([inputs.q]).ceilings
+    return {name: answer.seconds(spec, on) for name, answer in decision.answers if isinstance(answer, Implementation)}
+
+
+def _packed_flops(spec: AttentionSpec, inputs: AttentionInputs) -> int:
+    """FLOPs of packed sequences, each as long as it is."""
+    on = arrays_of(spec.framework)
+    ends = [on.integers(each) for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv)]
+    lengths = Counter(zip(*[[end - start for start, end in pairwise(each)] for each in ends], strict=True))
+    alone = replace(spec, batch=(1, *spec.batch[1:]), varlen=False)
+    return sum(
+        times * attention_flops(replace(alone, q_len=q_len, kv_len=kv_len))
+        for (q_len, kv_len), times in lengths.items()
+    )
+
+
+def _side_by_side(spec: AttentionSpec, inputs: AttentionInputs) -> AttentionSpec:
+    """What has operands and a result of the same size without being packed."""
+    q_len, kv_len = int(inputs.q.shape[-2]), int(inputs.k.shape[-2])
+    return replace(spec, batch=(1, *spec.batch[1:]), varlen=False, q_len=q_len, kv_len=kv_len)

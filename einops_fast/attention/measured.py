@@ -100,6 +100,8 @@ def choose_by_time(
         "dtype": spec.dtype,
         "device": clock.device_name(device),
         "versions": {"einops_fast": __version__, **clock.versions()},
+        # Who could do it then: a choice among fewer says nothing of one that came later.
+        "candidates": sorted(way.name for way in able),
     }
     text = json.dumps(key, sort_keys=True)
     record = _known.get(text)

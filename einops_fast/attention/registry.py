@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from einops_fast.arguments import is_tracing
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
@@ -102,6 +105,8 @@ _lock = threading.RLock()
 _entries: dict[str, _Entry] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
+#: The same for the code that torch.compile traces now, which can't set the one above: what is traced, and the names.
+_traced: tuple[Callable[[], Any], tuple[str, ...]] | None = None
 #: Grows with every change, so that nobody keeps a choice made before it.
 generation = 0
 
@@ -147,12 +152,36 @@ def _wake(names: tuple[str, ...]) -> bool:
 
 def allowed_names() -> tuple[str, ...] | None:
     """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
-    return _restriction.get()
+    return (None if _traced is None else _traced_names()) or _restriction.get()
+
+
+def _traced_names() -> tuple[str, ...] | None:
+    """Those of the innermost block in the code that is traced now."""
+    found = _traced  # another thread may be tracing
+    if found is None:
+        return None
+    traced = found[0]()
+    return found[1] if traced is not None and traced is _tracing() else None
+
+
+def _allow_traced(names: tuple[str, ...] | None) -> None:
+    """Allow these in the code that is traced now; ``None`` for those that are allowed where it is traced.
+
+    Whoever stops in the middle of a block never leaves it, but what is traced next is another one.
+    """
+    global _traced
+    _traced = None if names is None else (weakref.ref(_tracing()), names)
+
+
+def _tracing() -> Any:
+    return sys.modules["torch"]._guards.TracingContext.try_get()
 
 
 # torch.compile calls these while tracing, and takes what they return as it is.
 _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_allow_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
@@ -183,7 +212,8 @@ def none_left(answers: Sequence[tuple[str, Implementation | str]]) -> OperandErr
 def attention_backend(*names: str) -> Iterator[None]:
     """Which implementations the calls in a ``with`` block may use: the first one that can do a call is used for it.
 
-    Blocks nest: an inner one counts alone. Each thread and each asyncio task has its own.
+    Blocks nest: an inner one counts alone. Each thread and each asyncio task has its own. A block may be in code that
+    torch.compile compiles, or around it.
 
     Args:
         names: of implementations, best first. Nothing is measured then.
@@ -204,7 +234,16 @@ def attention_backend(*names: str) -> Iterator[None]:
     for name in names:
         if name not in _entries:
             raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
-    token = _restriction.set(tuple(dict.fromkeys(names)))
+    distinct = tuple(dict.fromkeys(names))
+    if is_tracing():
+        before = _traced_names()
+        _allow_traced(distinct)
+        try:
+            yield
+        finally:
+            _allow_traced(before)
+        return
+    token = _restriction.set(distinct)
     try:
         yield
     finally:
