@@ -14,10 +14,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from einops_fast.arguments import is_tracing
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
+from einops_fast.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
