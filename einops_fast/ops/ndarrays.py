@@ -5,6 +5,7 @@ Sums of half precision are made in float32, as everywhere. MXNet records what is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -46,9 +47,9 @@ def _hidden(xp: Any, score: Any, seen: Any) -> Any:
     return xp.where(seen, score, xp.asarray(float("-inf"), score.dtype))
 
 
-def _constant(array: Any) -> Any:
-    """Without a gradient, where there are any."""
-    return array.detach() if hasattr(array, "detach") else array
+def _constant(xp: Any, array: Any) -> Any:
+    """Without a gradient, where there are any; MXNet's ``detach`` would leave what a hybridized block traces."""
+    return sys.modules["mxnet"].npx.stop_gradient(array) if xp.__name__.startswith("mxnet") else array
 
 
 def _positions(xp: Any, count: int, rank: int, axis: int) -> Any:
@@ -76,7 +77,7 @@ def _softmax(
     masked = mask is not None or queries is not None
     if seen is not None:
         score = _hidden(xp, score, seen)
-    most = _constant(score).max(axis=dim, keepdims=True)
+    most = _constant(xp, score).max(axis=dim, keepdims=True)
     if masked:
         # In a row where nothing takes part, -inf less this remains -inf.
         most = xp.maximum(most, -3e38)
@@ -115,7 +116,7 @@ def _cross_entropy(
     counts = (target != ignore_index).astype(score.dtype)
     # MXNet compares numbers of one type only.
     at = (classes == xp.expand_dims(target, dim).astype(classes.dtype)).astype(score.dtype)
-    most = _constant(score).max(axis=dim, keepdims=True)
+    most = _constant(xp, score).max(axis=dim, keepdims=True)
     log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
     less = log - score
     if weight is not None:
