@@ -18,6 +18,7 @@ from einops_fast.backends.torch_operator import (
     Operator,
     by_kernel,
     dtype_name,
+    is_known,
     new_tensor,
     new_tensors,
 )
@@ -47,17 +48,27 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
     "silu": F.silu,
 }
 
+_SEVERAL = ("squared_relu", "smelu", "star_relu")
+"""Those that take several functions of torch's."""
+
 
 def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
-        return dropout_by_torch(activation_by_torch(x, bias, activation), p)
+        return activation_by_torch(x, bias, activation, p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 
 
-def activation_by_torch(x: Any, bias: Any, activation: str) -> Any:
-    """Without dropout, in the dtype of ``x``, by functions that can be differentiated again."""
-    return _BY_TORCH[activation](x if bias is None else x + bias).to(x.dtype)
+def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
+    """In the dtype of ``x``, by functions that can be differentiated again; several that round round once."""
+    steps = (bias is not None) + (activation in _SEVERAL) + (activation not in ("none", "relu")) + (p > 0)
+    if steps > 1 and x.dtype in (torch.float16, torch.bfloat16):
+        wide = x.float()
+        before = wide if bias is None else wide.add_(bias) if is_known(x) else wide + bias
+    else:
+        before = x if bias is None else x + bias
+    found = _BY_TORCH[activation](before)
+    return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -41,8 +41,8 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     given = (x, weight) if bias is None else (x, weight, bias)
     tensors = autocasted(given) if by_kernel(given) and weight.numel() > 0 else ()
     if not tensors or not _alike(tensors):
-        product = F.linear(x, weight)
-        return bias_activation(product, None if bias is None else bias.to(product.dtype), activation, 0.0)
+        # Together with the bias, so that the sums are rounded once.
+        return bias_activation(F.linear(x, weight, None if bias is None else bias.to(x.dtype)), None, activation, 0.0)
     keeps = False
     if activation != "none" and activation not in _FROM_RESULT:
         keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)

@@ -23,6 +23,7 @@ from einops_fast.backends.torch_operator import (
     Operator,
     autocasted,
     by_kernel,
+    is_known,
     result_dtype,
     transformed,
 )
@@ -139,8 +140,8 @@ def _scale(x: Any, factor: Any, out: Any) -> None:
         device = MEMORY.device(x)
         with MEMORY.on_device(device):
             scaling(x.numel(), out is x)(MEMORY, device, x, factor, out)
-    else:
-        torch.mul(x, factor, out=out)
+    elif out is not x or not is_known(factor) or factor != 1:
+        torch.mul(x, factor.to(x.dtype), out=out)
 
 
 def _compute_scaled(x: Any, factor: Any) -> Any:

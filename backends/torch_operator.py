@@ -27,6 +27,7 @@ __all__ = [
     "by_kernel",
     "dtype_name",
     "is_aligned",
+    "is_known",
     "new_tensor",
     "new_tensors",
     "on_gpu",
@@ -182,6 +183,17 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
             return False
     first = tensors[0]
     return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not transformed()
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether what to do may follow from a tensor's values: they are on the host, and nobody traces or transforms."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not transformed()
+    )
 
 
 def is_aligned(*tensors: Any) -> bool:

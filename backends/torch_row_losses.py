@@ -43,27 +43,30 @@ class RowLoss(NamedTuple):
         classes, share = logits.shape[1], self.smoothing
         dtype = torch.promote_types(logits.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
+        lse = logits.to(dtype).logsumexp(1) if self.z_loss else None
         logs = F.log_softmax(logits, 1, dtype=dtype)
         losses = F.nll_loss(logs, target.long(), weight, ignore_index=self.ignore_index, reduction="none")
         counts = target != self.ignore_index
-        number = torch.where(counts, target, 0).long()
-        own = (1 - share) * (torch.ones_like(losses) if weight is None else weight[number])
-        factor = own
         if share:
             spread = logs.sum(1) if weight is None else logs @ weight
             losses = (1 - share) * losses - torch.where(counts, share / classes * spread, 0.0)
-            factor = own + (share if weight is None else share / classes * weight.sum())
-        if self.z_loss:
-            lse = logits.to(dtype).logsumexp(1)
+        if lse is not None:
             losses = losses + torch.where(counts, self.z_loss * lse.square(), 0.0)
-            factor = factor + 2 * self.z_loss * lse
         if d_losses is None:
             return losses
         back = torch.where(counts, d_losses.to(dtype), 0.0)
-        gradient = logs.exp_().mul_((factor * back)[:, None])
+        number = torch.where(counts, target, 0).long()
+        own = back if weight is None else back * weight[number]
+        factor = own
+        if share:
+            own = (1 - share) * own
+            factor = own + back * (share if weight is None else share / classes * weight.sum())
+        if lse is not None:
+            factor = factor + 2 * self.z_loss * lse * back
+        gradient = logs.exp_().mul_(factor[:, None])
         if share:
             each = back.new_ones(1).expand(classes) if weight is None else weight
             gradient.addr_(back, each, alpha=-share / classes)
-        gradient.scatter_add_(1, number[:, None], -(own * back)[:, None])
+        gradient.scatter_add_(1, number[:, None], -own[:, None])
         logits.copy_(gradient)
         return losses

@@ -14,6 +14,7 @@ from einops_fast.backends.torch_operator import (
     by_kernel,
     dtype_name,
     is_aligned,
+    is_known,
     new_tensor,
     result_dtype,
 )
@@ -53,26 +54,41 @@ def softmax_by_torch(
     wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
     if mask is None and queries is None and scale == 1.0:
         return native(x, dim, dtype=None if wanted == x.dtype else wanted)
-    score = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    score = _score(x, dim, mask, queries, shift, scale)
+    kind = torch.promote_types(score.dtype, wanted)
+    if (mask is None and queries is None) or not x.shape[dim]:
+        return native(score, dim, dtype=kind).to(wanted)
+    hidden = float("-inf")
+    found = native(score, dim, dtype=kind) if is_known(x) else None
+    if found is None or not found.numel() or bool(found.detach().select(dim, 0).isnan().any()):
+        # Without anything to sum over, a row is NaN, all along, and so would be its gradients.
+        empty = score.detach().amax(dim, keepdim=True) == hidden
+        found = native(score.masked_fill(empty, 0.0), dim, dtype=kind).masked_fill(empty, hidden if log else 0.0)
+    elif not found.requires_grad:
+        return found.to(wanted)
+    if log:  # what is hidden is a constant, but in a row with NaN, which is all NaN
+        found = torch.where((score.detach() == hidden) & ~found.detach().isnan(), hidden, found)
+    return found.to(wanted)
+
+
+def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: float) -> Any:
+    """What the softmax is of: in float32 at least if anything is computed, as hiding doesn't round."""
+    added = None if mask is None or mask.dtype == torch.bool else mask
+    seen = mask if added is None else None
+    score = x.float() if x.dtype in (torch.float16, torch.bfloat16) and (scale != 1.0 or added is not None) else x
     if scale != 1.0:
-        score = score * scale
-    if mask is None and queries is None:
-        return native(score, dim).to(wanted)
-    if mask is not None:
-        score = score.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else score + mask
+        score = score * scale if score is x else score.mul_(scale)
+    if added is not None:
+        fits = score is not x and is_known(x) and torch.promote_types(score.dtype, added.dtype) == score.dtype
+        score = score.add_(added) if fits else score + added
     if queries is not None:
         count, length = x.shape[queries], x.shape[dim]
-        seen = torch.arange(length, device=x.device) <= torch.arange(count, device=x.device)[:, None] + shift
+        before = torch.ones(count, length, dtype=torch.bool, device=x.device).tril_(shift)
         shape = [1] * x.dim()
         shape[queries], shape[dim] = count, length
-        score = score.masked_fill(~(seen if queries < dim else seen.T).reshape(shape), float("-inf"))
-    # Without anything to sum over, a row is NaN, and so would be its gradients.
-    hidden = score == float("-inf")
-    empty = hidden.all(dim, keepdim=True)
-    found = native(score.masked_fill(empty, 0.0), dim)
-    if log:  # a row with NaN is all NaN
-        return found.masked_fill(hidden & ~found.isnan(), float("-inf")).to(wanted)
-    return found.masked_fill(empty, 0.0).to(wanted)
+        before = (before if queries < dim else before.T).reshape(shape)
+        seen = before if seen is None else before & seen
+    return score if seen is None else torch.where(seen, score, float("-inf"))
 
 
 Strides = tuple[int, ...]

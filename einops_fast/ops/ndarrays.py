@@ -5,6 +5,7 @@ Sums of half precision are made in float32, as everywhere. MXNet records what is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -47,9 +48,9 @@ def _hidden(xp: Any, score: Any, seen: Any) -> Any:
     return xp.where(seen, score, xp.asarray(float("-inf"), score.dtype))
 
 
-def _constant(array: Any) -> Any:
-    """Without a gradient, where there are any."""
-    return array.detach() if hasattr(array, "detach") else array
+def _constant(xp: Any, array: Any) -> Any:
+    """Without a gradient, where there are any; MXNet's ``detach`` would leave what a hybridized block traces."""
+    return sys.modules["mxnet"].npx.stop_gradient(array) if xp.__name__.startswith("mxnet") else array
 
 
 def _positions(xp: Any, count: int, rank: int, axis: int) -> Any:
@@ -77,7 +78,7 @@ def _softmax(
     masked = mask is not None or queries is not None
     if seen is not None:
         score = _hidden(xp, score, seen)
-    most = _constant(score).max(axis=dim, keepdims=True)
+    most = _constant(xp, score).max(axis=dim, keepdims=True)
     if masked:
         # In a row where nothing takes part, -inf less the lowest number remains -inf.
         most = xp.maximum(most, float(np.finfo(_name(score)).min))
@@ -120,7 +121,7 @@ def _cross_entropy(
     score = _wide(x)
     score = xp.where(xp.expand_dims(counts, dim), score, xp.zeros_like(score))
     number = xp.clip(target, 0, classes - 1)
-    most = _constant(score).max(axis=dim, keepdims=True)
+    most = _constant(xp, score).max(axis=dim, keepdims=True)
     log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
     lse = log.squeeze(dim)
     losses = lse - _picked(xp, score, number, dim)

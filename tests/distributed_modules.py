@@ -1,0 +1,145 @@
+"""One of two processes: modules of ours, and a Llama with them, under FSDP and DDP, against the same in one process.
+
+python distributed_modules.py RANK STORE
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ops_problems import kernels
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from einops_fast import EinsumError, nn
+
+WORLD = 2
+
+
+class Block(torch.nn.Module):
+    """Most of our modules, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.attend = nn.QKVSelfAttention(16, 4, is_causal=True)
+        self.rms = nn.RMSNorm(16)
+        self.up = nn.FusedLinear(16, 24, activation="gelu")
+        self.bias = nn.FusedDropoutBias(0.0, 24, "silu")
+        self.down = nn.FusedLinear(24, 16)
+        self.add = nn.DropoutAddLayerNorm(16, p=0.0)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.attend(self.norm(x))
+        return self.add(self.down(self.bias(self.up(self.rms(x)))), x)
+
+
+class Own(torch.nn.Module):
+    """A language model of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(24, 16)
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.head = nn.FusedLinear(16, 24)
+        self.loss = nn.CrossEntropyLoss(z_loss=0.1)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(self.head(x).flatten(0, 1), ids.flatten())
+
+
+class Llama(torch.nn.Module):
+    """transformers' small one, with our functions or without."""
+
+    def __init__(self, ours: bool = True) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.LlamaConfig(
+            vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=16,
+        )  # fmt: skip
+        self.model = transformers.LlamaForCausalLM(config)
+        self.blocks = self.model.model.layers
+        if ours:
+            assert len(nn.optimize(self.model).replaced) > 10
+
+    def forward(self, ids: Any) -> Any:
+        return self.model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def made(kind: Callable[[], Any]) -> Any:
+    """The same in every process."""
+    torch.manual_seed(0)
+    return kind()
+
+
+def data(rank: int) -> Any:
+    return torch.randint(3, 24, (2, 7), generator=torch.Generator().manual_seed(rank))
+
+
+def expected(kind: Callable[[], Any]) -> dict[str, Any]:
+    """Gradients of the mean over all processes, in one."""
+    model = made(kind)
+    sum(model(data(rank)) for rank in range(WORLD)).div(WORLD).backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def check(model: Any, run: Any, rank: int, wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """One step: every gradient, whole."""
+    run(data(rank)).backward()
+    for name, each in model.named_parameters():
+        found = each.grad.full_tensor() if hasattr(each.grad, "full_tensor") else each.grad
+        least = tolerance * float(wanted[name].abs().max()) + 1e-7
+        torch.testing.assert_close(found, wanted[name], rtol=tolerance, atol=least)
+
+
+def sharded(model: Any, mesh: Any, **options: Any) -> Any:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    kinds: dict[str, Callable[[], Any]] = {"own": Own}
+    try:
+        import transformers
+
+        if int(transformers.__version__.partition(".")[0]) >= 5:
+            kinds["llama"] = Llama
+    except ImportError:
+        pass
+    for name, kind in kinds.items():
+        wanted = expected(kind)
+        for by_kernels in (False, True) if name == "own" else (False,):
+            with kernels() if by_kernels else nullcontext():
+                check(model := sharded(made(kind), mesh), model, rank, wanted, 1e-4 if by_kernels else 1e-5)
+        check(model := made(kind), DistributedDataParallel(model), rank, wanted)
+        print("sharded", name, flush=True)
+    if "llama" in kinds:
+        with pytest.raises(EinsumError, match="got another class since"):
+            nn.restore(sharded(made(Llama), mesh).model)
+        # The other way round: torch has made a class of its own of each block, and that is left alone.
+        model = sharded(made(lambda: Llama(ours=False)), mesh)
+        kept = {row.name: row for row in nn.optimize(model.model).rows}
+        assert not kept["model.layers.0"].now
+        assert kept["model.layers.0.self_attn"].now
+        check(model, model, rank, expected(Llama))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,118 @@
+"""What torch's tensors get where there are no kernels: torch's functions, rounded once, and nothing in empty rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from ops_problems import assert_near, gradients, leaf, randn  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+
+HALVES = ("float16", "bfloat16")
+
+
+def shown(rows: bool) -> Any:
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1], mask[2, 3] = not rows, False
+    return mask
+
+
+MASKS: dict[str, Any] = {
+    "no empty row": {"mask": shown(False)},
+    "an empty row": {"mask": shown(True)},
+    "of rows": {"mask": torch.tensor([True, False, True, True])[:, None]},
+    "added": {"mask": torch.zeros(4, 6).masked_fill(~shown(True), -torch.inf), "temperature": 0.5},
+    "more rows than columns": {"causal": "bottom_right", "dim": 0},
+    "causal": {"causal": True, "mask": shown(True)},
+}
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_rows_that_are_looked_at_or_not(function: Any, name: str, dtype: str) -> None:
+    """Where values may be looked at, empty rows are made good afterwards; else always, with the same results."""
+    x = randn(4, 6, dtype=dtype).cpu()
+    x[0, 1], x[2], x[3, 2] = -torch.inf, -torch.inf, torch.nan
+    function = partial(function, **MASKS[name])
+    found = gradients(function, [leaf(x)])
+    with torch.no_grad():
+        plain = function(x)
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")(x)
+    with mock.patch("einops_fast.backends.torch_softmax.is_known", return_value=False):
+        expected = gradients(function, [leaf(x)])
+    for got, wanted in zip([*found, plain, compiled], [*expected, expected[0], expected[0]], strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    assert not function(randn(4, 6, dtype=dtype).cpu()).isnan().any()
+
+
+def test_in_transforms() -> None:
+    x, mask = randn(3, 4, 6).cpu(), torch.stack([shown(True), shown(False), shown(True)])
+    found = torch.func.vmap(lambda x, mask: ops.softmax(x, mask=mask))(x, mask)
+    torch.testing.assert_close(found, ops.softmax(x, mask=mask))
+    _, tangent = torch.func.jvp(partial(ops.softmax, mask=mask), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, torch.zeros_like(x))
+    bias = randn(3, 6).cpu().half()
+    found = torch.func.vmap(ops.bias_gelu)(x.half(), bias)
+    torch.testing.assert_close(found[1], ops.bias_gelu(x[1].half(), bias[1]))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bias_and_activation_are_rounded_once(activation: str, dtype: str) -> None:
+    """And their gradients but once or twice."""
+    kind = torch.finfo(getattr(torch, dtype))
+    x, bias = leaf(3 * randn(50, 64, dtype=dtype).cpu()), leaf(randn(64, dtype=dtype, seed=1).cpu())
+    for given in (bias, None):
+        found = ops.dropout_bias_activation(x, given, activation)
+        before = x.float() if given is None else x.float() + given.float()
+        exact = ops.dropout_bias_activation(before.double(), None, activation)
+        assert found.dtype == x.dtype
+        step = 2.0 ** exact.abs().clamp_min(kind.tiny).log2().floor() * kind.eps
+        # float32 itself leaves few digits of differences: torch's exact GELU is one.
+        assert bool(((found - exact).abs() <= 0.501 * step + 1e-6).all())
+        before = leaf(before)
+        (expected,) = torch.autograd.grad(ops.dropout_bias_activation(before, None, activation).sum(), before)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        torch.testing.assert_close(gradient.float(), expected, rtol=2 * kind.eps, atol=2 * kind.eps)
+
+
+def test_dropout_is_rounded_once() -> None:
+    x, bias = randn(50, 64, dtype="bfloat16").cpu() + 9, randn(64, dtype="bfloat16").cpu()
+    found = ops.dropout_bias_activation(x, bias, "silu", 0.3)
+    expected = torch.nn.functional.silu(x.float() + bias.float()) / 0.7
+    assert 0.2 < float((found == 0).float().mean()) < 0.4
+    torch.testing.assert_close(found[found != 0], expected.bfloat16()[found != 0], rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
+    x, weight, bias = (randn(*shape, dtype=dtype).cpu() for shape in ((20, 64), (30, 64), (30,)))
+    by_torch = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(ops.linear(x, weight, bias), by_torch)
+    found = ops.linear(x, weight, bias, activation="star_relu")
+    assert_near(found, ops.dropout_bias_activation(by_torch.double(), None, "star_relu"))
+    assert torch.equal(ops.linear(x, weight, bias.double()), by_torch)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("retain", [False, True])
+def test_scaled_gradients_of_linear_cross_entropy(factor: float, retain: bool) -> None:
+    x, weight, target = leaf(randn(7, 5).cpu()), leaf(randn(9, 5).cpu()), torch.arange(7)
+    expected = torch.autograd.grad(
+        factor * torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight), target), [x, weight]
+    )
+    loss = ops.linear_cross_entropy(x, weight, target)
+    back = torch.tensor(factor, dtype=torch.float64)
+    for again in (True, False) if retain else (False,):
+        found = torch.autograd.grad(loss, [x, weight], back, retain_graph=again)
+        torch.testing.assert_close(found, expected)
+        if again:  # nobody else's
+            found[0].zero_()

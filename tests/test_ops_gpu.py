@@ -1,0 +1,226 @@
+"""The operators where only a GPU can show it: CUDA graphs, torch.compile, models whose modules are replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import randn  # noqa: E402
+
+from einops_fast import nn, ops  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+ROWS, COLUMNS = 48, 272
+
+
+def leaf(*shape: int, dtype: str, seed: int = 0, scale: float = 1.0) -> Any:
+    return (scale * randn(*shape, dtype=dtype, seed=seed)).requires_grad_()
+
+
+def inputs(dtype: str) -> list[Any]:
+    """Rows, a square matrix, and what lies along rows, twice."""
+    return [
+        leaf(ROWS, COLUMNS, dtype=dtype),
+        leaf(COLUMNS, COLUMNS, dtype=dtype, seed=1, scale=COLUMNS**-0.5),
+        leaf(COLUMNS, dtype=dtype, seed=2),
+        leaf(COLUMNS, dtype=dtype, seed=3),
+    ]
+
+
+def target() -> Any:
+    return torch.arange(ROWS, device="cuda") % COLUMNS
+
+
+def mask() -> Any:
+    return randn(ROWS, COLUMNS, seed=4) > -1.0
+
+
+OPERATORS: dict[str, Callable[[Any, Any, Any, Any, Any, Any], Any]] = {
+    "softmax": lambda x, w, a, b, t, m: ops.softmax(x),
+    "masked softmax": lambda x, w, a, b, t, m: ops.softmax(x, mask=m, temperature=0.7),
+    "causal log_softmax": lambda x, w, a, b, t, m: ops.log_softmax(x, causal=True).clamp_min(-100.0),
+    "layer_norm": lambda x, w, a, b, t, m: ops.layer_norm(x, weight=a, bias=b),
+    "rms_norm": lambda x, w, a, b, t, m: ops.rms_norm(x, weight=a),
+    "norm after a sum": lambda x, w, a, b, t, m: ops.dropout_add_layer_norm(x, x.flip(0), a, b)[0],
+    "bias_gelu": lambda x, w, a, b, t, m: ops.bias_gelu(x, a),
+    "bias_gelu, tanh": lambda x, w, a, b, t, m: ops.bias_gelu(x, a, approximate="tanh"),
+    "star_relu": lambda x, w, a, b, t, m: ops.dropout_bias_activation(x, a, "star_relu"),
+    "linear": lambda x, w, a, b, t, m: ops.linear(x, w, a),
+    "linear, gelu": lambda x, w, a, b, t, m: ops.linear(x, w, a, activation="gelu"),
+    "cross_entropy": lambda x, w, a, b, t, m: ops.cross_entropy(x, t, label_smoothing=0.1, z_loss=0.1),
+    "cross_entropy of rows": lambda x, w, a, b, t, m: ops.cross_entropy(x, t, reduction="none"),
+    "linear_cross_entropy": lambda x, w, a, b, t, m: ops.linear_cross_entropy(x, w, t, a),
+    "linear_cross_entropy of rows": lambda x, w, a, b, t, m: ops.linear_cross_entropy(x, w, t, a, reduction="none"),
+    "qkv_self_attention": lambda x, w, a, b, t, m: ops.qkv_self_attention(
+        x[None], 4, torch.cat([w[:256], w[:256], w[:256]]), is_causal=True
+    ),
+}
+
+DROPPING: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "norm after dropout": lambda x, a, b: ops.dropout_add_layer_norm(x, torch.zeros_like(x), a, b, 0.5)[1],
+    "activation": lambda x, a, b: ops.dropout_bias_activation(x, None, "none", 0.5),
+}
+
+
+def both_ways(function: Callable[..., Any], tensors: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
+    """The result and all gradients, for the same gradient of the result."""
+    found = function(*tensors, *constants)
+    back = torch.linspace(-1.0, 1.0, found.numel(), device="cuda").view(found.shape).to(found.dtype)
+    gradients = torch.autograd.grad(found, tensors, back, allow_unused=True)
+    return [found.detach(), *[each for each in gradients if each is not None]]
+
+
+def near(found: Sequence[Any], expected: Sequence[Any], dtype: str) -> None:
+    tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[dtype]  # another way may be chosen when a graph is made
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max() + 1e-6))
+
+
+def warmed(step: Callable[[], Any]) -> None:
+    """As torch's documentation has it: on another stream, before anything is captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_captured_in_a_graph(name: str, dtype: str) -> None:
+    tensors, constants, function = inputs(dtype), (target(), mask()), OPERATORS[name]
+    step = partial(both_ways, function, tensors, constants)
+    warmed(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for seed in (11, 12):  # with what lies in the same memory later on
+        with torch.no_grad():
+            tensors[0].copy_(randn(ROWS, COLUMNS, dtype=dtype, seed=seed))
+        graph.replay()
+        torch.cuda.synchronize()
+        near(found, step(), dtype)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_in_a_graph(name: str) -> None:
+    """Each replay drops others, and backward the same."""
+    x, _, a, b = inputs("float32")
+    with torch.no_grad():
+        x.copy_(x.abs() + 1)
+
+    def step() -> tuple[Any, Any]:
+        found = DROPPING[name](x, a, b)
+        return found.detach(), torch.autograd.grad(found, x, torch.ones_like(found))[0]
+
+    warmed(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, gradient = step()
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        seen.append((found != 0).clone())
+        torch.testing.assert_close(found, gradient * x)
+        assert set(gradient.unique().tolist()) == {0.0, 2.0}
+        assert 0.4 < float(seen[-1].float().mean()) < 0.6
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled(name: str, dtype: str, mode: str) -> None:
+    torch.compiler.reset()
+    tensors, constants, function = inputs(dtype), (target(), mask()), OPERATORS[name]
+    expected = both_ways(function, tensors, constants)
+    compiled = torch.compile(function, fullgraph=True, mode=mode)
+    for _ in range(3):  # CUDA graphs are captured at the second call
+        torch.compiler.cudagraph_mark_step_begin()
+        near([each.clone() for each in both_ways(compiled, tensors, constants)], expected, dtype)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", DROPPING)
+def test_compiled_dropout(name: str, mode: str) -> None:
+    torch.compiler.reset()
+    x, _, a, b = inputs("float32")
+    with torch.no_grad():
+        x.copy_(x.abs() + 1)
+    compiled = torch.compile(DROPPING[name], fullgraph=True, mode=mode)
+    seen = []
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = compiled(x, a, b)
+        seen.append(found.detach().clone())
+        (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
+        torch.testing.assert_close(seen[-1], gradient * x)
+    assert not torch.equal(seen[2], seen[3])
+
+
+SIZES = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+def model(kind: str, dtype: Any) -> Any:
+    """A small language model without dropout, as it is trained."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    torch.manual_seed(0)
+    if kind == "bert":
+        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        config = transformers.BertConfig(**SIZES, **dropout, hidden_size=64, intermediate_size=128)
+        made = transformers.BertForMaskedLM
+    elif kind == "gpt2":
+        dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+        config = transformers.GPT2Config(**SIZES, **dropout, n_embd=64, bos_token_id=1, eos_token_id=2)
+        made = transformers.GPT2LMHeadModel
+    else:
+        config = transformers.LlamaConfig(**SIZES, hidden_size=64, intermediate_size=128, num_key_value_heads=2)
+        made = transformers.LlamaForCausalLM
+    return made(config).to("cuda", dtype).train()
+
+
+def results(model: Any) -> list[Any]:
+    """Logits, the loss, and all gradients; some positions are padding."""
+    ids = torch.randint(3, 96, (3, 32), generator=torch.Generator().manual_seed(1)).cuda()
+    shown = torch.ones_like(ids)
+    shown[1, 20:] = 0
+    model.zero_grad()
+    found = model(input_ids=ids, attention_mask=shown, labels=ids.masked_fill(shown == 0, -100), use_cache=False)
+    found.loss.backward()
+    return [found.logits.detach()[shown.bool()], found.loss.detach(), *(each.grad for each in model.parameters())]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_models(kind: str, dtype: str, compiled: bool) -> None:
+    """By our kernels they miss what they are in float64 by no more than before, and are restored."""
+    original = model(kind, getattr(torch, dtype))
+    # transformers computes norms and losses in float32, also of float64.
+    exact = [each.double() for each in results(copy.deepcopy(original).double())]
+    native = [each.clone() for each in results(original)]
+    report = nn.optimize(original)
+    assert len(report.replaced) > 10
+    torch.compiler.reset()
+    run = torch.compile(original, fullgraph=True) if compiled else original
+    found = [each.clone() for each in results(run)]
+    for got, theirs, wanted in zip(found, native, exact, strict=True):
+        assert got.dtype == theirs.dtype
+        missed, allowed = (float((each.double() - wanted).abs().max()) for each in (got, theirs))
+        assert missed <= max(3 * allowed, (1e-4 if dtype == "float32" else 2e-2) * float(wanted.abs().max()))
+    nn.restore(original)
+    torch.testing.assert_close(results(original), native)
+    replacement = import_module("einops_fast.nn.injection.replacement").Replacement
+    assert not any(isinstance(each, replacement) for each in original.modules())

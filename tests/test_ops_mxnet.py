@@ -1,0 +1,118 @@
+"""The operators on MXNet's arrays, and NumPy's: gradients, every reduction, hybridized blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from ops_problems import namespace, randn, targets  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+
+
+@pytest.fixture
+def mx() -> Any:
+    namespace("mxnet")
+    import mxnet
+
+    return mxnet
+
+
+def of_torch(function: Callable[..., Any], values: Sequence[Any], back: Any) -> list[Any]:
+    """The result by torch, and the gradients."""
+    tensors = [each.clone().requires_grad_() for each in values]
+    found = function(*tensors)
+    return [found.detach().numpy(), *[each.numpy() for each in torch.autograd.grad(found, tensors, back)]]
+
+
+def of_mxnet(mx: Any, function: Callable[..., Any], values: Sequence[Any], back: Any) -> list[Any]:
+    """The same by MXNet's autograd."""
+    arrays = [mx.np.array(each.numpy(), dtype="float64") for each in values]
+    for each in arrays:
+        each.attach_grad()
+    with mx.autograd.record():
+        found = function(*arrays)
+    found.backward(mx.np.array(back.numpy(), dtype="float64"))
+    return [found.asnumpy(), *[each.grad.asnumpy() for each in arrays]]
+
+
+def check(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [ops.layer_norm, ops.rms_norm])
+def test_gradients_of_norms(function: Any, mx: Any) -> None:
+    values = [randn(3, 5, 4).cpu() + 2, randn(5, seed=1).cpu(), randn(5, seed=2).cpu()]
+
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return function(x, weight=weight, bias=bias, eps=1e-5, dim=1)
+
+    back = randn(3, 5, 4, seed=3).cpu()
+    check(of_mxnet(mx, norm, values, back), of_torch(norm, values, back))
+
+
+CASES: list[dict[str, Any]] = [{}, {"label_smoothing": 0.1, "z_loss": 0.2}]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", CASES, ids=["plain", "smoothed, z"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy(reduction: str, options: dict[str, Any], weighted: bool) -> None:
+    x, target = randn(3, 5, 4).cpu(), targets(3, 4, classes=5).cpu()
+    weight = randn(5, seed=1).abs().cpu() if weighted else None
+    function = partial(ops.cross_entropy, dim=1, reduction=reduction, **options)
+    back = randn(3, 4, seed=3).cpu() if reduction == "none" else torch.tensor(0.7, dtype=torch.float64)
+    expected = of_torch(lambda x: function(x, target, weight), [x], back)
+    by_numpy = function(x.numpy(), target.numpy(), None if weight is None else weight.numpy())
+    np.testing.assert_allclose(by_numpy, expected[0], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", CASES, ids=["plain", "smoothed, z"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_cross_entropy(reduction: str, options: dict[str, Any], weighted: bool, mx: Any) -> None:
+    x, target = randn(3, 5, 4).cpu(), targets(3, 4, classes=5).cpu()
+    weight = randn(5, seed=1).abs().cpu() if weighted else None
+    function = partial(ops.cross_entropy, dim=1, reduction=reduction, **options)
+    back = randn(3, 4, seed=3).cpu() if reduction == "none" else torch.tensor(0.7, dtype=torch.float64)
+    own = mx.np.array(target.numpy(), dtype="int64")
+    of_weight = None if weight is None else mx.np.array(weight.numpy(), dtype="float64")
+    found = of_mxnet(mx, lambda x: function(x, own, of_weight), [x], back)
+    check(found, of_torch(lambda x: function(x, target, weight), [x], back))
+
+
+BLOCKS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, target: ops.softmax(x),
+    "masked": lambda x, target: ops.log_softmax(x, 1, mask=x > -1, temperature=2.0),
+    "causal": lambda x, target: ops.softmax(x, causal=True),
+    "layer norm": lambda x, target: ops.layer_norm(x),
+    "rms norm": lambda x, target: ops.rms_norm(x, dim=1),
+    "cross entropy": lambda x, target: ops.cross_entropy(x, target, dim=1, z_loss=0.1),
+    "of rows": lambda x, target: ops.cross_entropy(x, target, dim=1, label_smoothing=0.1, reduction="none"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*not used by any computation")
+@pytest.mark.parametrize("name", BLOCKS)
+def test_hybridized(name: str, mx: Any) -> None:
+    function = BLOCKS[name]
+
+    class Block(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, target: Any) -> Any:
+            return function(x, target)
+
+    block = Block()
+    block.initialize()
+    block.hybridize()
+    for batch in (3, 6):  # a graph is for every size of batches
+        target = mx.np.array(targets(batch, 4, classes=5).cpu().numpy(), dtype="int64")
+        x = randn(batch, 5, 4).cpu()
+        back = randn(*function(x.numpy(), target.asnumpy()).shape, seed=3).cpu()
+        found = of_mxnet(mx, lambda x, target=target: block(x, target), [x], back)
+        check(found, of_mxnet(mx, lambda x, target=target: function(x, target), [x], back))
