@@ -32,6 +32,7 @@ from einops_fast.plan import Plan
 from einops_fast.precision import allowed, settled
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Native, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
+from einops_fast.tracing import ask_torch
 from einops_fast.tuning import current_mode, unchecked_mode
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
@@ -70,6 +71,7 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         self.einsum = torch.einsum
+        ask_torch(torch.compiler.is_compiling)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)

@@ -1,8 +1,8 @@
 """What autocast makes of torch.einsum: which of its products it converts for, and which dtype comes of that.
 
-torch.einsum contracts one pair after the other. Where a pair has something to sum over it is a ``bmm``, whose operands
-autocast converts; elsewhere elements are multiplied, and torch promotes. What only one operand is summed over is a
-``sum``, which autocast has give float32 on CUDA. float64 is never converted, nor is what isn't floating-point.
+On a GPU, autocast converts all operands of torch.einsum. On a CPU it looks at what torch.einsum calls, which contracts
+one pair after the other: where a pair has something to sum over it is a ``bmm``, whose operands autocast converts;
+elsewhere elements are multiplied, and torch promotes. float64 is never converted, nor is what isn't floating-point.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def whole_dtype(
         output: labels of the result.
         ones: for each axis of each operand, whether it has size 1.
         dtypes: of the operands, by name.
-        paths: the pairs that torch may contract. They have to agree.
+        paths: the pairs that torch may contract. They have to agree, but on a GPU, where they don't matter.
         device_type: where autocast is on.
 
     Returns:
@@ -78,9 +78,10 @@ def whole_dtype(
     alike = set(dtypes) == {first}
     if not _CASTABLE.issuperset(dtypes):
         return first if alike else None
-    sums_widen = device_type == "cuda"
+    if device_type != "cpu":
+        return target
     if len(inputs) == 1:
-        return None if sums_widen and first != "float32" and set(inputs[0]) - set(output) else first
+        return first
     # What torch sums over: axes of size 1 it leaves to the others.
     summed = [
         {label for label, one in zip(term, sizes, strict=True) if not one} - set(output)
@@ -88,14 +89,12 @@ def whole_dtype(
     ]
     found = set()
     for path in paths:
-        result, converts = _result(summed, dtypes, path, target, sums_widen)
+        result, converts = _result(summed, dtypes, path, target)
         found.add(target if converts and result == target else first if alike and result == first else None)
     return found.pop() if len(found) == 1 else None
 
 
-def _result(
-    summed: Sequence[set[str]], dtypes: Sequence[str], path: Path, target: str, sums_widen: bool
-) -> tuple[str, bool]:
+def _result(summed: Sequence[set[str]], dtypes: Sequence[str], path: Path, target: str) -> tuple[str, bool]:
     """The dtype of torch's result, and whether anything on the way to it is converted to ``target``."""
     left = Counter(label for labels in summed for label in labels)
     terms, converts = list(zip(summed, dtypes, strict=True)), False
@@ -108,8 +107,7 @@ def _result(
         if done & a & b:
             of_a, converts = target, True
         else:
-            widened = ["float32" if sums_widen and labels & done else own for labels, own in ((a, of_a), (b, of_b))]
-            of_a = widened[0] if widened[0] == widened[1] else "float32"
+            of_a = of_a if of_a == of_b else "float32"
         terms.append(((a | b) - done, of_a))
     return terms[0][1], converts
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-__all__ = ["is_tracing"]
+__all__ = ["ask_torch", "is_tracing"]
+
+_is_compiling: Callable[[], bool] | None = None
+
+
+def ask_torch(is_compiling: Callable[[], bool]) -> None:
+    """Hand over what torch.compile answers by itself while it traces. Until then it is looked for in each call."""
+    global _is_compiling
+    _is_compiling = is_compiling
 
 
 def is_tracing() -> bool:
     """Whether torch.compile is tracing the caller (then torch is imported already)."""
+    if _is_compiling is not None:
+        return _is_compiling()
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()

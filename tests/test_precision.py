@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from einops_fast import EinsumError, allow_precision, fast_einsum
+from einops_fast.plan_cache import clear_plans
 from einops_fast.precision import PRECISIONS, allowed, settled
 
 torch: Any = pytest.importorskip("torch")
@@ -82,6 +83,7 @@ def test_errors_are_those_of_what_was_allowed(monkeypatch: pytest.MonkeyPatch, a
         return kernel_candidates(self.step, "float32", gpu_ceilings("H200"), self.precision)[0]
 
     monkeypatch.setattr(Choice, "_choose", choose)
+    clear_plans()
     a = torch.randn(1024, 1024, device="cuda", requires_grad=True)
     b = torch.randn(1024, 1024, device="cuda")
     cotangent = torch.randn(1024, 1024, device="cuda")

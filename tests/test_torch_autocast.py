@@ -87,15 +87,15 @@ def test_the_dtype_of_autocast_changes() -> None:
 @pytest.mark.parametrize(
     ("equation", "dtypes", "wanted"),
     [
-        ("ij->ji", ["bfloat16"], "bfloat16"),
-        ("ij->i", ["bfloat16"], None),
-        ("ij->i", ["float32"], "float32"),
-        ("ij,k->ik", ["bfloat16", "bfloat16"], None),
-        ("ij,jk->k", ["bfloat16", "float32"], "float16"),
-        ("bi,b->bi", ["bfloat16", "bfloat16"], "bfloat16"),
+        ("ij->ji", ["float32"], "float16"),
+        ("ij->i", ["bfloat16"], "float16"),
+        ("ij,k->ik", ["bfloat16", "float32"], "float16"),
+        ("bi,b->bi", ["float32", "float32"], "float16"),
+        ("bi,b->bi", ["float64", "float64"], "float64"),
+        ("bi,b->bi", ["float64", "float32"], None),
     ],
 )
-def test_a_sum_on_cuda_gives_float32(equation: str, dtypes: list[str], wanted: str | None) -> None:
+def test_all_operands_are_converted_on_cuda(equation: str, dtypes: list[str], wanted: str | None) -> None:
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")

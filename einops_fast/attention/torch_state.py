@@ -40,7 +40,16 @@ def autocasts(array: Any) -> bool:
     if not torch._C._is_any_autocast_enabled():
         return False
     device = array.device.type
-    return bool(torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device))
+    return _has_autocast(device) and bool(torch.is_autocast_enabled(device))
+
+
+def _has_autocast(device: str) -> bool:
+    """Whether there is an autocast for this type of device."""
+    return bool(sys.modules["torch"].amp.is_autocast_available(device))
+
+
+# Not every torch.compile can follow the question.
+_has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def autocast(arrays: dict[str, Any]) -> None:
