@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
+from math import inf
 from typing import Any
 
 from einops_fast.arguments import is_tracing, own_arrays
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.options import plain_options, whole_number
 from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
@@ -69,8 +71,8 @@ def attention(
         mask: boolean, True where a query may see a key.
         bias: added to the scores; it has a gradient.
         alibi_slopes: per head (batch axes), the slope of a bias that falls with the distance.
-        softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 for not.
-        scale: of the products of q and k; ``head_dim ** -0.5`` if ``None``.
+        softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 or infinity for not.
+        scale: of the products of q and k; ``head_dim ** -0.5`` if ``None``. It has no gradient.
         dropout_p: probability of dropping a weight.
         sinks: per head (batch axes), a logit that takes part in the softmax, for a value of zeros.
         segment_ids: integers; a query sees the keys of its own segment. Two of them, for queries and keys, in a tuple
@@ -127,6 +129,10 @@ def read_call(
     Raises:
         EinsumError: they don't go together.
     """
+    _, _, window, softcap, scale, dropout_p, *_ = options
+    usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
+    if not usual or softcap == inf:
+        options = plain_options(options)
     pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
     if varlen and lengths[0] is None and lengths[1] is None:
         raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
@@ -204,7 +210,14 @@ def _read_lengths(
         max_q = _longest(cu_seqlens_q)
     if max_kv is None:
         max_kv = max_q if same else _longest(cu_seqlens_kv)
-    return max_q, max_kv
+    return _length("max_seqlen_q", max_q), _length("max_seqlen_kv", max_kv)
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return whole_number(value)
+    except TypeError:
+        raise EinsumError(f"{name} is a number of positions, not {value!r}") from None
 
 
 def _longest(ends: Any) -> int:

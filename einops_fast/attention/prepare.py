@@ -35,7 +35,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a call that aren't arrays."""
+    """The arguments of a call that aren't arrays; see :func:`einops_fast.attention.options.plain_options`."""
 
     causal: Any = False
     alignment: Any = None
@@ -263,22 +263,11 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
     return {
         "causal": bool(causal),
         "alignment": found,
-        "window": _window(options.window),
+        "window": options.window or (None, None),
         "softcap": softcap,
         "scale": scale,
         "dropout_p": float(options.dropout_p),
     }
-
-
-def _window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
-    sides = window if isinstance(window, (list, tuple)) else (window, window)
-    if len(sides) != 2 or any(
-        side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0) for side in sides
-    ):
-        raise EinsumError(f"window is (keys before, keys after), each a number or None for all, not {window!r}")
-    return sides[0], sides[1]
 
 
 def _views(
