@@ -80,7 +80,8 @@ def attention(
         cu_seqlens_q, cu_seqlens_kv: where packed sequences begin, and the end of the last: (sequences + 1,). Those of
             the keys are the same if left out. A leading batch axis counts sequences in further arrays.
         max_seqlen_q, max_seqlen_kv: the longest sequences, if known: else they are looked up, which waits for a GPU.
-        cache_seqlens: per sequence (first batch axis), how many keys there are: (n,). The last query faces the last.
+        cache_seqlens: per sequence (first batch axis), how many keys there are: (n,); at most as many as there are
+            places. The last query faces the last.
         block_table: per sequence, the pages that hold its keys: (n, pages). k and v then have an axis of pages, called
             ``page`` say, in place of the batch axis.
         alignment: which query faces which key, for ``window`` and ``alibi_slopes``, as for ``causal``.
