@@ -210,8 +210,43 @@ def test_drop_in_shares_heads_only_when_asked_to():
     torch.testing.assert_close(ours, native(q, k, v, enable_gqa=True, is_causal=True))
     with pytest.raises(RuntimeError):
         scaled_dot_product_attention(q, k, v)
-    with pytest.raises(RuntimeError, match="together"):
-        scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 7, dtype=torch.bool), is_causal=True)
+    with pytest.raises(RuntimeError, match="isn't a multiple|has size"):
+        scaled_dot_product_attention(q, torch.cat([k, k[:, :1]], 1), v, enable_gqa=True)
+
+
+@pytest.mark.parametrize("heads", [(3, 2), (3, 6), (6, 1), (2, 6)])
+def test_drop_in_has_keys_and_values_of_other_heads(heads):
+    q, k, v = leaves((2, 6, 5, 8), (2, heads[0], 7, 8), (2, heads[1], 7, 4), dtype=torch.float32)
+    ours, theirs = (each(q, k, v, enable_gqa=True) for each in (scaled_dot_product_attention, native))
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(*(torch.autograd.grad(each.sum(), [q, k, v]) for each in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    arrays = [each.detach().numpy() for each in (q, k, v)]
+    np.testing.assert_allclose(
+        scaled_dot_product_attention(*arrays, enable_gqa=True), theirs.detach(), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", ["mask", "bias", "heads"])
+def test_drop_in_is_causal_beside_a_mask(kind):
+    q, k, v = leaves((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), dtype=torch.float32)
+    mask = torch.rand((4, 5, 7) if kind == "heads" else (5, 7), generator=torch.Generator().manual_seed(1))
+    options = {"is_causal": True, "enable_gqa": True, "attn_mask": mask if kind == "bias" else mask > 0.3}
+    ours = scaled_dot_product_attention(q, k, v, **options)
+    if kind == "heads":  # torch's unfused way has no such mask beside causality
+        seen = torch.ones(5, 7, dtype=torch.bool).tril()
+        options |= {"is_causal": False, "attn_mask": options["attn_mask"] & seen}
+    theirs = native(q, k, v, **options)
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(*(torch.autograd.grad(each.sum(), [q, k, v]) for each in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_drop_in_that_drops_everything():
+    q, k, v = leaves((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8))
+    found = scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+    assert torch.equal(found, native(q, k, v, dropout_p=1.0))
+    assert not any(each.any() for each in torch.autograd.grad(found.sum(), [q, k, v]))
 
 
 def test_drop_in_has_the_arguments_of_torch_s_function():
