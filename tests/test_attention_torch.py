@@ -210,7 +210,7 @@ def test_drop_in_shares_heads_only_when_asked_to():
     torch.testing.assert_close(ours, native(q, k, v, enable_gqa=True, is_causal=True))
     with pytest.raises(RuntimeError):
         scaled_dot_product_attention(q, k, v)
-    with pytest.raises(RuntimeError, match="isn't a multiple|has size"):
+    with pytest.raises(RuntimeError, match=r"isn't a multiple|has size"):
         scaled_dot_product_attention(q, torch.cat([k, k[:, :1]], 1), v, enable_gqa=True)
 
 

@@ -35,8 +35,8 @@ def scaled_dot_product_attention(
         dropout_p: probability of dropping a weight; it is dropped also outside of training. With 1, zeros are left.
         is_causal: hide keys after the query, the first query facing the first key; also beside ``attn_mask``.
         scale: of the products; ``head_dim ** -0.5`` if ``None``.
-        enable_gqa: the heads of ``query`` may be a multiple of those of ``key`` and of those of ``value``; where these two
-            differ, heads are repeated until they don't.
+        enable_gqa: the heads of ``query`` may be a multiple of those of ``key`` and of those of ``value``; where these
+            two differ, heads are repeated until they don't.
 
     Raises:
         EinsumError: as :func:`einops_fast.attention`.
