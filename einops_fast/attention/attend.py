@@ -13,7 +13,7 @@ from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.options import plain_options, whole_number
-from einops_fast.attention.packed import apart
+from einops_fast.attention.packed import apart, of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
 from einops_fast.backends import Backend, awake_types, backend_for_type
@@ -235,6 +235,8 @@ def attend(
 ) -> Any:
     """The call with everything read. The second time, it is one look-up and the calls themselves."""
     if is_tracing():
+        if getattr(arrays["q"], "is_nested", False):
+            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         return _traced(pattern, sequence, arrays, patterns, options, longest)
     q = arrays["q"]
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
@@ -251,9 +253,7 @@ def attend(
         if run is not None:
             return run(arrays)
         if getattr(q, "is_nested", False):
-            return import_module("einops_fast.backends.attention.nested").attend_nested(
-                pattern, sequence, arrays, patterns, options, longest
-            )
+            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         if torch_state.autocasts(q):
             torch_state.autocast(arrays)
             question = None

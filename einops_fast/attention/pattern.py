@@ -22,7 +22,10 @@ from itertools import chain
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
 from einops_fast.notation import parse
 
-__all__ = ["Pattern", "checked_sequence", "letters_of", "read_pattern"]
+__all__ = ["PACKED", "Pattern", "checked_sequence", "letters_of", "read_pattern"]
+
+PACKED = "packed"
+"""What patterns of further arrays call the axis that counts packed sequences, which the pattern doesn't have."""
 
 _OPERANDS = ("q", "k", "v")
 
@@ -222,7 +225,7 @@ def _hinted(others: Sequence[str], names: dict[str, str]) -> frozenset[str]:
     found: set[str] = set()
     for text in others:
         words = text.split()
-        named = words if known.keys() >= set(words) else chain.from_iterable(words)
+        named = words if known.keys() | {PACKED} >= set(words) else chain.from_iterable(words)
         found.update(known[name] for name in named if name in known)
     return frozenset(found)
 
