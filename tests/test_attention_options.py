@@ -91,3 +91,24 @@ def test_a_scale_that_is_a_symbol_stays_one() -> None:
     for features in (8, 12, 16):
         q = operand()[..., :features]
         torch.testing.assert_close(compiled(q), call(q))
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("cu_seqlens_q is of type list", {"cu_seqlens_q": [0, 3, 6]}),
+        ("cu_seqlens_kv is of type int", {"cu_seqlens_q": torch.tensor([0, 6]), "cu_seqlens_kv": 6}),
+        ("cache_seqlens is of type int, not an array of torch", {"cache_seqlens": 4}),
+        ("bias is of type list, not an array of torch", {"bias": [[1.0] * 6] * 6}),
+        ("q_segments is of type list", {"segment_ids": [[1] * 6]}),
+        ("q has 3 axes, but its term names 4", {"q": torch.ones(6, 2, 16)}),
+        ("v has 5 axes, but its term names 4", {"v": torch.ones(1, 1, 6, 2, 16)}),
+        ("k is of type NoneType", {"k": None}),
+        ("max_seqlen_q is a number of positions", {"cu_seqlens_q": torch.tensor([0, 6]), "max_seqlen_q": 6.5}),
+    ],
+)
+def test_arrays_that_are_none_are_named(message: str, options: dict[str, Any]) -> None:
+    arrays = [options.get(name, operand()) for name in "qkv"]
+    options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
+    with pytest.raises(EinsumError, match=message):
+        attention(P, *arrays, **options)

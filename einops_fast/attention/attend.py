@@ -8,7 +8,7 @@ from importlib import import_module
 from math import inf
 from typing import Any
 
-from einops_fast.arguments import is_tracing, own_arrays
+from einops_fast.arguments import is_tracing
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
@@ -16,7 +16,7 @@ from einops_fast.attention.options import plain_options, whole_number
 from einops_fast.attention.packed import apart, of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
-from einops_fast.backends import Backend, awake_types, backend_for_type
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.plan_cache import recall, remember_alike
@@ -204,6 +204,11 @@ def _read_lengths(
 ) -> tuple[int, int]:
     if cu_seqlens_q is None:
         raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
+    for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+        if ends is not None and not hasattr(ends, "shape"):
+            raise OperandError(
+                f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"
+            )
     same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
     arrays["cu_seqlens_q"] = cu_seqlens_q
     arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
@@ -296,11 +301,21 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
                 f"{known[0][0]} and {name} are of two frameworks, {known[0][1].name} and {other.name}; "
                 "convert one of them first"
             )
-    backend, owned = own_arrays(list(arrays.values()))
-    result = dict(zip(arrays, owned, strict=True))
+    backend = known[0][1] if known else get_backend("numpy")
+    strange = arrays.keys() - {name for name, _ in known}
+    result = {name: _converted(backend, name, array) if name in strange else array for name, array in arrays.items()}
     if backend.name == "torch":
         torch_state.autocast(result)
     return backend, result
+
+
+def _converted(backend: Backend, name: str, value: Any) -> Any:
+    try:
+        return backend.convert(value, 0)
+    except OperandError:
+        raise OperandError(
+            f"{name} is of type {type(value).__name__}, not an array of {backend.name} as others are"
+        ) from None
 
 
 class _Call:

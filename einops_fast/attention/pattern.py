@@ -14,6 +14,7 @@ Which of several axes is the queries or the keys is said by ``sequence``, else b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -145,7 +146,10 @@ def _read_pattern(
     if "->" not in text or text.partition("->")[0].count(",") != 2:
         problem = "an attention pattern has three terms and a result: '<q>, <k>, <v> -> <result>'"
         raise SubscriptsError(point_at(problem, text))
-    subscripts = parse(text, ranks)
+    try:
+        subscripts = parse(text, ranks)
+    except (ShapeError, SubscriptsError) as error:
+        raise type(error)(re.sub("operand ([012])", lambda found: _OPERANDS[int(found[1])], str(error))) from None
     q, k, v = subscripts.inputs
     result = subscripts.output
     names = {letter: str(name) for letter, name in subscripts.names}
