@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "refere
 
 _LIVE = 4
 """Arrays of the size of the scores that are there at a time."""
+
+_OF_KEYS = (1, 2, 8)
+"""Which operands have positions of keys where others have those of queries."""
 
 
 @dataclass
@@ -178,7 +182,7 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
             break
         piece[axis] = max(1, rows // (prod(piece) // max(1, size)))
     whole = tuple(piece) == sizes
-    again = spec.gradients and not spec.transforms and not whole
+    again = spec.gradients and not spec.transforms and not whole and (spec.dropout_p == 0 or not on.sums_gradients)
 
     def go(axis: int, start: int, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
         if axis == len(sizes):
@@ -189,7 +193,7 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
         queries = axis == len(sizes) - 1
         parts = [
             None
-            if array is None or array.shape[axis] == 1 or (queries and at in (1, 2, 8))
+            if array is None or array.shape[axis] == 1 or (queries and at in _OF_KEYS)
             else on.pieces(array, axis, piece[axis])
             for at, array in enumerate(arrays)
         ]
@@ -199,17 +203,44 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
             found.append(go(axis + 1, number * piece[axis] if queries else start, cut))
         return tuple(on.concatenate([each[at] for each in found], axis) for at in range(2))
 
-    return go(0, 0, operands.all())
+    arrays = operands.all()
+    if again and on.sums_gradients:
+        cuts = _cuts(sizes, piece, arrays)
+        pieces = [(partial(_block_of, on, spec, wide, starts[-1]), *cut) for starts, *cut in cuts]
+        result: tuple[Any, Any] = on.whole(partial(go, 0, 0), pieces, arrays)
+        return result
+    return go(0, 0, arrays)
+
+
+def _cuts(
+    sizes: Sequence[int], piece: Sequence[int], arrays: Sequence[Any]
+) -> list[tuple[tuple[int, ...], list[tuple[slice, ...]], tuple[slice, ...]]]:
+    """Of each piece, where it starts along each axis, its part of each array, and of the results."""
+    found = []
+    for starts in product(*[range(0, size, step) for size, step in zip(sizes, piece, strict=True)]):
+        own = tuple([slice(start, start + step) for start, step in zip(starts, piece, strict=True)])
+        parts = [
+            ()
+            if array is None
+            else tuple([
+                slice(None) if array.shape[axis] == 1 or (axis == len(own) - 1 and at in _OF_KEYS) else cut
+                for axis, cut in enumerate(own)
+            ])
+            for at, array in enumerate(arrays)
+        ]  # fmt: skip
+        found.append((starts, parts, own))
+    return found
 
 
 def _piece_of(
     on: Arrays, again: bool, spec: AttentionSpec, wide: str, start: int, arrays: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    def block(*arrays: Any) -> tuple[Any, Any]:
-        return _block(spec, Operands(*arrays), on, wide, start)
-
-    result: tuple[Any, Any] = on.block(block, again, *arrays)
+    result: tuple[Any, Any] = on.block(partial(_block_of, on, spec, wide, start), again, *arrays)
     return result
+
+
+def _block_of(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any) -> tuple[Any, Any]:
+    return _block(spec, Operands(*arrays), on, wide, start)
 
 
 def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
