@@ -4,7 +4,8 @@ A pattern is an equation of q, k, v and the result, in letters or words: ``'b i 
 What an axis is follows from where it occurs:
 
 * in q and k alone: the features that are multiplied (``head_dim``);
-* in v and the result alone: the features of v (``v_head_dim``);
+* in v and the result alone: the features of v (``v_head_dim``); of several axes the one that comes last in v, or else
+  in the result, and the others are batch;
 * in q and the result alone: the queries, or heads that share their keys;
 * in k and v alone: the keys, or heads that several heads of q share;
 * anywhere else where the result has it: batch.
@@ -165,7 +166,10 @@ def _read_pattern(
             _reject_summed(names[letter], place, text)
         by_place.setdefault(place, []).append(letter)
     head_dim = _only(by_place.get("qk", []), "head_dim", names, text)
-    v_head_dim = _only(by_place.get("vo", []), "v_head_dim", names, text)
+    # Any of several gives the same result: the others are batch axes that q and k lack.
+    of_values = by_place.get("vo", [])
+    last = [letter for letter in (v[-1:], result[-1:], *of_values) if letter in of_values]
+    v_head_dim = _only(last[:1], "v_head_dim", names, text)
     # In the order of their own terms, so that the first of two is what is written first.
     queries = [letter for letter in q if letter in by_place.get("qo", [])]
     keys = [letter for letter in k if letter in by_place.get("kv", [])]
