@@ -321,8 +321,8 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         return lambda *arguments: tensor(function(*map(np.asarray, arguments)))
 
     gl = SimpleNamespace(
-        constexpr=lambda value: value, float32=np.float32, float64=np.float64, int32=np.int32, int64=np.int64,
-        int1=np.bool_, uint16=np.uint16, uint32=np.uint32, uint64=np.uint64, static_range=range,
+        constexpr=lambda value: value, float16=np.float16, float32=np.float32, float64=np.float64, int32=np.int32,
+        int64=np.int64, int1=np.bool_, uint16=np.uint16, uint32=np.uint32, uint64=np.uint64, static_range=range,
         warp_specialize=_side_by_side,
         program_id=lambda axis: tensor(part if axis else program), num_programs=lambda axis: tensor(programs),
         allocate_shared_memory=_memory, load=_load, store=_store,

@@ -31,6 +31,7 @@ CASES: dict[str, Case] = {
     "heads in two axes": ("bigrd,bjgd,bjge->bgrie", ((2, 7, 2, 2, 16), (2, 9, 2, 16), (2, 9, 2, 8)), {}),
     "one head of keys": ("bihd,bjd,bje->bihe", (EACH[0], (2, 9, 16), (2, 9, 8)), {"window": (4, 1)}),
     "keys of all": ("bihd,jhd,bjhe->bihe", (EACH[0], (9, 4, 16), EACH[2]), {}),
+    "values of a batch of their own": ("bihd,bjhd,cbjhe->cbihe", (*EACH[:2], (3, *EACH[2])), {"causal": True}),
     "queries of all": ("ihd,bjhd,bjhe->bihe", ((7, 4, 16), *EACH[1:]), {}),
     "one query": ("bhd,bjhd,bjhe->bhe", ((2, 4, 16), *EACH[1:]), {}),
     "bias": ("bihd,bjhd,bjhe->bihe", EACH, {"bias": ("ihbj", (7, 4, 2, 9))}),

@@ -70,16 +70,21 @@ for case in sys.argv[2:]:
     page = next((int(flag.removeprefix("page")) for flag in flags if flag.startswith("page")), 0)
     if page:
         kv_batch = (2 * keys // page, *kv_batch[1:])
+    q_batch = batch
+    if "packed" in flags:
+        q_batch, kv_batch = (1, *batch[1:]), (1, *kv_batch[1:])
     spec = AttentionSpec(
-        batch, batch, kv_batch, kv_batch, length, keys, head_dim, v_head_dim, dtype, 0.1, causal="causal" in flags,
+        batch, q_batch, kv_batch, kv_batch, length, keys, head_dim, v_head_dim, dtype, 0.1, causal="causal" in flags,
         window=(100, None) if "window" in flags else (None, None), softcap=20.0 * ("softcap" in flags), bias=bias,
         mask=mask, alibi="alibi" in flags, sinks="sinks" in flags, segments="segments" in flags,
-        cache="cache" in flags, page_size=page, dropout_p=0.1 * ("dropout" in flags),
+        cache="cache" in flags, page_size=page, dropout_p=0.1 * ("dropout" in flags), varlen="packed" in flags,
     )
+    ends = torch.tensor([0, 200, 512], dtype=torch.int32) if spec.varlen else None
+    numbers = torch.int64 if "wide" in flags else torch.int32
     q, k, v, out = (
         torch.zeros(*sizes, last + odd, dtype=getattr(torch, dtype))[..., :last]
-        for *sizes, last in ((*batch, length, head_dim), (*kv_batch, page or keys, head_dim),
-                      (*kv_batch, page or keys, v_head_dim), (*batch, length, v_head_dim))
+        for *sizes, last in ((*q_batch, length, head_dim), (*kv_batch, page or keys, head_dim),
+                      (*kv_batch, page or keys, v_head_dim), (*q_batch, length, v_head_dim))
     )
     inputs = AttentionInputs(
         q, k, v,
@@ -87,8 +92,10 @@ for case in sys.argv[2:]:
         None if mask is None else torch.ones(mask, dtype=torch.bool),
         torch.zeros(1, 4, 2) if spec.alibi else None,
         torch.zeros(1, 4, 2) if spec.sinks else None,
-        torch.zeros(2, 1, 1, length, dtype=torch.int32) if spec.segments else None,
-        torch.zeros(2, 1, 1, keys, dtype=torch.int32) if spec.segments else None,
+        torch.zeros(2, 1, 1, length, dtype=numbers) if spec.segments else None,
+        torch.zeros(2, 1, 1, keys, dtype=numbers) if spec.segments else None,
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
         cache_seqlens=torch.zeros(2, dtype=torch.int32) if spec.cache else None,
         block_table=torch.zeros(2, keys // page, dtype=torch.int32) if page else None,
         seed=torch.zeros(1, dtype=torch.int64) if spec.dropout_p else None,
@@ -107,11 +114,11 @@ CASES = [
     "float16 512 80 96 grouped window softcap broadcast-bias sinks backward",
     "bfloat16 512 64 64 mask segments alibi dropout backward",
     "bfloat16 4 128 128 grouped causal cache page16",
-    "float32 512 64 64 causal backward",
+    "float32 512 64 64 packed causal backward",
     "float64 512 32 32 mask backward",
     "bfloat16 512 64 32 odd causal bias",
-    "float32 4 32 32 grouped segments",
-    "float16 512 64 64 broadcast-bias alibi segments backward",
+    "float32 4 32 32 grouped segments wide",
+    "float16 512 64 64 broadcast-bias alibi segments wide backward",
 ]
 
 HOPPER = [

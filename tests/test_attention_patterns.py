@@ -84,6 +84,27 @@ def test_sequence_can_be_said():
     np.testing.assert_allclose(found, naive(Q, K, V)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("pattern", "order"),
+    [
+        ("i d, j d, c j e -> c i e", (0, 1, 2)),
+        ("i d, j d, j c e -> i e c", (1, 0, 2)),
+        ("i d, j d, e j c -> i e c", (2, 1, 0)),
+        ("i d, j d, e c j -> i c e", (2, 0, 1)),
+    ],
+)
+def test_values_with_a_batch_of_their_own(framework, pattern, order):
+    q, k, v = random(3, 4), random(5, 4, seed=1), random(2, 5, 6, seed=2)
+    expected = np.stack([attention("i d, j d, j e -> i e", q, k, each) for each in v])
+    result = pattern.split("-> ")[1].split()
+    expected = expected.transpose(["cie".index(axis) for axis in result])
+    arrays = [q, k, v.transpose(order)]
+    if framework == "torch":
+        arrays = [pytest.importorskip("torch").from_numpy(array) for array in arrays]
+    np.testing.assert_allclose(np.asarray(attention(pattern, *arrays)), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

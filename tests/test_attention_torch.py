@@ -210,8 +210,43 @@ def test_drop_in_shares_heads_only_when_asked_to():
     torch.testing.assert_close(ours, native(q, k, v, enable_gqa=True, is_causal=True))
     with pytest.raises(RuntimeError):
         scaled_dot_product_attention(q, k, v)
-    with pytest.raises(RuntimeError, match="together"):
-        scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 7, dtype=torch.bool), is_causal=True)
+    with pytest.raises(RuntimeError, match=r"isn't a multiple|has size"):
+        scaled_dot_product_attention(q, torch.cat([k, k[:, :1]], 1), v, enable_gqa=True)
+
+
+@pytest.mark.parametrize("heads", [(3, 2), (3, 6), (6, 1), (2, 6)])
+def test_drop_in_has_keys_and_values_of_other_heads(heads):
+    q, k, v = leaves((2, 6, 5, 8), (2, heads[0], 7, 8), (2, heads[1], 7, 4), dtype=torch.float32)
+    ours, theirs = (each(q, k, v, enable_gqa=True) for each in (scaled_dot_product_attention, native))
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(*(torch.autograd.grad(each.sum(), [q, k, v]) for each in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    arrays = [each.detach().numpy() for each in (q, k, v)]
+    np.testing.assert_allclose(
+        scaled_dot_product_attention(*arrays, enable_gqa=True), theirs.detach(), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", ["mask", "bias", "heads"])
+def test_drop_in_is_causal_beside_a_mask(kind):
+    q, k, v = leaves((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), dtype=torch.float32)
+    mask = torch.rand((4, 5, 7) if kind == "heads" else (5, 7), generator=torch.Generator().manual_seed(1))
+    options = {"is_causal": True, "enable_gqa": True, "attn_mask": mask if kind == "bias" else mask > 0.3}
+    ours = scaled_dot_product_attention(q, k, v, **options)
+    if kind == "heads":  # torch's unfused way has no such mask beside causality
+        seen = torch.ones(5, 7, dtype=torch.bool).tril()
+        options |= {"is_causal": False, "attn_mask": options["attn_mask"] & seen}
+    theirs = native(q, k, v, **options)
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(*(torch.autograd.grad(each.sum(), [q, k, v]) for each in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_drop_in_that_drops_everything():
+    q, k, v = leaves((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8))
+    found = scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+    assert torch.equal(found, native(q, k, v, dropout_p=1.0))
+    assert not any(each.any() for each in torch.autograd.grad(found.sum(), [q, k, v]))
 
 
 def test_drop_in_has_the_arguments_of_torch_s_function():
@@ -288,6 +323,64 @@ def test_nested_tensors(transposed):
     found.values().square().sum().backward()
     assert q.grad.is_nested
     assert q.grad.values().isfinite().all()
+
+
+def jagged(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+
+
+@pytest.mark.parametrize("layout", ["bs3hd", "b3shd"])
+def test_nested_tensors_of_q_k_and_v(layout):
+    lengths = 3, 1, 5
+    whole = jagged(*((length, 3, 4, 8) for length in lengths))
+    if layout == "b3shd":
+        values = whole.values().detach().transpose(0, 1).contiguous().requires_grad_()
+        whole = torch.nested.nested_tensor_from_jagged(values, whole.offsets(), jagged_dim=2)
+    found = attention(whole, layout=layout, causal=True)
+    for own, part in zip(found.unbind(), whole.unbind(), strict=True):
+        part = part.detach() if layout == "bs3hd" else part.detach().transpose(0, 1)
+        torch.testing.assert_close(own.detach(), attention(part[None], layout="bs3hd", causal=True)[0])
+    found.values().square().sum().backward()
+    assert (values if layout == "b3shd" else whole).grad is not None
+
+
+def test_modules_take_nested_tensors():
+    from einops_fast.nn import CausalSelfAttention, MultiHeadAttention
+
+    x = jagged((3, 32), (5, 32))
+    modules = CausalSelfAttention(4, 32, is_causal=True), MultiHeadAttention("b i, b j -> b i", 32, 4, causal=True)
+    for module in modules:
+        module.double()
+        for own, part in zip(module(x).unbind(), x.unbind(), strict=True):
+            torch.testing.assert_close(own, module(part[None])[0])
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_further_arrays_of_nested_tensors_have_patterns(heads):
+    q, k = jagged((3, 4, 8), (5, 4, 8)), jagged((2, heads, 8), (4, heads, 8), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    mask = torch.rand(2, 4, generator=generator) > 0.4
+    bias = torch.randn(5, 2, heads, 4, generator=generator, dtype=torch.float64)
+    slopes = torch.rand(4, generator=generator, dtype=torch.float64)
+    axes = "i b g j" if heads == 2 else "i b h j"
+    options = {"mask": ("b j", mask), "bias": (axes, bias), "alibi_slopes": ("h", slopes)}
+    pattern = "b i h d, b j g d, b j g e -> b i h e" if heads == 2 else PATTERN.replace("g", "h")
+    found = attention(pattern, q, k, k, **options)
+    for at, (own, q_part, k_part) in enumerate(zip(found.unbind(), q.unbind(), k.unbind(), strict=True)):
+        q_len, kv_len = len(q_part), len(k_part)
+        options["mask"] = "b j", mask[at : at + 1, :kv_len]
+        options["bias"] = options["bias"][0], bias[:q_len, at : at + 1, :, :kv_len]
+        torch.testing.assert_close(own, attention(pattern, q_part[None], k_part[None], k_part[None], **options)[0])
+
+
+def test_packed_sequences_are_counted_by_an_axis_of_their_own():
+    q = leaves((6, 2, 4))[0].detach()
+    mask = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    arguments = {"layout": "thd", "cu_seqlens_q": torch.tensor([0, 2, 6])}
+    found = attention(q, q, q, mask=("packed j", mask), **arguments)
+    torch.testing.assert_close(found, attention(q, q, q, mask=mask[:, None, None], **arguments))
 
 
 def test_nested_tensors_that_do_not_fit():

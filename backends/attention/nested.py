@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from einops_fast.attention.attend import attend
-from einops_fast.attention.pattern import Pattern, checked_sequence, read_pattern
+from einops_fast.attention.packed import apart
+from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
 
-__all__ = ["attend_nested", "packed_call"]
+__all__ = ["attend_nested", "packed_call", "parts"]
 
 
 def attend_nested(
@@ -25,13 +26,13 @@ def attend_nested(
     """The call on the values of q, k and v; the result, and the log of the denominator, are nested like q.
 
     The batch axis comes first in all of them; the axis that is jagged is that of the positions. In further arrays
-    without a pattern, it is the first axis, and positions are counted in each sequence.
+    positions are counted in each sequence; without a pattern, the batch axis is the first one.
 
     Raises:
         EinsumError: as :func:`packed_call`.
     """
-    pattern, packed, names, inner, lengths = packed_call(text, sequence, arrays, patterns, longest)
-    found = attend(packed, names, inner, dict(patterns), options, lengths)
+    pattern, packed, names, inner, renamed, lengths = packed_call(text, sequence, arrays, patterns, longest)
+    found = attend(packed, names, inner, renamed, options, lengths)
     q = arrays["q"]
     jagged = pattern.result.index(pattern.queries)
     if not isinstance(found, tuple):
@@ -42,8 +43,12 @@ def attend_nested(
 
 def packed_call(
     text: str, sequence: Any, arrays: Mapping[str, Any], patterns: Mapping[str, str | None], longest: Any
-) -> tuple[Pattern, str, tuple[str, str], dict[str, Any], tuple[int, int]]:
-    """The call that it is on the values: the pattern, that of the values, its positions, the arrays, their lengths.
+) -> tuple[Pattern, str, tuple[str, str], dict[str, Any], dict[str, str | None], tuple[int, int]]:
+    """The call that it is on the values.
+
+    Returns:
+        The pattern, that of the values, its positions, the arrays, the patterns of further ones, and the longest
+        sequences.
 
     Raises:
         OperandError: not all are nested with layout ``torch.jagged``, or there are gaps between sequences.
@@ -65,10 +70,36 @@ def packed_call(
         raise ShapeError("the sequences of k and of v have different lengths")
     if q.size(0) != k.size(0):
         raise ShapeError(f"axis 0 has size {q.size(0)} in q, but size {k.size(0)} in k")
-    packed, names = _without_batch(pattern)
+    names = _names(pattern)
+    packed, positions = _without_batch(pattern, names)
     inner = {**arrays, "q": q.values(), "k": k.values(), "v": v.values()}
     inner["cu_seqlens_q"], inner["cu_seqlens_kv"] = q.offsets(), k.offsets()
-    return pattern, packed, names, inner, (int(q._get_max_seqlen()), int(k._get_max_seqlen()))
+    renamed = {
+        name: None if own is None else _renamed(pattern, names, name, own, len(arrays[name].shape))
+        for name, own in patterns.items()
+    }
+    return pattern, packed, positions, inner, renamed, (_longest(q), _longest(k))
+
+
+def _longest(array: Any) -> int:
+    """The length of the longest sequence; while torch.compile traces, if that isn't known, that of all together."""
+    if torch.compiler.is_compiling() and array._maybe_max_seqlen is None:
+        return int(array.values().shape[array._ragged_idx - 1])
+    return int(array._get_max_seqlen())
+
+
+def parts(array: Any, axis: int) -> tuple[Any, ...]:
+    """A nested tensor's parts along an axis, without that axis: nested alike, so that they are known to fit.
+
+    Raises:
+        OperandError: sequences have gaps between them, or it isn't jagged along another axis.
+    """
+    if array.layout is not torch.jagged or array.lengths() is not None or array._ragged_idx == axis or axis < 1:
+        raise OperandError(
+            "a nested tensor of q, k and v is jagged along its positions, without gaps between sequences"
+        )
+    jagged = array._ragged_idx - (array._ragged_idx > axis)
+    return tuple([_nested(part, array, jagged) for part in apart(array.values(), axis - 1)])
 
 
 def _nested(values: Any, like: Any, jagged: int) -> Any:
@@ -92,11 +123,23 @@ def _check(pattern: Pattern, arrays: Mapping[str, Any]) -> None:
         raise SubscriptsError(f"the result of nested tensors has axis '{pattern.spelling(batch)}' first")
 
 
-def _without_batch(pattern: Pattern) -> tuple[str, tuple[str, str]]:
-    """The pattern of the values, and its axes of queries and keys."""
+def _names(pattern: Pattern) -> dict[str, str]:
+    """The axes of the values, by letter; the batch has gone and counts the packed sequences."""
     # An axis under an ellipsis has no name that could be written.
     names = {letter: name if name.isidentifier() else f"axis_{at}" for at, (letter, name) in enumerate(pattern.names)}
+    if PACKED in names.values():
+        raise SubscriptsError(f"axis {PACKED!r} of nested tensors can't be called that")
+    return names | {pattern.q[0]: PACKED}
+
+
+def _without_batch(pattern: Pattern, names: Mapping[str, str]) -> tuple[str, tuple[str, str]]:
+    """The pattern of the values, and its axes of queries and keys."""
     terms = [
         " ".join(names[letter] for letter in term[1:]) for term in (pattern.q, pattern.k, pattern.v, pattern.result)
     ]
     return f"{', '.join(terms[:3])} -> {terms[3]}", (names[pattern.queries], names[pattern.keys])
+
+
+def _renamed(pattern: Pattern, names: Mapping[str, str], what: str, text: str, rank: int) -> str:
+    """The pattern of a further array with the names that axes have among the values."""
+    return " ".join(names[letter] for letter in letters_of(pattern.names, pattern.text, text, rank, what))

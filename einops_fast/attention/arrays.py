@@ -1,10 +1,10 @@
-"""What the reference needs of a framework beside einsum, in one class for NumPy's dialects; torch's is a subclass."""
+"""What the reference needs of a framework beside einsum, in one class for NumPy's dialects; others are subclasses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from einops_fast.einsum import fast_einsum
 
@@ -13,6 +13,9 @@ __all__ = ["Arrays", "arrays_of"]
 
 class Arrays:
     """Arrays of a namespace ``xp`` with NumPy's functions."""
+
+    #: Whether gradients of pieces are summed up by :meth:`whole`; with other random numbers than before.
+    sums_gradients: ClassVar[bool] = False
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -79,6 +82,17 @@ class Arrays:
         """Call ``function``; where gradients are wanted, without keeping what it makes on the way."""
         return function(*arguments)
 
+    def whole(self, function: Callable[..., Any], pieces: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """Call ``function`` with arrays in a tuple, without keeping what it makes on the way.
+
+        Args:
+            function: makes two arrays.
+            pieces: that it is made of, for gradients: each a function of parts of the arguments, the places of these
+                parts, and that of its results in those of the whole.
+            arguments: the arrays, ``None`` for those that there aren't.
+        """
+        return function(tuple(arguments))
+
     def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
         """The array with its memory in this order of axes, if that can be said."""
         if not order or order == tuple(range(len(order))):
@@ -88,36 +102,6 @@ class Arrays:
 
     def contiguous(self, array: Any) -> Any:
         return self.xp.ascontiguousarray(array)
-
-
-class _MxnetArrays(Arrays):
-    def positions(self, start: int, count: int, like: Any) -> Any:
-        return self.xp.arange(start, start + count, dtype="int64", device=like.device)
-
-    def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
-        return self.xp.full(tuple(shape), value, dtype=like.dtype, device=like.device)
-
-    def cast(self, array: Any, dtype: str) -> Any:
-        return array if array.dtype == dtype else array.astype(dtype)
-
-    def where(self, condition: Any, yes: Any, no: Any) -> Any:
-        # It has no broadcasting with numbers that gradients go through.
-        like = yes if hasattr(yes, "shape") else no
-        yes, no = (each if hasattr(each, "shape") else self.full((1,), each, like) for each in (yes, no))
-        return self.xp.where(condition, yes, no)
-
-    def largest(self, array: Any) -> Any:
-        return array.detach().max(axis=-1, keepdims=True)
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return self.xp.maximum(a.detach(), b.detach())
-
-    def dropout(self, array: Any, p: float) -> Any:
-        kept = self.xp.random.uniform(size=array.shape, device=array.device) >= p
-        return array * kept.astype(array.dtype) / (1 - p)
-
-    def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
-        return array  # every array is contiguous, and a permutation a copy
 
 
 _known: dict[str, Arrays] = {}
@@ -134,7 +118,7 @@ def _wake(framework: str) -> bool:
         if framework == "torch":
             _known[framework] = import_module("einops_fast.backends.torch_arrays").TorchArrays()
         elif framework == "mxnet":
-            _known[framework] = _MxnetArrays(import_module("mxnet.numpy"))
+            _known[framework] = import_module("einops_fast.backends.mxnet_arrays").MxnetArrays()
         else:
             _known[framework] = Arrays(import_module("cupy" if framework == "cupy" else "numpy"))
     return True

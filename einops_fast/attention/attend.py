@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
+from math import inf
 from typing import Any
 
-from einops_fast.arguments import own_arrays
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.choice import choose
 from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.packed import apart
+from einops_fast.attention.options import plain_options, whole_number
+from einops_fast.attention.packed import apart, of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
-from einops_fast.backends import Backend, awake_types, backend_for_type
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.plan_cache import recall, remember_alike
@@ -70,8 +71,8 @@ def attention(
         mask: boolean, True where a query may see a key.
         bias: added to the scores; it has a gradient.
         alibi_slopes: per head (batch axes), the slope of a bias that falls with the distance.
-        softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 for not.
-        scale: of the products of q and k; ``head_dim ** -0.5`` if ``None``.
+        softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 or infinity for not.
+        scale: of the products of q and k; ``head_dim ** -0.5`` if ``None``. It has no gradient.
         dropout_p: probability of dropping a weight.
         sinks: per head (batch axes), a logit that takes part in the softmax, for a value of zeros.
         segment_ids: integers; a query sees the keys of its own segment. Two of them, for queries and keys, in a tuple
@@ -79,7 +80,8 @@ def attention(
         cu_seqlens_q, cu_seqlens_kv: where packed sequences begin, and the end of the last: (sequences + 1,). Those of
             the keys are the same if left out. A leading batch axis counts sequences in further arrays.
         max_seqlen_q, max_seqlen_kv: the longest sequences, if known: else they are looked up, which waits for a GPU.
-        cache_seqlens: per sequence (first batch axis), how many keys there are: (n,). The last query faces the last.
+        cache_seqlens: per sequence (first batch axis), how many keys there are: (n,); at most as many as there are
+            places. The last query faces the last.
         block_table: per sequence, the pages that hold its keys: (n, pages). k and v then have an axis of pages, called
             ``page`` say, in place of the batch axis.
         alignment: which query faces which key, for ``window`` and ``alibi_slopes``, as for ``causal``.
@@ -128,6 +130,10 @@ def read_call(
     Raises:
         EinsumError: they don't go together.
     """
+    _, _, window, softcap, scale, dropout_p, *_ = options
+    usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
+    if not usual or softcap == inf:
+        options = plain_options(options)
     pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
     if varlen and lengths[0] is None and lengths[1] is None:
         raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
@@ -198,6 +204,11 @@ def _read_lengths(
 ) -> tuple[int, int]:
     if cu_seqlens_q is None:
         raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
+    for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+        if ends is not None and not hasattr(ends, "shape"):
+            raise OperandError(
+                f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"
+            )
     same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
     arrays["cu_seqlens_q"] = cu_seqlens_q
     arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
@@ -205,7 +216,14 @@ def _read_lengths(
         max_q = _longest(cu_seqlens_q)
     if max_kv is None:
         max_kv = max_q if same else _longest(cu_seqlens_kv)
-    return max_q, max_kv
+    return _length("max_seqlen_q", max_q), _length("max_seqlen_kv", max_kv)
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return whole_number(value)
+    except TypeError:
+        raise EinsumError(f"{name} is a number of positions, not {value!r}") from None
 
 
 def _longest(ends: Any) -> int:
@@ -222,6 +240,8 @@ def attend(
 ) -> Any:
     """The call with everything read. The second time, it is one look-up and the calls themselves."""
     if is_tracing():
+        if getattr(arrays["q"], "is_nested", False):
+            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         return _traced(pattern, sequence, arrays, patterns, options, longest)
     q = arrays["q"]
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
@@ -238,9 +258,7 @@ def attend(
         if run is not None:
             return run(arrays)
         if getattr(q, "is_nested", False):
-            return import_module("einops_fast.backends.attention.nested").attend_nested(
-                pattern, sequence, arrays, patterns, options, longest
-            )
+            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         if torch_state.autocasts(q):
             torch_state.autocast(arrays)
             question = None
@@ -283,11 +301,21 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
                 f"{known[0][0]} and {name} are of two frameworks, {known[0][1].name} and {other.name}; "
                 "convert one of them first"
             )
-    backend, owned = own_arrays(list(arrays.values()))
-    result = dict(zip(arrays, owned, strict=True))
+    backend = known[0][1] if known else get_backend("numpy")
+    strange = arrays.keys() - {name for name, _ in known}
+    result = {name: _converted(backend, name, array) if name in strange else array for name, array in arrays.items()}
     if backend.name == "torch":
         torch_state.autocast(result)
     return backend, result
+
+
+def _converted(backend: Backend, name: str, value: Any) -> Any:
+    try:
+        return backend.convert(value, 0)
+    except OperandError:
+        raise OperandError(
+            f"{name} is of type {type(value).__name__}, not an array of {backend.name} as others are"
+        ) from None
 
 
 class _Call:

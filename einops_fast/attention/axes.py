@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from einops_fast.attention.pattern import Pattern, letters_of
+from einops_fast.attention.pattern import PACKED, Pattern, letters_of
 from einops_fast.errors import ShapeError, SubscriptsError
 
 __all__ = ["Axes", "View", "bind_axes"]
@@ -131,7 +131,10 @@ class Axes:
             else:
                 term = everything[len(everything) - len(shape) :]
         else:
-            term = letters_of(self.pattern.names, self.pattern.text, text, len(shape), what)
+            names = self.pattern.names
+            if _SEQUENCES in self.asked:
+                names = (_SEQUENCES, PACKED), *names  # an axis of that name in the pattern counts before it
+            term = letters_of(names, self.pattern.text, text, len(shape), what)
         for axis, (letter, size) in enumerate(zip(term, shape, strict=True)):
             expected = self._expected(letter, tail, what)
             if size != 1 and size != expected:
@@ -158,7 +161,7 @@ class Axes:
 
     def _spelling(self, letter: str) -> str:
         if letter == _SEQUENCES:
-            return "sequence"
+            return PACKED
         return "query" if letter == _ONE_QUERY else dict(self.pattern.names)[letter]
 
     def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:

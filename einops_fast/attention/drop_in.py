@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 from einops_fast.attention.attend import attention
-from einops_fast.errors import EinsumError, OperandError
+from einops_fast.errors import OperandError
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -31,10 +32,11 @@ def scaled_dot_product_attention(
         value: (..., heads, kv_len, v_head_dim).
         attn_mask: broadcastable to (..., heads, q_len, kv_len); boolean, True where a key is seen, or numbers that are
             added to the scores.
-        dropout_p: probability of dropping a weight; it is dropped also outside of training.
-        is_causal: hide keys after the query, the first query facing the first key.
+        dropout_p: probability of dropping a weight; it is dropped also outside of training. With 1, zeros are left.
+        is_causal: hide keys after the query, the first query facing the first key; also beside ``attn_mask``.
         scale: of the products; ``head_dim ** -0.5`` if ``None``.
-        enable_gqa: the heads of ``query`` may be a multiple of those of ``key`` and ``value``.
+        enable_gqa: the heads of ``query`` may be a multiple of those of ``key`` and of those of ``value``; where these
+            two differ, heads are repeated until they don't.
 
     Raises:
         EinsumError: as :func:`einops_fast.attention`.
@@ -48,8 +50,6 @@ def scaled_dot_product_attention(
     """
     bias = mask = None
     if attn_mask is not None:
-        if is_causal:
-            raise EinsumError("attn_mask and is_causal=True can't be given together")
         if "bool" in str(attn_mask.dtype):
             mask = attn_mask
         else:
@@ -57,7 +57,10 @@ def scaled_dot_product_attention(
     for name, array in (("query", query), ("key", key), ("value", value)):
         if len(array.shape) < (3 if enable_gqa else 2):
             raise OperandError(f"{name} has {len(array.shape)} axes; it needs at least {3 if enable_gqa else 2}")
-    return attention(
+    if enable_gqa and key.shape[-3] != value.shape[-3]:
+        key, value = _as_many_heads(query.shape[-3], key, value)
+    nothing_left = dropout_p == 1
+    found = attention(
         _GROUPED if enable_gqa else _PLAIN,
         query,
         key,
@@ -65,7 +68,23 @@ def scaled_dot_product_attention(
         sequence=("i", "j"),
         bias=bias,
         mask=mask,
-        dropout_p=dropout_p,
+        dropout_p=0.0 if nothing_left else dropout_p,
         causal=is_causal,
         scale=scale,
     )
+    return found * 0.0 if nothing_left else found
+
+
+def _as_many_heads(heads: int, key: Any, value: Any) -> tuple[Any, Any]:
+    """Keys and values with the same number of heads, if both numbers divide that of the queries."""
+    kinds = key.shape[-3], value.shape[-3]
+    if 0 in kinds or heads % kinds[0] or heads % kinds[1]:
+        return key, value
+    each = lcm(*kinds)
+    return _repeated(key, each // kinds[0]), _repeated(value, each // kinds[1])
+
+
+def _repeated(array: Any, times: int) -> Any:
+    if times == 1:
+        return array
+    return array.repeat_interleave(times, -3) if hasattr(array, "repeat_interleave") else array.repeat(times, axis=-3)

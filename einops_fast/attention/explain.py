@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.attend import own_call, plan_of, read_call
+from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.errors import EinsumError
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     )
     text = pattern
     if getattr(arrays["q"], "is_nested", False):
-        nested = import_module("einops_fast.backends.attention.nested")
-        _, pattern, sequence, arrays, longest = nested.packed_call(pattern, sequence, arrays, patterns, longest)
+        call = of_nested_tensors().packed_call(pattern, sequence, arrays, patterns, longest)
+        _, pattern, sequence, arrays, patterns, longest = call
     backend, arrays = own_call(arrays)
     plan = plan_of(pattern, sequence, arrays, patterns, values, longest, backend.name)
     # Few programs explain anything: none should wait for this when it imports the package.

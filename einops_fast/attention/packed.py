@@ -9,7 +9,7 @@ from typing import Any
 
 from einops_fast.tracing import is_tracing
 
-__all__ = ["apart", "views"]
+__all__ = ["apart", "of_nested_tensors", "views"]
 
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
@@ -25,10 +25,32 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
         >>> [part.shape for part in apart(np.zeros((2, 3, 5)), -1, (4, 1))]
         [(2, 3, 4), (2, 3, 1)]
     """
+    if getattr(packed, "is_nested", False):
+        parts: tuple[Any, ...] = of_nested_tensors().parts(packed, axis)
+        return parts
     if is_tracing() or not hasattr(packed, "unbind"):
         return views(packed, axis, sizes)
     found: tuple[Any, ...] = import_module("einops_fast.backends.torch_parts").apart(packed, axis, sizes)
     return found
+
+
+_known: list[Any] = []
+
+
+def of_nested_tensors() -> Any:
+    """The module that knows nested tensors; torch.compile can follow a call of this while tracing."""
+    _wake()
+    return _known[0]
+
+
+def _wake() -> bool:
+    if not _known:
+        _known.append(import_module("einops_fast.backends.attention.nested"))
+    return True
+
+
+# torch.compile takes what it returns as it is, and can't follow an import.
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:

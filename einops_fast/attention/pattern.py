@@ -4,7 +4,8 @@ A pattern is an equation of q, k, v and the result, in letters or words: ``'b i 
 What an axis is follows from where it occurs:
 
 * in q and k alone: the features that are multiplied (``head_dim``);
-* in v and the result alone: the features of v (``v_head_dim``);
+* in v and the result alone: the features of v (``v_head_dim``); of several axes the one that comes last in v, or else
+  in the result, and the others are batch;
 * in q and the result alone: the queries, or heads that share their keys;
 * in k and v alone: the keys, or heads that several heads of q share;
 * anywhere else where the result has it: batch.
@@ -14,6 +15,7 @@ Which of several axes is the queries or the keys is said by ``sequence``, else b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +24,10 @@ from itertools import chain
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
 from einops_fast.notation import parse
 
-__all__ = ["Pattern", "checked_sequence", "letters_of", "read_pattern"]
+__all__ = ["PACKED", "Pattern", "checked_sequence", "letters_of", "read_pattern"]
+
+PACKED = "packed"
+"""What patterns of further arrays call the axis that counts packed sequences, which the pattern doesn't have."""
 
 _OPERANDS = ("q", "k", "v")
 
@@ -142,7 +147,10 @@ def _read_pattern(
     if "->" not in text or text.partition("->")[0].count(",") != 2:
         problem = "an attention pattern has three terms and a result: '<q>, <k>, <v> -> <result>'"
         raise SubscriptsError(point_at(problem, text))
-    subscripts = parse(text, ranks)
+    try:
+        subscripts = parse(text, ranks)
+    except (ShapeError, SubscriptsError) as error:
+        raise type(error)(re.sub("operand ([012])", lambda found: _OPERANDS[int(found[1])], str(error))) from None
     q, k, v = subscripts.inputs
     result = subscripts.output
     names = {letter: str(name) for letter, name in subscripts.names}
@@ -158,7 +166,10 @@ def _read_pattern(
             _reject_summed(names[letter], place, text)
         by_place.setdefault(place, []).append(letter)
     head_dim = _only(by_place.get("qk", []), "head_dim", names, text)
-    v_head_dim = _only(by_place.get("vo", []), "v_head_dim", names, text)
+    # Any of several gives the same result: the others are batch axes that q and k lack.
+    of_values = by_place.get("vo", [])
+    last = [letter for letter in (v[-1:], result[-1:], *of_values) if letter in of_values]
+    v_head_dim = _only(last[:1], "v_head_dim", names, text)
     # In the order of their own terms, so that the first of two is what is written first.
     queries = [letter for letter in q if letter in by_place.get("qo", [])]
     keys = [letter for letter in k if letter in by_place.get("kv", [])]
@@ -222,7 +233,7 @@ def _hinted(others: Sequence[str], names: dict[str, str]) -> frozenset[str]:
     found: set[str] = set()
     for text in others:
         words = text.split()
-        named = words if known.keys() >= set(words) else chain.from_iterable(words)
+        named = words if known.keys() | {PACKED} >= set(words) else chain.from_iterable(words)
         found.update(known[name] for name in named if name in known)
     return frozenset(found)
 

@@ -18,14 +18,15 @@ __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
-# What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores.
+# What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores, "wider"
+# for that of the wider of both arrays of segments, whose numbers may need all their bits; int32 at least.
 _KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "bias": (FLOATS, None),
     "mask": (("bool",), None),
     "alibi_slopes": (FLOATS, "scores"),
     "sinks": (FLOATS, "scores"),
-    "q_segments": (INTEGERS, "int32"),
-    "kv_segments": (INTEGERS, "int32"),
+    "q_segments": (INTEGERS, "wider"),
+    "kv_segments": (INTEGERS, "wider"),
     "cu_seqlens_q": (INTEGERS, "int32"),
     "cu_seqlens_kv": (INTEGERS, "int32"),
     "cache_seqlens": (INTEGERS, "int32"),
@@ -35,7 +36,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a call that aren't arrays."""
+    """The arguments of a call that aren't arrays; see :func:`einops_fast.attention.options.plain_options`."""
 
     causal: Any = False
     alignment: Any = None
@@ -263,22 +264,11 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
     return {
         "causal": bool(causal),
         "alignment": found,
-        "window": _window(options.window),
+        "window": options.window or (None, None),
         "softcap": softcap,
         "scale": scale,
         "dropout_p": float(options.dropout_p),
     }
-
-
-def _window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
-    sides = window if isinstance(window, (list, tuple)) else (window, window)
-    if len(sides) != 2 or any(
-        side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0) for side in sides
-    ):
-        raise EinsumError(f"window is (keys before, keys after), each a number or None for all, not {window!r}")
-    return sides[0], sides[1]
 
 
 def _views(
@@ -303,11 +293,16 @@ def _views(
         "q_segments": axes.queries,
         "kv_segments": axes.keys,
     }
-    of_scores = "float64" if dtype_name(arrays["q"].dtype) == "float64" else "float32"
+    segments = [dtype_name(arrays[name].dtype) for name in ("q_segments", "kv_segments") if name in arrays]
+    found = {
+        "scores": "float64" if dtype_name(arrays["q"].dtype) == "float64" else "float32",
+        "wider": "int64" if "int64" in segments else "int32",
+    }
     for name, (_, wanted) in _KINDS.items():
         if name not in arrays:
             continue
-        wanted = of_scores if wanted == "scores" else wanted
+        if wanted in found:
+            wanted = found[wanted]
         view = View()
         if name in tails:
             shape = tuple(arrays[name].shape)
@@ -371,4 +366,4 @@ def _cast(array: Any, dtype: str) -> Any:
 
 def _cast_torch(array: Any, dtype: str) -> Any:
     # Without importing torch here: it has methods by these names.
-    return {"float32": array.float, "float64": array.double, "int32": array.int}[dtype]()
+    return {"float32": array.float, "float64": array.double, "int32": array.int, "int64": array.long}[dtype]()

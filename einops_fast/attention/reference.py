@@ -6,18 +6,25 @@ computed in float32, float64 in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
 from einops_fast.attention.arrays import Arrays
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import ITEM_SIZES
+from einops_fast.errors import ShapeError
 
 __all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
 
 _LIVE = 4
 """Arrays of the size of the scores that are there at a time."""
+
+_OF_KEYS = (1, 2, 8)
+"""Which operands have positions of keys where others have those of queries."""
 
 
 @dataclass
@@ -61,11 +68,19 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
 
 
 def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Operands:
-    """The inputs with axes for everything; pages are gathered."""
+    """The inputs with axes for everything; pages are gathered.
+
+    Beyond a sequence's end, keys and values of a cache may be anything.
+    """
     k, v = inputs.k, inputs.v
-    if spec.page_size:
-        k, v = (_gathered(each, inputs.block_table, on) for each in (k, v))
     ones = (1,) * (len(spec.batch) + 1)
+    cache = None if inputs.cache_seqlens is None else inputs.cache_seqlens.reshape((-1, *ones))
+    if cache is not None:
+        # No sequence has more keys than there are places for.
+        cache = on.where(cache > spec.kv_len, on.full((1,) * (len(ones) + 1), spec.kv_len, cache), cache)
+    if spec.page_size:
+        table = _used_pages(spec, inputs, on)
+        k, v = (_gathered(each, table, on) for each in (k, v))
     return Operands(
         inputs.q,
         k,
@@ -76,7 +91,7 @@ def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays)
         _with_axes(inputs.sinks, 2),
         _with_axes(inputs.q_segments, 1),
         None if inputs.kv_segments is None else inputs.kv_segments[..., None, :],
-        None if inputs.cache_seqlens is None else inputs.cache_seqlens.reshape((-1, *ones)),
+        cache,
     )
 
 
@@ -84,9 +99,17 @@ def _with_axes(array: Any, count: int) -> Any:
     return None if array is None else array.reshape((*array.shape, *(1,) * count))
 
 
+def _used_pages(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Any:
+    """The block table with page 0 where nobody looks: what is written there may be no page at all."""
+    table = on.cast(inputs.block_table, "int64")
+    starts = on.positions(0, table.shape[1], table) * spec.page_size
+    used = starts < on.cast(inputs.cache_seqlens, "int64").reshape((-1, 1))
+    return on.where(used, table, on.full((1, 1), 0, table))
+
+
 def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
     """Keys of pages, side by side: (sequences, *heads, pages * page_size, features)."""
-    found = pages[on.cast(table, "int64")]  # sequences, pages, *heads, page_size, features
+    found = pages[table]  # sequences, pages, *heads, page_size, features
     rank = len(found.shape)
     found = on.permute(found, (0, *range(2, rank - 2), 1, rank - 2, rank - 1))
     shape = found.shape
@@ -99,6 +122,8 @@ def _one_by_one(
     """Packed sequences, each by itself."""
     q_ends, kv_ends = on.integers(inputs.cu_seqlens_q), on.integers(inputs.cu_seqlens_kv)
     total = operands.q.shape[-2]
+    _check_ends("q", q_ends, total, spec.q_len)
+    _check_ends("kv", kv_ends, operands.k.shape[-2], spec.kv_len)
     results, lses = [], []
     for at in range(len(q_ends) - 1):
         q_len, kv_len = q_ends[at + 1] - q_ends[at], kv_ends[at + 1] - kv_ends[at]
@@ -118,6 +143,22 @@ def _one_by_one(
         results.append(on.full((*shape, spec.v_head_dim), 0.0, like))
         lses.append(on.full(shape, float("-inf"), like))
     return on.concatenate(results, len(spec.batch)), on.concatenate(lses, len(spec.batch))
+
+
+def _check_ends(of: str, ends: Sequence[int], total: int, longest: int) -> None:
+    """Raise ShapeError where packed sequences can't lie like that."""
+    if ends[0] != 0 or any(start > end for start, end in pairwise(ends)) or ends[-1] > total:
+        raise ShapeError(
+            f"cu_seqlens_{of} is {_shortened(ends)}; it begins with 0, doesn't decrease, and ends by {total}, the "
+            f"positions that {'q has' if of == 'q' else 'k and v have'}"
+        )
+    most = max((end - start for start, end in pairwise(ends)), default=0)
+    if most > longest:
+        raise ShapeError(f"max_seqlen_{of} is {longest}, but cu_seqlens_{of} says that a sequence has length {most}")
+
+
+def _shortened(ends: Sequence[int]) -> str:
+    return str(ends) if len(ends) <= 8 else f"[{', '.join(map(str, ends[:4]))}, …, {ends[-1]}]"
 
 
 def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
@@ -141,7 +182,7 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
             break
         piece[axis] = max(1, rows // (prod(piece) // max(1, size)))
     whole = tuple(piece) == sizes
-    again = spec.gradients and not spec.transforms and not whole
+    again = spec.gradients and not spec.transforms and not whole and (spec.dropout_p == 0 or not on.sums_gradients)
 
     def go(axis: int, start: int, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
         if axis == len(sizes):
@@ -152,7 +193,7 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
         queries = axis == len(sizes) - 1
         parts = [
             None
-            if array is None or array.shape[axis] == 1 or (queries and at in (1, 2, 8))
+            if array is None or array.shape[axis] == 1 or (queries and at in _OF_KEYS)
             else on.pieces(array, axis, piece[axis])
             for at, array in enumerate(arrays)
         ]
@@ -162,17 +203,44 @@ def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, m
             found.append(go(axis + 1, number * piece[axis] if queries else start, cut))
         return tuple(on.concatenate([each[at] for each in found], axis) for at in range(2))
 
-    return go(0, 0, operands.all())
+    arrays = operands.all()
+    if again and on.sums_gradients:
+        cuts = _cuts(sizes, piece, arrays)
+        pieces = [(partial(_block_of, on, spec, wide, starts[-1]), *cut) for starts, *cut in cuts]
+        result: tuple[Any, Any] = on.whole(partial(go, 0, 0), pieces, arrays)
+        return result
+    return go(0, 0, arrays)
+
+
+def _cuts(
+    sizes: Sequence[int], piece: Sequence[int], arrays: Sequence[Any]
+) -> list[tuple[tuple[int, ...], list[tuple[slice, ...]], tuple[slice, ...]]]:
+    """Of each piece, where it starts along each axis, its part of each array, and of the results."""
+    found = []
+    for starts in product(*[range(0, size, step) for size, step in zip(sizes, piece, strict=True)]):
+        own = tuple([slice(start, start + step) for start, step in zip(starts, piece, strict=True)])
+        parts = [
+            ()
+            if array is None
+            else tuple([
+                slice(None) if array.shape[axis] == 1 or (axis == len(own) - 1 and at in _OF_KEYS) else cut
+                for axis, cut in enumerate(own)
+            ])
+            for at, array in enumerate(arrays)
+        ]  # fmt: skip
+        found.append((starts, parts, own))
+    return found
 
 
 def _piece_of(
     on: Arrays, again: bool, spec: AttentionSpec, wide: str, start: int, arrays: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    def block(*arrays: Any) -> tuple[Any, Any]:
-        return _block(spec, Operands(*arrays), on, wide, start)
-
-    result: tuple[Any, Any] = on.block(block, again, *arrays)
+    result: tuple[Any, Any] = on.block(partial(_block_of, on, spec, wide, start), again, *arrays)
     return result
+
+
+def _block_of(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any) -> tuple[Any, Any]:
+    return _block(spec, Operands(*arrays), on, wide, start)
 
 
 def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
@@ -191,6 +259,11 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
         if x.sinks is None:
             return result, on.full(shape, float("-inf"), q)
         return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
+
+    if x.cache is not None:
+        # Beyond a sequence's end may be anything, and no number of times of it need be 0.
+        exist = on.positions(0, k.shape[-2], q).reshape((-1, 1)) < on.cast(x.cache, "int64")
+        k, v = (on.where(exist, each, 0.0) for each in (k, v))
 
     # What can be done to queries and results isn't done to all scores.
     scores = on.einsum("...id,...jd->...ij", q * (spec.scale / (spec.softcap or 1.0)), k)

@@ -19,7 +19,8 @@ class MultiHeadAttention(nn.Module):
         pattern: the axes of queries, of keys and values, and of the result, the features left out, which are the last
             axis of each: ``'b i, b j -> b i'``, ``'i b, j b -> i b'``, or along one axis of images
             ``'b row i, b row j -> b row i'``. Axes in the first and last term only are queries, those in the second
-            only are keys.
+            only are keys. If no term has a blank, these are letters if that makes sense (``'ib, jb -> ib'``), else
+            words (``'query, key -> query'``).
         embed_dim: features of the queries and the result.
         num_heads: number of heads.
         num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
@@ -70,7 +71,7 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any) -> Any:
         """Attention of ``query`` to ``key`` and ``value``.
 
         Args:
@@ -79,6 +80,10 @@ class MultiHeadAttention(nn.Module):
             value: the same as ``key`` if ``None``.
             options: as for :func:`einops_fast.attention`, beside those of the module: ``mask``, ``bias``, … Patterns of
                 these may use the axes ``head``, ``kv_head`` and those of the module's pattern.
+
+        Returns:
+            Axes of the last term, and features. With ``return_lse`` a pair: the log of the denominator has axes of the
+            last term, and heads.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -88,8 +93,10 @@ class MultiHeadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         found = {"sequence": self.sequence, "dropout_p": dropout, **self.options, **options}
         result = attention(self.pattern, q, k, v, **found)
-        projected: Tensor = self.out_proj(result.flatten(-2))
-        return projected
+        if not isinstance(result, tuple):
+            return self.out_proj(result.flatten(-2))
+        result, lse = result
+        return self.out_proj(result.flatten(-2)), lse
 
 
 def _with_heads(pattern: str) -> tuple[str, tuple[str, str] | None]:
@@ -98,17 +105,25 @@ def _with_heads(pattern: str) -> tuple[str, tuple[str, str] | None]:
     terms = inputs.split(",")
     if not arrow or len(terms) != 2:
         raise SubscriptsError(f"the pattern of MultiHeadAttention is '<queries>, <keys> -> <result>', not {pattern!r}")
-    q, k, o = (_names(term) for term in (*terms, result))
-    queries = [name for name in q if name in o and name not in k]
-    keys = [name for name in k if name not in q and name not in o]
-    if len(keys) != 1 or len(queries) != 1:
-        raise SubscriptsError(f"{pattern!r} has to have one axis of queries and one of keys")
+    q, k, o, queries, keys = _read([*terms, result], pattern)
     heads = " ".join([*q, "head", "head_dim"])
     kv = " ".join(k)
     text = f"{heads}, {kv} kv_head head_dim, {kv} kv_head v_head_dim -> {' '.join(o)} head v_head_dim"
-    return text, (queries[0], keys[0])
+    return text, (queries, keys)
 
 
-def _names(term: str) -> list[str]:
-    words = term.split()
-    return words if len(words) != 1 else list(words[0])
+def _read(terms: list[str], pattern: str) -> tuple[list[str], list[str], list[str], str, str]:
+    """The axes of each term, that of the queries and that of the keys.
+
+    Raises:
+        SubscriptsError: there isn't one of each.
+    """
+    words = [term.split() for term in terms]
+    letters = [list("".join(each)) for each in words]
+    ways = [words] if any(len(each) > 1 for each in words) else [letters, words]
+    for q, k, o in ways:
+        queries = [name for name in q if name in o and name not in k]
+        keys = [name for name in k if name not in q and name not in o]
+        if len(keys) == len(queries) == 1 and all(len(set(term)) == len(term) for term in (q, k, o)):
+            return q, k, o, queries[0], keys[0]
+    raise SubscriptsError(f"{pattern!r} has to have one axis of queries and one of keys")

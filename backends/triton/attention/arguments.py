@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["NO_EXTRAS", "RUNTIME", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
 
-RUNTIME = ["q_len", "kv_len", "heads", "together", "left", "right"]
+RUNTIME = ["q_len", "kv_len", "heads", "together", "q_rows", "kv_rows", "left", "right"]
 """Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
 
 
@@ -134,13 +134,15 @@ class Strides(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Queries and keys (of the longest sequence), batch elements that programs are counted over, and how many of
-    these are worked on together."""
+    """Queries and keys (of the longest sequence), batch elements that programs are counted over, how many of these
+    are worked on together, and positions of queries and of keys that there are (of all sequences)."""
 
     q: Any
     kv: Any
     heads: Any
     together: Any
+    q_rows: Any
+    kv_rows: Any
 
 
 class Numbers(NamedTuple):

@@ -120,6 +120,8 @@ def bias_kernel(
     kv_len,
     heads,
     together,
+    q_rows,
+    kv_rows,
     scale,
     cap,
     left,
@@ -139,7 +141,7 @@ def bias_kernel(
         summed: batch elements to sum over.
         parts: in how many parts to sum.
     """
-    lengths = Lengths(q_len, kv_len, heads, together)
+    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)

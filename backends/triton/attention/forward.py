@@ -231,6 +231,8 @@ def forward_kernel(
     kv_len,
     heads,
     together,
+    q_rows,
+    kv_rows,
     scale,
     cap,
     left,
@@ -247,7 +249,7 @@ def forward_kernel(
     If ``packed``, a tile's rows are of all batch elements that share k and v, so that these are read once. Of several
     ``parts`` of the keys each writes a result of its own, in ``out`` and ``lse`` one after the other.
     """
-    lengths = Lengths(q_len, kv_len, heads, together)
+    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")

@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+LOWEST = gl.constexpr(-(2.0**20))
+"""What scores with lower biases become; see :mod:`einops_fast.backends.triton.attention.score`."""
+
+
 class Added(NamedTuple):
     """Bias and mask: their descriptors or tiles in shared memory, or addresses of those without tiles."""
 
@@ -165,8 +169,14 @@ def scored(products, bias, numbers, tiling: gl.constexpr):
         factor = numbers.cap
     if field(tiling, "bias") is not None:
         nothing = gl.zeros_like(scores)
-        scores = gl.fma(nothing + bias.to(gl.float32), nothing + 1.4426950408889634, scores * factor)
-        factor = 1.0
+        if bias.dtype == gl.float16:
+            scores = gl.fma(nothing + bias.to(gl.float32), nothing + 1.4426950408889634, scores * factor)
+            factor = 1.0
+        else:
+            # Such a bias can be so low that it is infinite as a power of two.
+            scores = gl.fma(scores, nothing + factor * 0.6931471805599453, nothing + bias.to(gl.float32))
+            scores = gl.where((scores < LOWEST) & (scores > float("-inf")), LOWEST, scores)
+            factor = 1.4426950408889634
     return scores, factor, slope
 
 

@@ -111,6 +111,8 @@ def keys_kernel(
     kv_len,
     heads,
     together,
+    q_rows,
+    kv_rows,
     scale,
     cap,
     left,
@@ -121,7 +123,7 @@ def keys_kernel(
     block_n: tl.constexpr,
 ):
     """Write a tile of the gradients of k and v: sums over queries, and over the batch elements that share k and v."""
-    lengths = Lengths(q_len, kv_len, heads, together)
+    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")

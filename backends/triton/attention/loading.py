@@ -86,6 +86,15 @@ def task(tiles, heads, together, backwards: tl.constexpr):
 
 
 @triton.jit
+def _sequence(starts, rows, longest):
+    """Where a packed sequence begins and how long it is: whatever is said, it is inside the array, and no longer than
+    what a bias and a mask have positions for."""
+    start = min(max(tl.load(starts), 0), rows)
+    end = min(tl.load(starts + 1), rows)
+    return start, min(max(end - start, 0), longest)
+
+
+@triton.jit
 def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
     """What there is to know of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
     axes: tl.constexpr = field(f, "axes")
@@ -99,11 +108,9 @@ def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
     for at in tl.static_range(axes - 1, 0, -1):
         outer = outer // sizes[at]
     if extras.q_starts is not None:
-        q_start = tl.load(extras.q_starts + outer)
-        q_len = tl.load(extras.q_starts + outer + 1) - q_start
+        q_start, q_len = _sequence(extras.q_starts + outer, lengths.q_rows, lengths.q)
     if extras.kv_starts is not None:
-        kv_start = tl.load(extras.kv_starts + outer)
-        kv_len = tl.load(extras.kv_starts + outer + 1) - kv_start
+        kv_start, kv_len = _sequence(extras.kv_starts + outer, lengths.kv_rows, lengths.kv)
     if extras.cached is not None:
         kv_len = min(tl.load(extras.cached + outer), kv_len)
     shift = 0

@@ -44,6 +44,7 @@ class Problem:
         sizes: of the batch axes, as few as strides allow.
         strides: of every array.
         q_len, kv_len: queries and keys, or those of the longest sequence.
+        q_rows, kv_rows: queries and keys of all sequences.
         numbers: the others.
     """
 
@@ -52,6 +53,8 @@ class Problem:
     strides: Strides
     q_len: int
     kv_len: int
+    q_rows: int
+    kv_rows: int
     numbers: Numbers
 
     @property
@@ -80,7 +83,8 @@ class Problem:
             heads: batch elements that programs are counted over.
             together: how many of them to work on side by side.
         """
-        return (*Lengths(self.q_len, self.kv_len, heads, max(1, min(together, heads))), *self.numbers)
+        together = max(1, min(together, heads))
+        return (*Lengths(self.q_len, self.kv_len, heads, together, self.q_rows, self.kv_rows), *self.numbers)
 
 
 def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool) -> Problem:
@@ -155,7 +159,8 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         float(spec.dropout_p),
     )
     strides = Strides(**everything, pages=pages)
-    return Problem(features, tuple(sizes), strides, spec.q_len, spec.kv_len, numbers)
+    q_rows, kv_rows = (layouts[name][0][batch] for name in ("q", "k"))
+    return Problem(features, tuple(sizes), strides, spec.q_len, spec.kv_len, q_rows, kv_rows, numbers)
 
 
 def _has_sequences(spec: AttentionSpec) -> bool:

@@ -104,6 +104,8 @@ def queries_kernel(
     kv_len,
     heads,
     together,
+    q_rows,
+    kv_rows,
     scale,
     cap,
     left,
@@ -114,7 +116,7 @@ def queries_kernel(
     block_n: tl.constexpr,
 ):
     """Write a tile of the gradient of q; and, but for blocks that aren't seen, of that of a bias with all axes."""
-    lengths = Lengths(q_len, kv_len, heads, together)
+    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     outer: tl.constexpr = axes - field(f, "shared")

@@ -87,6 +87,14 @@ def _score_exists(i, j, head, along: tl.constexpr):
     return exists
 
 
+@triton.constexpr_function
+def _lowest(features):
+    """What scores with lower biases become: so that, times log2(e), they are finite, and the logarithm of a row's sum
+    tells its weights. Of keys that see nothing else all weigh the same then, as without the floor once a bias has no
+    digits for products. Biases of float16 aren't that low."""
+    return -(2.0**49) if features.double else -(2.0**20)
+
+
 @triton.jit
 def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
     """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product."""
@@ -108,6 +116,9 @@ def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
             score = score + bias.to(kept_type(f))
         if field(f, "alibi"):
             score = score - head.slope * tl.abs(i + head.shift - j).to(kept_type(f))
+        if field(f, "biased") and head.bias.dtype.element_ty != tl.float16:
+            lowest: tl.constexpr = _lowest(f)
+            score = tl.where((score < lowest) & (score > float("-inf")), lowest, score)
         score = score * LOG2E
     return score, derivative
 

@@ -1,0 +1,77 @@
+"""The options of a call as numbers of Python, so that calls can be told apart by them.
+
+An array of one number would be told apart by identity: who changes what is in it would get the results of before.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import Any
+
+from einops_fast.errors import EinsumError, OperandError
+from einops_fast.tracing import is_tracing
+
+__all__ = ["plain_options", "whole_number"]
+
+
+def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The fields of :class:`~einops_fast.attention.prepare.Options`, numbers as Python's.
+
+    Raises:
+        OperandError: one has a gradient, which nobody would compute.
+        EinsumError: one is no number.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.attention.options import plain_options
+        >>> plain_options((True, None, np.int64(2), np.inf, np.float64(0.5), 0, False, False))
+        (True, None, (2, 2), 0.0, 0.5, 0.0, False, False)
+    """
+    causal, alignment, window, softcap, scale, dropout_p, *others = options
+    if type(softcap) is not float:
+        softcap = _number("softcap", softcap or 0.0)
+    if type(softcap) is float and softcap == math.inf:
+        softcap = 0.0  # scores that nothing caps
+    if type(scale) is not float and scale is not None:
+        scale = _number("scale", scale)
+    if type(dropout_p) is not float:
+        dropout_p = _number("dropout_p", dropout_p)
+    if window is not None:
+        window = _window(window)
+    return (causal, alignment, window, softcap, scale, dropout_p, *others)
+
+
+def _number(name: str, value: Any) -> Any:
+    if getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        raise OperandError(f"{name} has no gradient here: detach it, and multiply q by what is to be learnt")
+    try:
+        if not isinstance(value, (str, bytes)):
+            # A symbol that stands for a number has to stay one.
+            return value if is_tracing() and not hasattr(value, "dtype") else float(value)
+    except (TypeError, ValueError, RuntimeError):  # torch's error about tensors of several elements is the last
+        pass
+    raise EinsumError(f"{name} is a number, not {value!r}") from None
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    sides = window if isinstance(window, (list, tuple)) else (window, window)
+    try:
+        before, after = [None if side is None else whole_number(side) for side in sides]
+    except (TypeError, ValueError):
+        before = after = -1
+    if (before is not None and before < 0) or (after is not None and after < 0):
+        raise EinsumError(f"window is (keys before, keys after), each a number or None for all, not {window!r}")
+    return before, after
+
+
+def whole_number(value: Any) -> int:
+    """An integer of any kind as Python's.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no count")
+    return value if isinstance(value, int) else operator.index(value)

@@ -1,0 +1,42 @@
+"""Nested tensors under torch.compile, by this package's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
+
+from einops_fast import attention, attention_backend, scaled_dot_product_attention  # noqa: E402
+from einops_fast.backends.attention.triton import Triton  # noqa: E402
+
+
+def nested(*shape: int) -> Any:
+    parts = [randn(length, *shape, seed=length) for length in (3, 6)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, device=DEVICE, requires_grad=True)
+
+
+CASES: dict[str, Any] = {
+    "layout": lambda x: attention(x, x, x, layout="bshd", causal=True),
+    "packed": lambda x: attention(x.unsqueeze(2).expand(-1, -1, 3, -1, -1).contiguous(), layout="bs3hd"),
+    "mask": lambda x: attention(x, x, x, layout="bshd", mask=("b h", torch.eye(2, device=DEVICE) > 0)),
+    "drop-in": lambda x: scaled_dot_product_attention(*[x.transpose(1, 2)] * 3, is_causal=True).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = nested(2, 8)
+    with whole_calls(), attention_backend("triton"):
+        monkeypatch.setattr(Triton, "unavailable", lambda self, device: None)  # what the compiler can follow
+        torch.compiler.reset()
+        compiled = torch.compile(CASES[name], fullgraph=True, backend="aot_eager")
+        found, expected = compiled(x), CASES[name](x)
+        assert found.is_nested
+        gradients = [torch.autograd.grad(each.values().square().sum(), x)[0] for each in (found, expected)]
+    torch.testing.assert_close(found.values(), expected.values())
+    torch.testing.assert_close(gradients[0].values(), gradients[1].values())

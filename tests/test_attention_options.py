@@ -1,0 +1,114 @@
+"""Options of `attention` as numbers of any kind: told apart by value, and said clearly where they are none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from attention_problems import DEVICE, whole_calls  # noqa: E402
+
+from einops_fast import attention, attention_backend  # noqa: E402
+from einops_fast.errors import EinsumError, OperandError  # noqa: E402
+
+P = "b i h d, b j h d, b j h e -> b i h e"
+WAYS = ("triton", "math", "cpu")
+
+
+def operand(way: str = "cpu") -> Any:
+    found = torch.randn((1, 6, 2, 16), generator=torch.Generator().manual_seed(0))
+    return found.to("cpu" if way == "cpu" else DEVICE).requires_grad_()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_counts_with_what_is_in_it(way: str) -> None:
+    q, scale = operand(way), torch.tensor(0.5)
+    with whole_calls(), attention_backend(way):
+        first = attention(P, q, q, q, scale=scale)
+        scale.fill_(2.0)
+        torch.testing.assert_close(attention(P, q, q, q, scale=scale), attention(P, q, q, q, scale=2.0))
+        assert not torch.equal(first, attention(P, q, q, q, scale=scale))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_to_be_learnt_is_refused(way: str) -> None:
+    q, scale = operand(way), torch.tensor(0.5, requires_grad=True)
+    with whole_calls(), attention_backend(way):
+        with pytest.raises(OperandError, match="scale has no gradient"):
+            attention(P, q, q, q, scale=scale)
+        with torch.no_grad():
+            torch.testing.assert_close(attention(P, q, q, q, scale=scale), attention(P, q, q, q, scale=0.5))
+
+
+@pytest.mark.parametrize("way", ["triton", "math"])
+def test_an_infinite_softcap_caps_nothing(way: str) -> None:
+    q = operand(way)
+    with whole_calls(), attention_backend(way):
+        for softcap in (math.inf, np.float32("inf"), torch.tensor(math.inf)):
+            assert torch.equal(attention(P, q, q, q, softcap=softcap), attention(P, q, q, q))
+
+
+def test_counts_of_any_kind() -> None:
+    q = operand()
+    expected = attention(P, q, q, q, window=(1, 0))
+    for window in ((np.int64(1), 0), [1, np.uint8(0)], (torch.tensor(1), torch.tensor(0))):
+        assert torch.equal(attention(P, q, q, q, window=window), expected)
+    ends = torch.tensor([0, 2, 6])
+    packed = attention("i h d, j h d, j h e -> i h e", *(q[0],) * 3, cu_seqlens_q=ends, max_seqlen_q=np.int32(4))
+    assert packed.shape == (6, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("scale is a number, not 'x'", {"scale": "x"}),
+        ("scale is a number, not '0.5'", {"scale": "0.5"}),
+        ("scale is a number, not array", {"scale": np.ones(2)}),
+        ("scale is a number, not tensor", {"scale": torch.ones(2)}),
+        ("dropout_p is a number, not 'x'", {"dropout_p": "x"}),
+        ("softcap is a number, not 'x'", {"softcap": "x"}),
+        ("window is .*, not 1.5", {"window": 1.5}),
+        ("window is .*True", {"window": (True, 0)}),
+        ("window is .*-1", {"window": (np.int64(-1), 0)}),
+    ],
+)
+def test_what_is_no_number_is_said(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(EinsumError, match=message):
+        attention(P, *(operand(),) * 3, **options)
+
+
+def test_a_scale_that_is_a_symbol_stays_one() -> None:
+    def call(q: Any) -> Any:
+        return attention(P, q, q, q, scale=q.shape[-1] ** -1.0)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="eager", dynamic=True)
+    for features in (8, 12, 16):
+        q = operand()[..., :features]
+        torch.testing.assert_close(compiled(q), call(q))
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("cu_seqlens_q is of type list", {"cu_seqlens_q": [0, 3, 6]}),
+        ("cu_seqlens_kv is of type int", {"cu_seqlens_q": torch.tensor([0, 6]), "cu_seqlens_kv": 6}),
+        ("cache_seqlens is of type int, not an array of torch", {"cache_seqlens": 4}),
+        ("bias is of type list, not an array of torch", {"bias": [[1.0] * 6] * 6}),
+        ("q_segments is of type list", {"segment_ids": [[1] * 6]}),
+        ("q has 3 axes, but its term names 4", {"q": torch.ones(6, 2, 16)}),
+        ("v has 5 axes, but its term names 4", {"v": torch.ones(1, 1, 6, 2, 16)}),
+        ("k is of type NoneType", {"k": None}),
+        ("max_seqlen_q is a number of positions", {"cu_seqlens_q": torch.tensor([0, 6]), "max_seqlen_q": 6.5}),
+    ],
+)
+def test_arrays_that_are_none_are_named(message: str, options: dict[str, Any]) -> None:
+    arrays = [options.get(name, operand()) for name in "qkv"]
+    options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
+    with pytest.raises(EinsumError, match=message):
+        attention(P, *arrays, **options)
