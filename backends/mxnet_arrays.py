@@ -60,7 +60,10 @@ class MxnetArrays(Arrays):
 
     def whole(self, function: Callable[..., Any], pieces: Sequence[Any], arguments: Sequence[Any]) -> Any:
         floats = [at for at, array in enumerate(arguments) if array is not None and array.dtype in _FLOATS]
-        return _Whole(function, pieces, arguments, floats)(*[arguments[at] for at in floats])
+        wide = "float64" if any(arguments[at].dtype == np.float64 for at in floats) else "float32"
+        # One argument: of several, MXNet leaves out the gradients of all after the first that needs none.
+        flat = mnp.concatenate([mnp.reshape(self.cast(arguments[at], wide), (-1,)) for at in floats])
+        return _Whole(function, pieces, arguments, floats)(flat)
 
 
 class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
@@ -70,7 +73,7 @@ class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
 
     Args:
         function, pieces, arguments: see :meth:`Arrays.whole`.
-        floats: which arguments may have gradients; it is called with these.
+        floats: which arguments may have gradients; it is called with these, in one flat array.
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
         super().__init__()
         self._function, self._pieces, self._arguments, self._floats = function, pieces, arguments, floats
 
-    def forward(self, *arrays: Any) -> Any:
+    def forward(self, flat: Any) -> Any:
+        self._wide = flat.dtype
         return self._function(tuple(self._arguments))
 
     def backward(self, *gradients: Any) -> Any:
@@ -89,7 +93,7 @@ class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
 
     def _gradients(self, gradients: Sequence[Any]) -> Any:
         given: list[Any] = [None if array is None else array.detach() for array in self._arguments]
-        sums = {at: mnp.zeros_like(given[at]) for at in self._floats}
+        sums = {at: mnp.zeros(given[at].shape, self._wide, device=given[at].device) for at in self._floats}
         for function, parts, own in self._pieces:
             leaves: list[Any] = [
                 None if array is None else array[part] for array, part in zip(given, parts, strict=True)
@@ -101,7 +105,7 @@ class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
                 results = function(*leaves)
             autograd.backward([*results], [gradient[own] for gradient in gradients])
             for at, total in sums.items():
-                total[parts[at]] += leaves[at].grad
+                total[parts[at]] += leaves[at].grad.astype(self._wide)
                 # Or MXNet would begin with others, and hold what is needed for all.
                 total.wait_to_read()
-        return [*sums.values()]
+        return mnp.concatenate([mnp.reshape(total, (-1,)) for total in sums.values()])
