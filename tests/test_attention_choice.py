@@ -282,6 +282,16 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
     assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["slow"]
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
+    class Busy(Fake):
+        host = 0.5, 2.0
+
+    fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
+    chosen = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", INPUTS).implementation
+    assert chosen is fakes["one" if gradients else "busy"]
+
+
 def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
     class Unfused(Fake):
         efficiency = 0.0

@@ -138,15 +138,15 @@ for pages in (16, 32, 256):
     FORWARD[f"pages of {pages}, sinks"] = (paged, sizes, {**table, "sinks": 4, "cache_seqlens": [0, 256]})
 
 DIMS = [
-    *[(dim, dim) for dim in (8, 16, 24, 32, 40, 72, 80, 88, 96, 120, 128, 136, 160, 192, 224, 256)],
+    *[(dim, dim) for dim in fa4._BACKWARD],
     *[(dim, other) for dim, others in fa4._UNEVEN_BACKWARD.items() for other in others],
 ]
 HEADS: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
 for dim, v_dim in DIMS:
     HEADS[f"{dim}/{v_dim}"] = (P, shapes(150, 170, 4, 4, dim, v_dim), {})
-for dim, v_dim in [*DIMS, (104, 104), (112, 112)]:
+for dim, v_dim in DIMS:
     HEADS[f"{dim}/{v_dim}, causal"] = (P, shapes(150, 170, 4, 4, dim, v_dim), {"causal": BR})
-for dim in (8, 40, 80, 96, 192, 256):
+for dim in (24, 64, 96, 192, 256):
     HEADS[f"{dim}, GQA"] = (P, shapes(150, 170, 4, 2, dim), {"causal": BR})
 
 
@@ -310,12 +310,13 @@ VARLEN = {"varlen": True, "batch": (4, 8), "q_batch": (1, 8), "k_batch": (1, 8),
         ({"head_dim": 264, "v_head_dim": 264}, "up to 256"),
         ({"head_dim": 60, "v_head_dim": 60}, "multiples of 8"),
         ({"head_dim": 96, "v_head_dim": 256}, "too few registers"),
-        ({"gradients": True, "head_dim": 104, "v_head_dim": 104}, "where all keys are seen"),
-        ({"gradients": True, "head_dim": 112, "v_head_dim": 112}, "where all keys are seen"),
+        ({"gradients": True, "head_dim": 80, "v_head_dim": 80}, "right with head_dim 80"),
+        ({"gradients": True, "head_dim": 112, "v_head_dim": 112, "causal": True}, "right with head_dim 112"),
         ({"gradients": True, "v_head_dim": 32}, "64 beside 32"),
         ({"gradients": True, "head_dim": 128, "v_head_dim": 96}, "128 beside 96"),
         ({"gradients": True, "head_dim": 32, "v_head_dim": 16}, "32 beside 16"),
-        ({"gradients": True, "v_head_dim": 128, **GROUPED}, "heads share their keys"),
+        ({"gradients": True, "v_head_dim": 56, **GROUPED}, "heads share their keys"),
+        ({"gradients": True, "v_head_dim": 128}, "64 beside 128"),
         ({"gradients": True, "deterministic": True}, "same bits"),
         ({"gradients": True, "cache": True, "page_size": 16, "alignment": "bottom_right"}, "gradients where"),
         ({"cache": True, "alignment": "bottom_right"}, "without pages, what lies beyond"),
@@ -339,8 +340,8 @@ def test_it_says_what_it_lacks(change: dict[str, Any], reason: str) -> None:
     "change",
     [
         {}, GROUPED, VARLEN, {"gradients": True, **GROUPED}, {"v_head_dim": 32, **GROUPED}, {"sinks": True},
-        {"gradients": True, "head_dim": 104, "v_head_dim": 104, "causal": True},
-        {"gradients": True, "head_dim": 112, "v_head_dim": 112, "window": (10, None)},
+        {"gradients": True, "head_dim": 120, "v_head_dim": 120, "causal": True},
+        {"gradients": True, "head_dim": 256, "v_head_dim": 256, "window": (10, None)},
         {"gradients": True, "lse": True, "softcap": 3.0, "sinks": True},
         {"cache": True, "page_size": 16, "alignment": "bottom_right", "causal": True},
         {"causal": True, "alignment": "bottom_right", "q_len": 200}, {"v_head_dim": 192},

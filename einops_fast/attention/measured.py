@@ -114,7 +114,7 @@ def choose_by_time(
             return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
     if mode == "never" or inputs is None or not clock.may_measure():
         return Decision(able[0], best.why, answers, predicted, final=mode == "never")
-    near = _near(able, predicted, mode)
+    near = _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
     times = _measure(near, spec, inputs, device, clock)
