@@ -87,11 +87,15 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
         yield
 
 
+def _anywhere(self: Triton, device: str) -> None:
+    """Triton's kernels run on any device; torch.compile can follow this, and no mock."""
+
+
 @contextmanager
 def whole_calls() -> Iterator[None]:
     """Calls of `attention` by the kernels, which are for CPUs too then; nothing is known of calls before."""
     with (
-        mock.patch.object(Triton, "unavailable", return_value=None),
+        mock.patch.object(Triton, "unavailable", _anywhere),
         mock.patch.object(attend, "_calls", {}),
         tiles(),
     ):
