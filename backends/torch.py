@@ -18,6 +18,7 @@ from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch_autocast import (
     any_autocast,
     autocast_dtype,
+    autocasts,
     outside_autocast,
     pair_by_pair,
     torch_path,
@@ -173,7 +174,7 @@ class TorchBackend(Backend):
         name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, _TWO_DTYPES, whole=True)
-        if dtype is None and any_autocast() and autocast_dtype(operands[0].device.type) is not None:
+        if dtype is None and autocasts(operands[0].device.type):
             return Numerics(name, name, _AUTOCAST, whole=True)
         return self._numerics(name, operands, whole=dtype is None)
 
@@ -257,7 +258,7 @@ class TorchBackend(Backend):
     def enclosed(self, plan: Plan, run: Run) -> Run:
         # The plan itself converts what autocast would, and has products that it mustn't.
         kind = torch.device(plan.target.device).type
-        if plan.numerics.native or not any_autocast() or autocast_dtype(kind) is None:
+        if plan.numerics.native or not autocasts(kind):
             return run
         return partial(outside_autocast, kind, run)
 

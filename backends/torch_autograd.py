@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Backend, Run
-from einops_fast.backends.torch_autocast import any_autocast, autocast_dtype, outside_autocast
+from einops_fast.backends.torch_autocast import autocasts, outside_autocast
 from einops_fast.backends.torch_function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
@@ -76,7 +76,7 @@ class FastEinsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        if any_autocast() and autocast_dtype(grad.device.type) is not None:
+        if autocasts(grad.device.type):
             # The product was made without, of operands that had been converted already.
             return outside_autocast(grad.device.type, FastEinsum.backward, ctx, grad)
         left, right = ctx.saved_tensors

@@ -31,7 +31,7 @@ _INSTALLED = _installed()
 _ALIGNED = 16
 """Bytes: it copies an operand whose address or strides aren't multiples."""
 
-_BACKWARD = (24, 32, 56, 64, 88, 96, 120, 128, 160, 192, 224, 256)
+_BACKWARD = (24, 32, 64, 88, 96, 120, 128, 160, 192, 224, 256)
 """Head dims with gradients. Those of q are wrong with 8, 16, 40, 72, 80, 104 and 112, the others weren't tried."""
 
 _UNEVEN_BACKWARD = {64: (56,), 96: (32, 64, 128), 128: (64,), 192: (128,)}

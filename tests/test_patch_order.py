@@ -1,0 +1,26 @@
+"""How the results of a patched einsum of torch lie in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from equations import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einops_fast import patched
+
+torch: Any = pytest.importorskip("torch")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_result_in_c_order_stays_in_it(data: st.DataObject) -> None:
+    """Code that calls ``view`` on it relies on that."""
+    case = data.draw(cases(max_operands=3, max_size=5))
+    operands = [torch.ones(shape).requires_grad_(data.draw(st.booleans())) for shape in case.shapes]
+    native = torch.einsum(case.letters, *operands)
+    with patched("torch"):
+        result = torch.einsum(case.letters, *operands)
+    assert result.is_contiguous() or not native.is_contiguous()
