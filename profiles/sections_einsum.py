@@ -69,6 +69,9 @@ def _issue_on_two_threads() -> str:
 
 CPU, GPU = "contraction-amd-epyc-threads-2", "contraction-nvidia-h200"
 
+ON_GPU = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32 (no TF32)"}
+"""What each dtype that is measured there is called."""
+
 
 def _contractions() -> str:
     """Native time over ours, per framework, device and dtype."""
@@ -82,8 +85,7 @@ def _contractions() -> str:
         ),
         ("torch, 2 CPU threads, float32", "`torch.einsum`", CPU, "torch", "float32"),
         ("torch, 2 CPU threads, bfloat16", "`torch.einsum`", CPU, "torch", "bfloat16"),
-        ("torch, H200, float16", "`torch.einsum`", GPU, "torch", "float16"),
-        ("torch, H200, float32 (no TF32)", "`torch.einsum`", GPU, "torch", "float32"),
+        *((f"torch, H200, {told}", "`torch.einsum`", GPU, "torch", dtype) for dtype, told in ON_GPU.items()),
     )
     cells = []
     for where, against, name, framework, dtype in places:
@@ -121,12 +123,13 @@ def _floors() -> str:
     """Time over floor of all implementations, in the cases of two operands."""
     rows = [row for row in _kept(GPU).measured if row.equation.count(",") == 1]
     cells = []
-    for dtype, told in (("float16", "float16"), ("float32", "float32 (no TF32)")):
+    for dtype, told in ON_GPU.items():
         ratios = []
         for what in FLOORED:
             found = _right(rows, dtype=dtype, what=what, backward=False).values()
-            ratios.append(geomean((row.seconds or 0.0) / row.floor for row in found if row.floor))
-        cells.append((told, *(_digits(value, 2 if value < 10 else 1) for value in ratios)))
+            ratios.append([(row.seconds or 0.0) / row.floor for row in found if row.floor])
+        values = (geomean(each) if each else None for each in ratios)
+        cells.append((told, *("–" if value is None else _digits(value, 2 if value < 10 else 1) for value in values)))
     return markdown_table(("", *FLOORED.values()), cells)
 
 
@@ -139,7 +142,7 @@ def _engine() -> str:
         "time over that of the best other, geometric mean": [],
         f"over {BEHIND - 1:.0%} behind it": [],
     }
-    for dtype in ("float16", "float32"):
+    for dtype in ON_GPU:
         ours = _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=False)
         floors = {case: (row.seconds or 0.0) / row.floor for case, row in ours.items() if row.floor}
         best = {case: row.to_best for case, row in ours.items() if row.to_best is not None}
@@ -156,21 +159,19 @@ def _engine() -> str:
         for cells, value in zip(told.values(), values, strict=True):
             cells.append(value)
     rows = [(name, *cells) for name, cells in told.items()]
-    return markdown_table(("", "float16", "float32 (no TF32)"), rows)
+    return markdown_table(("", *ON_GPU.values()), rows)
 
 
 def _backward() -> str:
     """Of the cases that models are trained through."""
-    found = {
-        dtype: _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=True) for dtype in ("float16", "float32")
-    }
-    half, single = (
+    found = {dtype: _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=True) for dtype in ON_GPU}
+    half, brain, single = (
         geomean(1 / row.speedup for row in rows.values() if row.speedup is not None) for rows in found.values()
     )
     count = _in_words(len(found["float16"]))
     return (
         f"Forward and backward of the {count} cases that are like attention take {half:.2f} of the time of"
-        f" `torch.einsum` in float16, {single:.2f}\nin float32."
+        f" `torch.einsum` in float16, {brain:.2f}\nin bfloat16, {single:.2f} in float32."
     )
 
 
