@@ -35,7 +35,7 @@ _BACKWARD = (24, 32, 64, 88, 96, 120, 128, 160, 192, 224, 256)
 """Head dims with gradients. Those of q are wrong with 8, 16, 40, 72, 80, 104 and 112, the others weren't tried."""
 
 _UNEVEN_BACKWARD = {192: (128,)}
-"""The v_head_dims other than head_dim, by head_dim, with gradients. Those of q were right with 128 beside 64 in one run,
+"""The v_head_dims other than head_dim, by head_dim, with gradients. Those of q were right with 128 beside 64 in one run
 and wrong in another; other pairs are wrong, don't run or weren't tried as often."""
 
 _TILES = (64, 80, 96, 112, 128, 144)
