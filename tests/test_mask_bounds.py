@@ -45,6 +45,8 @@ def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(shape, generator=generator) < 0.003
     mask[..., shape[-2] // 2 :, :] &= torch.arange(shape[-1]) > shape[-1] // 3
+    mask[-1, :, :64, : shape[-1] - 1] = False  # more than is looked at at a time, and all of one of two tiles
+    mask[-1, ..., :64] = False
     if moved:
         mask = mask.mT.contiguous().mT
     mask = mask.to(DEVICE)

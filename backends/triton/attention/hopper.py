@@ -41,6 +41,8 @@ from einops_fast.backends.triton.attention.hopper_scores import (
     added_tiles,
     fetch_added,
     hidden,
+    highest,
+    powers,
     scored,
 )
 from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, added_bytes, boxes
@@ -150,10 +152,10 @@ def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.co
     if partly > 0:
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
         scores = without(scores, i[:, None], j[None, :], float("-inf"), partly, numbers, tiling)
-    new = gl.maximum(most, gl.max(scores, 1) * scale)
+    new = gl.maximum(most, highest(scores, bias, tiling) * scale)
     # But for a row that has seen nothing yet.
     reference = gl.where(new == float("-inf"), 0.0, new)
-    weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - reference[:, None]))
+    weights = powers(scores, scale, reference[:, None], bias, tiling)
     fade = gl.exp2(most - reference)
     return weights, fade, new, total * fade + gl.sum(weights, 1)
 

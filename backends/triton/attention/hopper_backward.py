@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.hopper_pipes import second_stages, there
 from einops_fast.backends.triton.attention.hopper_products import begun, product, tiles_of
-from einops_fast.backends.triton.attention.hopper_scores import hidden, scored
+from einops_fast.backends.triton.attention.hopper_scores import hidden, powers, scored
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["Operands", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
@@ -60,8 +60,7 @@ def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
     """The weights, but for what positions hide, and by what their scores' gradients are multiplied for the softcap."""
     bias, mask = extra
     scores, scale, slope = scored(products, bias, numbers, tiling)
-    weights = gl.exp2(gl.fma(scores, gl.zeros_like(scores) + scale, gl.zeros_like(scores) - logs))
-    return hidden(weights, mask, 0.0, tiling), slope
+    return hidden(powers(scores, scale, logs, bias, tiling), mask, 0.0, tiling), slope
 
 
 @gluon.jit

@@ -25,13 +25,24 @@ __all__ = [
     "bias_of",
     "fetch_added",
     "hidden",
+    "highest",
     "mask_of",
+    "powers",
     "scored",
 ]
 
 
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
 LOWEST = gl.constexpr(-(2.0**20))
-"""What scores with lower biases become; see :mod:`einops_fast.backends.triton.attention.score`."""
+"""The score of all keys of a row that has only lower ones; see :mod:`einops_fast.backends.triton.attention.score`."""
+
+_LOW = gl.constexpr(-(2.0**20) + 64)
+"""What low scores are lower than: far enough over the logarithm of a sum of as many lowest ones as there may be."""
+
+_HARDLY = gl.constexpr(2.0**-149)
+"""What low scores are multiplied with, to be 0 but where they are infinite: the least number over 0."""
 
 
 class Added(NamedTuple):
@@ -168,16 +179,44 @@ def scored(products, bias, numbers, tiling: gl.constexpr):
         slope = 1.0 - scores * scores
         factor = numbers.cap
     if field(tiling, "bias") is not None:
+        # A low bias is infinite as a power of two.
         nothing = gl.zeros_like(scores)
-        if bias.dtype == gl.float16:
-            scores = gl.fma(nothing + bias.to(gl.float32), nothing + 1.4426950408889634, scores * factor)
-            factor = 1.0
-        else:
-            # Such a bias can be so low that it is infinite as a power of two.
-            scores = gl.fma(scores, nothing + factor * 0.6931471805599453, nothing + bias.to(gl.float32))
-            scores = gl.where((scores < LOWEST) & (scores > float("-inf")), LOWEST, scores)
-            factor = 1.4426950408889634
+        bias = bias.to(gl.float32)
+        if not field(tiling, "bias_tiles"):
+            bias = nothing + bias
+        scores = gl.fma(scores, nothing + factor * LN2, bias)
+        factor = LOG2E
     return scores, factor, slope
+
+
+@gluon.jit
+def highest(scores, bias, tiling: gl.constexpr):
+    """The highest score of each row, which is :data:`LOWEST` where all are low, but not where all are infinite."""
+    most = gl.max(scores, 1)
+    if field(tiling, "bias") is not None and bias.dtype != gl.float16:  # which has none that are low
+        most = gl.where((most < _LOW) & (most > float("-inf")), LOWEST, most)
+    return most
+
+
+@gluon.jit
+def powers(scores, factor, logs, bias, tiling: gl.constexpr):
+    """``2 ** (factor * scores - logs)``: weights.
+
+    Of rows with low scores only, that is of :data:`LOWEST` in place of each finite one. To look at each score takes too
+    long; so these rows have another factor, and are told by their logarithms.
+
+    Args:
+        scores, factor: see :func:`scored`.
+        logs: one number for each row: the highest score, or the logarithm of the sum.
+        bias: as it lies in memory.
+        tiling: see :class:`HopperTiling`.
+    """
+    if field(tiling, "bias") is not None and bias.dtype != gl.float16:
+        low = logs < (LOWEST + _LOW) / 2 * LOG2E
+        factor = gl.where(low, _HARDLY, factor)
+        logs = gl.where(low, logs - LOWEST * LOG2E, logs)
+    nothing = gl.zeros_like(scores)
+    return gl.exp2(gl.fma(scores, nothing + factor, nothing - logs))
 
 
 @gluon.jit

@@ -1,7 +1,8 @@
 """How far a mask shows something: for each 64 positions of one kind the first and the last one of the other.
 
-That takes a pass over the mask, once for all heads that share it; the kernels of attention then leave out the blocks
-before and after. A mask for padding shows the first keys of each sequence, one for causality those up to the query.
+That is looked for from both ends, once for all heads that share the mask; the kernels of attention then leave out the
+blocks before and after. A mask for padding shows the first keys of each sequence, one for causality those up to the
+query. Of a mask that hides keys here and there, hardly more than the ends is read.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,11 +30,19 @@ __all__ = ["MaskBounds", "is_bounded", "mask_bounds_kernel"]
 _WORTH = 1 << 33
 """Products that a kernel has to make, hidden or not, for a launch that may spare it some to be worth while."""
 
-_ELEMENTS = 8192
-"""Of a mask, that a program looks at at a time."""
+_ELEMENTS, _WARPS = 16384, 8
+"""Of a mask, that a program looks at at a time; and its warps. There are few programs, which wait for these."""
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "reach"])
+@triton.jit
+def _shown(row_place, rows_exist, column, columns, stride):
+    """Which columns any of the rows shows."""
+    exists = rows_exist[:, None] & ((column >= 0) & (column < columns))[None, :]
+    values = tl.load(row_place[:, None] + (column.to(tl.int64) * stride)[None, :], mask=exists, other=0)
+    return tl.max((values != 0).to(tl.int32), 0) > 0
+
+
+@triton.jit(do_not_specialize=["reach"])
 def mask_bounds_kernel(
     mask, bounds, sizes, strides, rows, columns, reach, together: tl.constexpr, step: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
@@ -54,19 +63,23 @@ def mask_bounds_kernel(
     tile = tl.program_id(1)
     mask += counted(element, sizes, strides, 0, 3)
     row = tile * step + tl.arange(0, together)
-    row_place = row.to(tl.int64) * strides[3]
-    low = tl.full((block,), 0, tl.int32) + reach
-    high = tl.zeros((block,), tl.int32)
-    for start in range(0, columns, block):
+    row_place = mask + row.to(tl.int64) * strides[3]
+    low = reach
+    start = tl.full((), 0, tl.int32)
+    while (start < columns) & (low == reach):
         column = start + tl.arange(0, block)
-        exists = (row < rows)[:, None] & (column < columns)[None, :]
-        place = row_place[:, None] + (column.to(tl.int64) * strides[4])[None, :]
-        shown = tl.max((tl.load(mask + place, mask=exists, other=0) != 0).to(tl.int32), 0) > 0
-        low = tl.where(shown, tl.minimum(low, column), low)
-        high = tl.where(shown, column + 1 + (reach - columns), high)
+        low = tl.min(tl.where(_shown(row_place, row < rows, column, columns, strides[4]), column, reach), 0)
+        start += block
+    high = tl.full((), 0, tl.int32)
+    end = tl.where(low < reach, columns, 0)
+    while (end > 0) & (high == 0):
+        end -= block
+        column = end + tl.arange(0, block)
+        shown = _shown(row_place, row < rows, column, columns, strides[4])
+        high = tl.max(tl.where(shown, column + 1 + (reach - columns), 0), 0)
     bounds += (element * tl.num_programs(1) + tile) * 2
-    tl.store(bounds, tl.min(low, 0))
-    tl.store(bounds + 1, tl.max(high, 0))
+    tl.store(bounds, low)
+    tl.store(bounds + 1, high)
 
 
 def is_bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> bool:
@@ -109,7 +122,7 @@ class MaskBounds:
         block = min(_ELEMENTS // together, power_of_two(columns))
         self._call = KernelCall(
             mask_bounds_kernel, (prod(own), tiles), (own, (*along, *last), rows, columns, lengths[1]),
-            {"together": together, "step": GROUP_ROWS, "block": block}, 4, 1,
+            {"together": together, "step": GROUP_ROWS, "block": block}, _WARPS, 1,
         )  # fmt: skip
 
     def __call__(self, memory: Memory, device: int, like: Any, mask: Any) -> Any:
