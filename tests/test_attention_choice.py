@@ -14,6 +14,7 @@ import pytest
 from einops_fast import OperandError, attention, attention_backend, autotune, disk_cache, explain_attention
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.choice import choose
+from einops_fast.attention.math import Math
 from einops_fast.attention.measured import forget_choices, problem_class
 from einops_fast.attention.memory import score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops, fused_seconds, unfused_seconds
@@ -35,8 +36,9 @@ class Fake(Implementation):
 
     name = "fake"
 
-    def __init__(self, predicted, measured, lacking=None):
+    def __init__(self, predicted, measured, lacking=None, queueing=0.0):
         self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
+        self.queueing = queueing
 
     def lacks(self, spec):
         return self.lacking
@@ -80,6 +82,10 @@ class FakeClock:
         way.run(spec, inputs)
         self.calls.append(way.name)
         return [way.measured] * repeat
+
+    def host_seconds(self, way, spec, inputs, device):
+        assert self.open
+        return way.queueing
 
 
 @pytest.fixture
@@ -222,6 +228,27 @@ def with_backend(name, q):
 
 
 # ---- the choice
+
+
+def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
+    fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
+    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 2.5, "two": 2.0}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_host_s_time_is_that_of_calls_that_leave_nothing_behind(monkeypatch, gradients):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.attention.clock import TorchClock
+
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    q, k, v = (torch.ones(2, 3, 4, requires_grad=gradients) for _ in range(3))
+    spec = AttentionSpec((2,), (2,), (2,), (2,), 3, 3, 4, 4, "float32", 0.5, gradients=gradients)
+    assert 0 < TorchClock().host_seconds(Math(), spec, AttentionInputs(q, k, v), "cpu") < 10
+    assert len(waits) > 1
+    assert q.grad is None
 
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):

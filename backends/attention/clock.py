@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from einops_fast.cost import Ceilings
 _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
+
+_HOST_RUNS = 5
+"""Of which the shortest counts: another process may have the processor meanwhile."""
 
 
 class TorchClock:
@@ -50,25 +54,38 @@ class TorchClock:
     def seconds(
         self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
     ) -> list[float]:
-        index = torch.device(device).index or 0
-        apart, leaves = _apart(inputs)
-        if spec.dropout_p and way.seeded:
-            apart.seed = torch.zeros(1, dtype=torch.int64, device=device)
-        # Made once: an implementation that compiles would compile anew for each call.
-        call = way.compiled(spec)
-        if not (spec.gradients and leaves):
+        return self._memory.seconds(_run(way, spec, inputs, device), torch.device(device).index or 0, repeat)
 
-            def run() -> None:
-                with torch.no_grad():
-                    call(apart)
-        else:
+    def host_seconds(self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> float:
+        run = _run(way, spec, inputs, device)
+        run()  # what a first call of this one prepares
+        times = []
+        for _ in range(_HOST_RUNS):
+            torch.cuda.synchronize(device)
+            began = perf_counter()
+            run()
+            times.append(perf_counter() - began)
+        return min(times)
 
-            def run() -> None:
-                with torch.enable_grad():
-                    result, _ = call(apart)
-                    torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
 
-        return self._memory.seconds(run, index, repeat)
+def _run(way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> Callable[[], None]:
+    """A call without arguments, with gradients if the spec has them."""
+    apart, leaves = _apart(inputs)
+    if spec.dropout_p and way.seeded:
+        apart.seed = torch.zeros(1, dtype=torch.int64, device=device)
+    # Made once: an implementation that compiles would compile anew for each call.
+    call = way.compiled(spec)
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(apart)
+
+    def both() -> None:
+        with torch.enable_grad():
+            result, _ = call(apart)
+            torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
+
+    return both if spec.gradients and leaves else forward
 
 
 def _apart(inputs: AttentionInputs) -> tuple[AttentionInputs, list[torch.Tensor]]:
