@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from einops_fast.autocast import autocasts
 from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch_autocast import (
     any_autocast,
     autocast_dtype,
-    autocasts,
     outside_autocast,
     pair_by_pair,
     torch_path,
@@ -174,7 +174,7 @@ class TorchBackend(Backend):
         name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, _TWO_DTYPES, whole=True)
-        if dtype is None and autocasts(operands[0].device.type):
+        if dtype is None and autocasts(operands[0]):
             return Numerics(name, name, _AUTOCAST, whole=True)
         return self._numerics(name, operands, whole=dtype is None)
 
@@ -258,7 +258,7 @@ class TorchBackend(Backend):
     def enclosed(self, plan: Plan, run: Run) -> Run:
         # The plan itself converts what autocast would, and has products that it mustn't.
         kind = torch.device(plan.target.device).type
-        if plan.numerics.native or not autocasts(kind):
+        if plan.numerics.native or autocast_dtype(kind) is None:
             return run
         return partial(outside_autocast, kind, run)
 

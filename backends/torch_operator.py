@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from einops_fast import dtypes
-from einops_fast.attention.torch_state import autocasts
+from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable

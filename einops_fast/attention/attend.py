@@ -15,6 +15,7 @@ from einops_fast.attention.options import plain_options, whole_number
 from einops_fast.attention.packed import apart, of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
+from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
@@ -259,7 +260,7 @@ def attend(
             return run(arrays)
         if getattr(q, "is_nested", False):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
-        if torch_state.autocasts(q):
+        if autocasts(q):
             torch_state.autocast(arrays)
             question = None
     if backend is None:
