@@ -24,7 +24,7 @@ from einops_fast.profiles.attention_ways import (
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.limits import limited
+from einops_fast.profiles.limits import FIRST_CALL, limited
 from einops_fast.profiles.measure import QUICK, Effort, Timing, fastest, paired_ratio, time_checked, too_wrong
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
@@ -66,9 +66,6 @@ EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
     "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5, settling=0.1),
 }
-
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
 
 @dataclass(frozen=True)

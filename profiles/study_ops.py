@@ -11,7 +11,7 @@ from typing import Any
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
-from einops_fast.profiles.limits import limited
+from einops_fast.profiles.limits import FIRST_CALL, limited
 from einops_fast.profiles.measure import QUICK, Effort, Timing, fastest, paired_ratio, time_checked, too_wrong
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.ops_ahead import compile_ahead
@@ -51,9 +51,6 @@ EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
     "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5, settling=0.1),
 }
-
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
 COMPILING = 90.0
 """Seconds that torch.compile may take for all cases together."""
