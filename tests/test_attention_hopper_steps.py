@@ -160,6 +160,23 @@ def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
 
 
+@pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
+def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
+    """Where features lie that far apart, the general kernels read the arrays as they lie."""
+    spec = AttentionSpec((2,), (2,), (2,), (2,), length, length, 128, 128, "float16", 0.1)
+    shape = (2, length, 128)
+    apart, beside = contiguous_in_order(shape, (0, 2, 1)), contiguous_in_order(shape, range(3))
+    layouts = {
+        "q": (shape, apart),
+        **dict.fromkeys(("k", "v", "out"), (shape, beside)),
+        "lse": (shape[:2], (length, 1)),
+    }
+    found, copies = hopper_padded_plan.on_copies(
+        spec, layouts, ("q", "k", "v", "out"), lambda given: problem(spec, given, "ieee", True), lambda _: True
+    )
+    assert (set(copies), found.features.wide) == (({"q"}, False) if copied else (set(), True))
+
+
 @pytest.mark.parametrize("layout", ["bs3hd", "3bhsd"])
 def test_gradients_of_parts_of_one_array(layout: str, ran: list[str]) -> None:
     sizes = {"b": 2, "s": 140, "3": 3, "h": 2, "d": 16}
