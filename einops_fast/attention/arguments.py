@@ -24,6 +24,14 @@ def read_call(
 ) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
     """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
 
+    Args:
+        operands: a pattern, q, k and v; with a layout the arrays alone, or one that has all three.
+        layout, sequence: as :func:`einops_fast.attention` has them.
+        options: causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic.
+        further: the other arrays by name, each perhaps with its pattern; the block table last.
+        segment_ids: as :func:`einops_fast.attention` has them.
+        lengths: cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv.
+
     Raises:
         EinsumError: they don't go together.
     """
