@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
-from einops_fast.layout import VECTOR
+from einops_fast.layout import VECTOR, contiguous_in_order
 
 __all__ = [
     "PROCESSORS",
@@ -328,13 +328,7 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         step *= size
     else:
         return tuple(strides)  # C order, as most are
-    found = [0] * len(shape)
-    step = 1
-    order = sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at]))
-    for at in reversed(order):
-        found[at] = step
-        step *= max(shape[at], 1)
-    return tuple(found)
+    return contiguous_in_order(shape, sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at])))
 
 
 def neighbours(rows: Rows, size: int) -> int:

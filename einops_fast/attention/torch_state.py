@@ -12,7 +12,7 @@ from typing import Any
 from einops_fast.autocast import autocasts
 from einops_fast.errors import OperandError
 
-__all__ = ["autocast", "derivatives", "deterministic", "is_ours", "on_gpu", "seed_for"]
+__all__ = ["autocast", "derivatives", "deterministic", "is_ours", "on_cuda", "seed_for"]
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def is_ours(*arguments: Any) -> bool:
         return False
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not tensors or not all(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_gpu(tensor) for tensor in tensors
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_cuda(tensor) for tensor in tensors
     ):
         return False
     if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
@@ -87,6 +87,6 @@ def is_ours(*arguments: Any) -> bool:
     )  # fmt: skip
 
 
-def on_gpu(tensor: Any) -> bool:
+def on_cuda(tensor: Any) -> bool:
     """Whether a tensor is where there is more than one implementation."""
     return bool(tensor.is_cuda)
