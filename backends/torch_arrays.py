@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast.attention.arrays import Arrays
-from einops_fast.attention.torch_state import autocasts
+from einops_fast.autocast import autocasts
 
 __all__ = ["TorchArrays"]
 

@@ -16,13 +16,20 @@ from einops_fast.backends.torch_attention_runs import AttentionCall, backward, c
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
-__all__ = ["GivenAttention", "differentiated_twice", "second_order", "triton_attention", "unsupported"]
+__all__ = [
+    "DIFFERENTIABLE",
+    "GivenAttention",
+    "differentiated_twice",
+    "second_order",
+    "triton_attention",
+    "unsupported",
+]
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 _MOST_FEATURES = 256
 
-_DIFFERENTIABLE = (0, 1, 2, 3, 6)
+DIFFERENTIABLE = (0, 1, 2, 3, 6)
 """Where q, k, v, the bias and the sinks are among the arrays."""
 
 second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = None
@@ -193,13 +200,13 @@ def _differentiable_gradients(
 ) -> tuple[Any, ...]:
     """The gradients, to be differentiated again, which is done in canonical order."""
     given = call.given
-    wanted = (*wanted, *(False,) * (len(_DIFFERENTIABLE) - len(wanted)))
+    wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
     found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *given.canonical(arrays))
     return tuple(
         [
             None if each is None else given.views[at].back(each, arrays[at].shape, torch.permute)
-            for at, each in zip(_DIFFERENTIABLE, found, strict=True)
+            for at, each in zip(DIFFERENTIABLE, found, strict=True)
         ]
     )
 
@@ -232,12 +239,12 @@ def differentiated_twice(
             "attention by the Triton kernels can't be differentiated twice: use attention_backend('math')"
         )
     with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() if at in _DIFFERENTIABLE and each is not None else each
+        leaves = [each.detach().requires_grad_() if at in DIFFERENTIABLE and each is not None else each
                   for at, each in enumerate(arrays)]  # fmt: skip
         seeds = [None if each is None else each.detach().requires_grad_() for each in (d_out, d_lse)]
         results = second_order(spec, AttentionInputs(*leaves))
         ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
-        of = [leaves[at] for at, is_wanted in zip(_DIFFERENTIABLE, wanted, strict=True) if is_wanted]
+        of = [leaves[at] for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted]
         first = torch.autograd.grad([way[0] for way in ways], of, [way[1] for way in ways], create_graph=True)
         back = [each for each, is_wanted in zip(gradients, wanted, strict=True) if is_wanted]
         pairs = [(each, seed) for each, seed in zip(first, back, strict=True) if seed is not None]

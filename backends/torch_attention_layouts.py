@@ -11,8 +11,9 @@ import torch
 from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
-from einops_fast.backends.triton.attention.problem import Layout, contiguous_in_order
+from einops_fast.backends.triton.attention.problem import Layout
 from einops_fast.dtypes import dtype_name
+from einops_fast.layout import contiguous_in_order, contiguous_strides
 
 __all__ = [
     "CANONICAL",
@@ -96,7 +97,7 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
         name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
     }
     found["out"] = shape, _ = result_layout(spec, arrays[0].shape[-2])
-    found["lse"] = shape[:-1], contiguous_in_order(shape[:-1], range(len(shape) - 1))
+    found["lse"] = shape[:-1], contiguous_strides(shape[:-1])
     return found
 
 

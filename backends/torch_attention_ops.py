@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch_attention import differentiated_twice
+from einops_fast.backends.torch_attention import DIFFERENTIABLE, differentiated_twice
 from einops_fast.backends.torch_attention_layouts import dense_strides, result_layout
 from einops_fast.backends.torch_attention_runs import backward, forward
 from einops_fast.backends.triton.launch import accumulator
@@ -30,7 +30,6 @@ _CONSTANTS = (
     "bool deterministic, SymInt longest_q, SymInt longest_kv"
 )
 _ARRAY_COUNT, _CONSTANT_COUNT = 14, 11
-_DIFFERENTIABLE = (0, 1, 2, 3, 6)
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _FORWARD, _BACKWARD = "einops_fast::attention_forward", "einops_fast::attention_backward"
@@ -133,7 +132,7 @@ def _gradient_shapes(d_out: Any, d_lse: Any, out: Any, lse: Any, wanted: Sequenc
             arguments[at].new_empty_strided(arguments[at].shape, dense_strides(arguments[at]))
             if is_wanted
             else out.new_empty(0)
-            for at, is_wanted in zip(_DIFFERENTIABLE, wanted, strict=True)
+            for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True)
         ]
     )
 
@@ -146,11 +145,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
 
 def _backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
     *arrays, out, lse = ctx.saved_tensors
-    wanted = [ctx.needs_input_grad[at] for at in _DIFFERENTIABLE]
+    wanted = [ctx.needs_input_grad[at] for at in DIFFERENTIABLE]
     gradients: list[Any] = [None] * (_ARRAY_COUNT + _CONSTANT_COUNT)
     if d_out is not None or d_lse is not None:
         found = attention_backward(d_out, d_lse, out, lse, wanted, *arrays, *ctx.numbers)
-        for at, is_wanted, gradient in zip(_DIFFERENTIABLE, wanted, found, strict=True):
+        for at, is_wanted, gradient in zip(DIFFERENTIABLE, wanted, found, strict=True):
             gradients[at] = gradient if is_wanted else None
     return tuple(gradients)
 

@@ -20,7 +20,6 @@ from einops_fast.dtypes import dtype_name
 __all__ = [
     "any_autocast",
     "autocast_dtype",
-    "autocasts",
     "every_path",
     "outside_autocast",
     "pair_by_pair",
@@ -40,11 +39,6 @@ def autocast_dtype(device_type: str) -> Any:
     """The dtype that autocast converts to on such a device; ``None`` where it's off."""
     on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
-
-
-def autocasts(device_type: str) -> bool:
-    """Whether autocast is on for tensors on such a device."""
-    return any_autocast() and autocast_dtype(device_type) is not None
 
 
 def outside_autocast(device_type: str, run: Callable[..., Any], *operands: Any) -> Any:

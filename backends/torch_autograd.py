@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from einops_fast.autocast import autocasts
 from einops_fast.backends.base import Backend, Run
-from einops_fast.backends.torch_autocast import autocasts, outside_autocast
+from einops_fast.backends.torch_autocast import outside_autocast
 from einops_fast.backends.torch_function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.notation import Subscripts
@@ -76,7 +77,7 @@ class FastEinsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        if autocasts(grad.device.type):
+        if autocasts(grad):
             # The product was made without, of operands that had been converted already.
             return outside_autocast(grad.device.type, FastEinsum.backward, ctx, grad)
         left, right = ctx.saved_tensors

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from einops_fast import dtypes
-from einops_fast.attention.torch_state import autocasts
+from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import usable
+from einops_fast.layout import VECTOR
 from einops_fast.tuning import autotune, current_mode
 
 __all__ = [
@@ -201,7 +202,7 @@ def is_aligned(*tensors: Any) -> bool:
     bits = 0
     for each in tensors:
         bits |= each.data_ptr()
-    return bits % 16 == 0
+    return bits % VECTOR == 0
 
 
 def new_tensor(like: Any, layout: Layout) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch_autocast import autocasts, outside_autocast
+from einops_fast.autocast import autocasts
+from einops_fast.backends.torch_autocast import outside_autocast
 from einops_fast.backends.torch_autograd import gradient_equation, product_order, spread
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import SubscriptsError
@@ -38,9 +39,8 @@ einsum: Any = torch.ops.einops_fast.einsum.default
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
-    kind = operands[0].device.type
-    if autocasts(kind):
-        return outside_autocast(kind, _contract, operands, equation, optimize, autotune)
+    if autocasts(operands[0]):
+        return outside_autocast(operands[0].device.type, _contract, operands, equation, optimize, autotune)
     return _contract(operands, equation, optimize, autotune)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EinsumError", "OperandError", "ShapeError", "SubscriptsError"]
+__all__ = ["EinsumError", "OperandError", "ShapeError", "SubscriptsError", "point_at"]
 
 
 class EinsumError(ValueError, RuntimeError):

@@ -55,6 +55,10 @@ def explain_shapes(
         backend: name of a backend whose framework is installed.
         optimize: as for :func:`fast_einsum`.
 
+    Raises:
+        OperandError: there is no such backend, or it has no such dtype.
+        EinsumError: as :func:`fast_einsum` would.
+
     Example:
         >>> from einops_fast.explain import explain_shapes
         >>> print(explain_shapes('ij,ij->ij', [(2, 3), (2, 3)]).steps[0].kind)

@@ -16,6 +16,7 @@ __all__ = [
     "arranged",
     "by_stride",
     "compact_strides",
+    "contiguous_in_order",
     "contiguous_strides",
     "merge",
     "padded_strides",
@@ -89,12 +90,21 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     >>> contiguous_strides((2, 3, 4))
     (12, 4, 1)
     """
-    strides = []
+    return contiguous_in_order(shape, range(len(shape)))
+
+
+def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of an array without gaps, the last axis of ``order`` being the fastest.
+
+    >>> contiguous_in_order((2, 3, 4), (2, 0, 1))
+    (3, 1, 6)
+    """
+    strides = [0] * len(shape)
     step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides)
 
 
 def padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:
@@ -130,9 +140,7 @@ def compact_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, 
     >>> compact_strides((2, 3), (1, 4))
     (1, 2)
     """
-    order = sorted(range(len(shape)), key=lambda at: -abs(strides[at]))
-    compact = contiguous_strides([shape[at] for at in order])
-    return tuple(stride for _, stride in sorted(zip(order, compact, strict=True)))
+    return contiguous_in_order(shape, sorted(range(len(shape)), key=lambda at: -abs(strides[at])))
 
 
 def arranged(perm: tuple[int, ...], sizes: Sequence[int], shape: tuple[int, ...], moves: str = "") -> Arrange:

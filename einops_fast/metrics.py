@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from einops_fast import observers
+from einops_fast.blocks import holding
 from einops_fast.errors import EinsumError
 from einops_fast.recording import Recorder, current_label
 
@@ -75,11 +76,8 @@ def label(name: str) -> Iterator[None]:
     Args:
         name: what the rows' ``label`` will be.
     """
-    token = current_label.set(name)
-    try:
+    with holding(current_label, name):
         yield
-    finally:
-        current_label.reset(token)
 
 
 def write(recorder: Recorder, folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> list[Path]:

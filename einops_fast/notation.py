@@ -2,20 +2,10 @@
 
 The forms of ``numpy.einsum``, ``torch.einsum`` and ``opt_einsum.contract`` mean here what they mean there:
 an equation of single-letter labels with or without ``'->'``, an ellipsis anywhere, or lists of labels between
-the operands. An axis may also be a whole word: ``'batch head i d, batch head j d -> batch head i j'``.
+the operands. An axis may also be a whole word: ``'batch head i d, batch head j d -> batch head i j'``;
+:mod:`einops_fast.terms` has the rules by which letters and words are told apart.
 
 Only text, ranks and shapes are handled, so no framework is imported.
-
-**Letters or words.** NumPy ignores blanks, so ``'ab cd'`` is four axes there. An equation that NumPy takes
-is never read otherwise; words are read only where letters can't be meant:
-
-* A term without an ellipsis is letters if they are as many as its operand has axes, else words if those are.
-* A term with an ellipsis is letters if they are at most as many as the axes, else words. It is words too if
-  it shares a word with a term that has no ellipsis and is read as words.
-* A word alone in its term is a name only if the equation has words side by side elsewhere or none of its
-  letters is an axis itself. So an operand of the wrong rank remains an error: in ``'ij,jk->i'`` with ranks 2
-  and 1, ``'jk'`` is not a name, because ``'j'`` is an axis.
-* The output is words if they are all known names, else letters.
 
 **Ellipsis.** The axes of all ellipses align at the right and broadcast. An explicit output without an
 ellipsis sums over them, as in torch and opt_einsum (NumPy raises). In the output, an ellipsis may also stand
@@ -33,7 +23,18 @@ from itertools import chain, count
 from string import ascii_letters, ascii_lowercase, ascii_uppercase
 from typing import NoReturn
 
-from .errors import ShapeError, SubscriptsError, point_at
+from einops_fast.errors import ShapeError, SubscriptsError, point_at
+from einops_fast.terms import (
+    ONLY_IN_WORDS,
+    count_letters,
+    count_words,
+    fits_as_letters,
+    fits_as_words,
+    is_name,
+    labels_of,
+    read_as_words,
+    split_term,
+)
 
 __all__ = ["Subscripts", "bind_sizes", "parse", "parse_interleaved"]
 
@@ -93,19 +94,19 @@ def parse(equation: str, ranks: tuple[int, ...], *, words: bool = True) -> Subsc
 @lru_cache(maxsize=4096)
 def _parse(equation: str, ranks: tuple[int, ...], words: bool) -> Subscripts:
     left, right = _split(equation)
-    terms = [_chunks(term) for term in left.split(",")]
-    output = None if right is None else _chunks(right)
+    terms = [split_term(term) for term in left.split(",")]
+    output = None if right is None else split_term(right)
     _check_terms(terms, output, ranks, equation)
-    worded = _read_as_words(terms, output, ranks, words)
+    worded = read_as_words(terms, output, ranks, words)
     for operand, (chunks, rank, as_words) in enumerate(zip(terms, ranks, worded, strict=True)):
-        if not as_words and not _fits_as_letters(chunks, rank):
+        if not as_words and not fits_as_letters(chunks, rank):
             _reject_term(chunks, operand, ranks, equation, words)
-    labels = [_labels(chunks, as_words) for chunks, as_words in zip(terms, worded, strict=True)]
+    labels = [labels_of(chunks, as_words) for chunks, as_words in zip(terms, worded, strict=True)]
     if output is None:
         return _resolve(labels, None, ranks, equation)
     known = {..., *chain.from_iterable(labels)}
-    named = _labels(output, True)
-    spelled = _labels(output, False)
+    named = labels_of(output, True)
+    spelled = labels_of(output, False)
     # Where neither reading is right, the error should be about the one that the inputs suggest.
     as_words = words and (known.issuperset(named) or (any(worded) and not known.issuperset(spelled)))
     return _resolve(labels, named if as_words else spelled, ranks, equation)
@@ -252,7 +253,6 @@ def _letters(labels: Iterable[Hashable]) -> dict[Hashable, str]:
 
 # No label has these: ASCII punctuation and control characters. '_' and digits may be in words.
 _STRAY = re.compile(r"[\x00-\x08\x0e-\x1b!-+\--/:-@\[-^`{-\x7f]")
-_ONLY_IN_WORDS = re.compile(r"[0-9_]")
 
 
 def _split(equation: str) -> tuple[str, str | None]:
@@ -281,104 +281,6 @@ def _why_stray(character: str) -> str:
     return f"{character!r} can't be a label: an axis is a letter, or a word such as 'head_dim'"
 
 
-def _chunks(term: str) -> list[str]:
-    """The parts of a term between blanks, ``'...'`` being one of them."""
-    return term.replace("...", " ... ").split() if "." in term else term.split()
-
-
-def _labels(chunks: Sequence[str], as_words: bool) -> list[Hashable]:
-    labels: list[Hashable] = []
-    for chunk in chunks:
-        if chunk == "...":
-            labels.append(...)
-        elif as_words:
-            labels.append(chunk)
-        else:
-            labels.extend(chunk)
-    return labels
-
-
-# ---- letters or words
-
-
-def _read_as_words(
-    terms: Sequence[list[str]], output: list[str] | None, ranks: Sequence[int], words: bool
-) -> list[bool]:
-    """Per term, whether it is words; the module's docstring has the rules."""
-    letters = [_fits_as_letters(chunks, rank) for chunks, rank in zip(terms, ranks, strict=True)]
-    if all(letters) or not words:
-        return [False] * len(terms)
-    worded = [
-        not fits and _fits_as_words(chunks, rank) for fits, chunks, rank in zip(letters, terms, ranks, strict=True)
-    ]
-    for operand, chunks in enumerate(terms):
-        if worded[operand] and _count_words(chunks) == 1:
-            word = next(chunk for chunk in chunks if chunk != "...")
-            worded[operand] = _lone_word_is_name(word, terms, output, letters, worded)
-    names = {
-        chunk
-        for chunks, as_words in zip(terms, worded, strict=True)
-        if as_words and "..." not in chunks
-        for chunk in chunks
-        if len(chunk) > 1
-    }
-    return [
-        as_words or ("..." in chunks and not names.isdisjoint(chunks) and _fits_as_words(chunks, rank))
-        for as_words, chunks, rank in zip(worded, terms, ranks, strict=True)
-    ]
-
-
-def _count_letters(chunks: Sequence[str]) -> int:
-    return sum(map(len, chunks)) - (3 if "..." in chunks else 0)
-
-
-def _count_words(chunks: Sequence[str]) -> int:
-    return len(chunks) - ("..." in chunks)
-
-
-def _fits_as_letters(chunks: Sequence[str], rank: int) -> bool:
-    letters = _count_letters(chunks)
-    fits = letters <= rank if "..." in chunks else letters == rank
-    return fits and not any(map(_ONLY_IN_WORDS.search, chunks))
-
-
-def _fits_as_words(chunks: Sequence[str], rank: int) -> bool:
-    words = _count_words(chunks)
-    fits = words <= rank if "..." in chunks else words == rank
-    return fits and all(map(_is_name, chunks))
-
-
-def _is_name(chunk: str) -> bool:
-    if len(chunk) == 1:
-        return not _ONLY_IN_WORDS.match(chunk)
-    return chunk == "..." or (chunk.isidentifier() and chunk[0] != "_")
-
-
-def _lone_word_is_name(
-    word: str,
-    terms: Sequence[list[str]],
-    output: list[str] | None,
-    letters: Sequence[bool],
-    worded: Sequence[bool],
-) -> bool:
-    """Whether ``word``, alone in its term, names an axis, rather than being letters for a wrong rank.
-
-    It does if words stand side by side elsewhere, or if none of its letters is an axis of its own.
-    """
-    alone: set[str] = set()
-    for chunks, fits, as_words in zip(terms, letters, worded, strict=True):
-        if _count_words(chunks) > 1 and (as_words or word in chunks):
-            return True
-        if fits and word not in chunks:
-            alone.update(*chunks)
-    if output is not None:
-        if _count_words(output) > 1 and word in output:
-            return True
-        inputs = set(chain.from_iterable(terms))
-        alone.update(*(chunk for chunk in output if len(chunk) == 1 or chunk not in inputs))
-    return alone.isdisjoint(word)
-
-
 # ---- what is wrong, and where
 
 
@@ -402,22 +304,22 @@ def _check_terms(
 def _reject_term(chunks: Sequence[str], operand: int, ranks: Sequence[int], equation: str, words: bool) -> NoReturn:
     """A term of an equation that is neither as many letters nor as many words as the operand has axes."""
     rank = ranks[operand]
-    names = _count_words(chunks)
+    names = count_words(chunks)
     multiple = any(len(chunk) > 1 for chunk in chunks if chunk != "...")
-    worded = words and multiple and all(map(_is_name, chunks))
+    worded = words and multiple and all(map(is_name, chunks))
     start, end = _term_span(equation, operand, len(ranks)) or (0, 0)
-    stray = _ONLY_IN_WORDS.search(equation, start, end)
+    stray = ONLY_IN_WORDS.search(equation, start, end)
     if stray and not (worded and names > 1):
         problem = f"{stray.group()!r} can only be part of a word that names an axis, such as 'd1'"
         if worded:
             problem += f", and operand {operand} has {_axes(rank)}, not 1"
         raise SubscriptsError(point_at(problem, equation, stray.span()))
     note = ""
-    if worded and _fits_as_words(chunks, rank):
+    if worded and fits_as_words(chunks, rank):
         note = " (it is not one word, because the equation uses a letter of it alone)"
     elif worded and not stray:
         note = f" ({names} if read as words)"
-    count = names if stray else _count_letters(chunks)
+    count = names if stray else count_letters(chunks)
     _reject_rank(operand, ranks, count, "..." in chunks, equation, note)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from einops_fast.blocks import holding
 from einops_fast.errors import EinsumError
 
 __all__ = ["PRECISIONS", "allow_precision", "allowed", "settled"]
@@ -46,11 +47,8 @@ def allow_precision(precision: str) -> Iterator[None]:
     """
     if precision not in PRECISIONS:
         raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
-    token = _allowed.set(precision)
-    try:
+    with holding(_allowed, precision):
         yield
-    finally:
-        _allowed.reset(token)
 
 
 def settled(setting: str) -> str:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from einops_fast.arguments import Call, hashable, read_call
+from einops_fast.autocast import autocasts
 from einops_fast.cost import is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.notation import bind_sizes
@@ -50,7 +51,7 @@ def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any
     kind = arrays[0].device.type
     if dtype is not None:
         arrays = [array.to(dtype) for array in arrays]
-        if _autocasts(kind):
+        if autocasts(arrays[0]):
             with torch.autocast(kind, enabled=False):
                 return einsum_traced(letters, arrays, None, optimize, autotune)
     mode = traced_mode(autotune)
@@ -155,9 +156,9 @@ def _for_operator(
 
 def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str, ...], shapes: _Shapes) -> str | None:
     """The dtype that eager calls compute in, by name; ``None`` if torch.einsum is to choose it."""
-    if not _autocasts(kind):
-        return dtypes[0] if len(set(dtypes)) == 1 else None
     autocast = import_module("einops_fast.backends.torch_autocast")
+    if autocast.autocast_dtype(kind) is None:
+        return dtypes[0] if len(set(dtypes)) == 1 else None
     known, count = _known(shapes), len(terms)
     if known is None and count > _MOST_REORDERED:
         return None
@@ -169,11 +170,5 @@ def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str
     return found
 
 
-def _autocasts(kind: str) -> bool:
-    """Whether autocast is on for this type of device."""
-    return import_module("einops_fast.backends.torch_autocast").autocast_dtype(kind) is not None
-
-
 _letters._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _for_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_autocasts._dynamo_marked_constant = True  # type: ignore[attr-defined]

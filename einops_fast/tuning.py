@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from einops_fast.blocks import holding, holding_traced, traced_value
 from einops_fast.errors import EinsumError
 from einops_fast.tracing import is_tracing
 
@@ -22,10 +23,6 @@ _mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.g
 
 #: The mode of a call without an argument, to compare with one that :func:`current_mode` gave before.
 unchecked_mode = _mode.get
-
-
-#: The modes of the blocks that are being traced: torch.compile follows a list, and no context variable.
-_traced: list[str] = []
 
 
 @contextmanager
@@ -58,17 +55,11 @@ def autotune(mode: str) -> Iterator[None]:
     """
     mode = _checked(mode, "the mode of autotune")
     if is_tracing():
-        _traced.append(mode)
-        try:
+        with holding_traced("autotune", mode):
             yield
-        finally:
-            _traced.pop()
         return
-    token = _mode.set(mode)
-    try:
+    with holding(_mode, mode):
         yield
-    finally:
-        _mode.reset(token)
 
 
 def current_mode(override: str | None = None) -> str:
@@ -97,7 +88,8 @@ def traced_mode(override: str | None = None) -> str | None:
     """
     if override is not None:
         return _checked(override, "the mode of autotune")
-    return _traced[-1] if _traced else None
+    mode: str | None = traced_value("autotune")
+    return mode
 
 
 def holds(mode: str) -> bool:

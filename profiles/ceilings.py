@@ -15,7 +15,7 @@ from einops_fast.profiles.cases import ITEM_SIZES, Case
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.measure import Effort, time_calls
 
-__all__ = ["Ceilings", "Work", "backward_work", "floor", "forward_work", "measure_ceilings"]
+__all__ = ["Ceilings", "Work", "backward_work", "forward_work", "measure_ceilings"]
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
 GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
@@ -55,11 +55,14 @@ class Work:
     flops: int
     floor: float
 
+    @classmethod
+    def of(cls, moved: int, flops: int, ceilings: Ceilings) -> Work:
+        return cls(moved, flops, max(moved / ceilings.bandwidth, flops / ceilings.flops))
+
 
 def forward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
     """Operands and result are moved once, and the FLOPs are those of the best order."""
-    moved = sum(case.elements) * ITEM_SIZES[dtype]
-    return Work(moved, case.flops, max(moved / ceilings.bandwidth, case.flops / ceilings.flops))
+    return Work.of(sum(case.elements) * ITEM_SIZES[dtype], case.flops, ceilings)
 
 
 def backward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
@@ -67,10 +70,5 @@ def backward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
     forward = forward_work(case, dtype, ceilings)
     moved = forward.moved + sum(map(prod, case.shapes)) * ITEM_SIZES[dtype]
     flops = sum(gradient_case(case, place).flops for place in range(len(case.shapes)))
-    least = max(moved / ceilings.bandwidth, flops / ceilings.flops)
-    return Work(forward.moved + moved, forward.flops + flops, forward.floor + least)
-
-
-def floor(case: Case, dtype: str, ceilings: Ceilings) -> float:
-    """Seconds that moving operands and result once, or the FLOPs of the best order, take at least."""
-    return forward_work(case, dtype, ceilings).floor
+    backward = Work.of(moved, flops, ceilings)
+    return Work(forward.moved + moved, forward.flops + flops, forward.floor + backward.floor)

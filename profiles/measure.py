@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -31,10 +31,12 @@ __all__ = [
     "Timing",
     "check",
     "compare",
+    "fastest",
     "paired_ratio",
     "reason",
     "time_calls",
-    "timed",
+    "time_checked",
+    "too_wrong",
 ]
 
 LOST_ROUNDS = 5
@@ -148,7 +150,7 @@ def compare(
             profiled.enter_context(recorded(framework))
         times = _take_turns(calls, counts, clock, arounds, effort)
     for place, rounds in zip(places, times, strict=True):
-        timings[place] = timed(timings[place], rounds)
+        timings[place] = _timed(timings[place], rounds)
     return [replace(timing, speedup=paired_ratio(timings[0], timing)) for timing in timings]
 
 
@@ -182,12 +184,26 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
             allowed(reference.case, dtype, comparable[place] if comparable else None)
             for place, reference in enumerate(references)
         ]
-        wrong = any(error > limit for error, limit in zip(errors, limits, strict=True))
-        failure = f"wrong: error {max(errors):.1e}, allowed {max(limits):.1e}" if wrong else ""
+        failure = next(filter(None, map(too_wrong, errors, limits)), "")
         timings.append(Timing(way.name, error=max(errors), failure=failure))
-        if way is ways[0] and not wrong:
+        if way is ways[0] and not failure:
             native = errors
     return timings
+
+
+def too_wrong(error: float, limit: float) -> str:
+    """Why a result doesn't count that is off by more than allowed; empty if it isn't.
+
+    >>> too_wrong(0.5, 0.1), too_wrong(0.1, 0.5)
+    ('wrong: error 5.0e-01, allowed 1.0e-01', '')
+    """
+    return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""
+
+
+def fastest(timings: Iterable[Timing]) -> Timing | None:
+    """The one that took the least of those that have a time."""
+    timed = [timing for timing in timings if timing.seconds is not None]
+    return min(timed, key=lambda timing: timing.seconds or 0.0, default=None)
 
 
 def paired_ratio(over: Timing, under: Timing) -> float | None:
@@ -211,6 +227,14 @@ def time_calls(
         with around():
             counts.append(_calls_per_sample(call, clock, effort))
     return _take_turns(calls, counts, clock, arounds, effort)
+
+
+def time_checked(
+    checked: Sequence[Timing], calls: Sequence[Call], clock: Clock, arounds: Sequence[Around], effort: Effort
+) -> list[Timing]:
+    """What came out of the check of each call, with its times."""
+    times = time_calls(calls, clock, arounds, effort) if calls else []
+    return [_timed(timing, rounds) for timing, rounds in zip(checked, times, strict=True)]
 
 
 def _take_turns(
@@ -296,7 +320,7 @@ def _named(way: Way, case: Case, backward: bool) -> Around:
     return around
 
 
-def timed(checked: Timing, rounds: Sequence[float]) -> Timing:
+def _timed(checked: Timing, rounds: Sequence[float]) -> Timing:
     """What came out of the check, with the times of the rounds."""
     low, _, high = quantiles(rounds, n=4)
     return replace(checked, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from einops_fast.errors import OperandError
 from einops_fast.profiles.attention_ahead import compile_ahead
@@ -25,12 +24,12 @@ from einops_fast.profiles.attention_ways import (
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.limits import limited
-from einops_fast.profiles.measure import QUICK, Effort, Timing, paired_ratio, time_calls, timed
+from einops_fast.profiles.limits import FIRST_CALL, limited
+from einops_fast.profiles.measure import QUICK, Effort, Timing, fastest, paired_ratio, time_checked, too_wrong
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
-from einops_fast.profiles.traces import write_trace
-from einops_fast.profiles.ways import Call, Way, bind
+from einops_fast.profiles.traces import made, write_trace
+from einops_fast.profiles.ways import Way, bind
 
 __all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
 
@@ -67,9 +66,6 @@ EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
     "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5, settling=0.1),
 }
-
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +139,7 @@ def _cases(framework: Framework, options: Options) -> list[AttentionCase]:
 
 
 def _work(case: AttentionCase, dtype: str, ceilings: Ceilings, backward: bool) -> Work:
-    moved, flops = case.elements(backward) * ITEM_SIZES[dtype], case.flops(backward)
-    return Work(moved, flops, max(moved / ceilings.bandwidth, flops / ceilings.flops))
+    return Work.of(case.elements(backward) * ITEM_SIZES[dtype], case.flops(backward), ceilings)
 
 
 def _rows(job: _Job, work: Work, effort: Effort, trace: str) -> Iterator[Record]:
@@ -154,11 +149,10 @@ def _rows(job: _Job, work: Work, effort: Effort, trace: str) -> Iterator[Record]
     # Not the inputs of the check: nothing remembered from there can help.
     operands = attention_inputs(job.case, job.framework, job.dtype, 1, job.backward)
     calls = [bind(way, operands) for way in ways]
-    rounds = time_calls(calls, job.framework.clock(), [way.around for way in ways], effort) if calls else []
-    timings = [timed(timing, each) for (_, timing), each in zip(right, rounds, strict=True)]
+    arounds = [way.around for way in ways]
+    timings = time_checked([timing for _, timing in right], calls, job.framework.clock(), arounds, effort)
     native = next((timing for timing in timings if timing.name == NATIVE), None)
-    others = [timing for timing in timings if not is_own(timing.name)]
-    best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+    best = fastest(timing for timing in timings if not is_own(timing.name))
     for way, call, timing in zip(ways, calls, timings, strict=True):
         row = job.row(replace(timing, speedup=paired_ratio(native, timing) if native else None), work)
         if best is not None and is_own(way.name):
@@ -170,7 +164,7 @@ def _rows(job: _Job, work: Work, effort: Effort, trace: str) -> Iterator[Record]
         yield row
         if trace:
             with way.around():
-                yield from write_trace(trace, row, job.framework, partial(_same, call))
+                yield from write_trace(trace, row, job.framework, made(call))
     yield from (job.row(timing, work) for _, timing in checked if timing.failure)
 
 
@@ -197,10 +191,5 @@ def _check(job: _Job) -> list[tuple[Way, Timing]]:
         except Exception as failure:
             checked.append((way, Timing.failed(way.name, failure)))
             continue
-        wrong = f"wrong: error {error:.1e}, allowed {limit:.1e}" if error > limit else ""
-        checked.append((way, Timing(way.name, error=error, failure=wrong)))
+        checked.append((way, Timing(way.name, error=error, failure=too_wrong(error, limit))))
     return checked
-
-
-def _same(call: Call) -> Call:
-    return call

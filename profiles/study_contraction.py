@@ -14,7 +14,7 @@ from einops_fast.profiles.contraction_ahead import compile_ahead
 from einops_fast.profiles.contraction_tables import OURS, tables
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, paired_ratio
+from einops_fast.profiles.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, fastest, paired_ratio
 from einops_fast.profiles.own_cases import chosen_cases
 from einops_fast.profiles.peers import NATIVE, PEERS, Peer, make_ways, present
 from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, skipped
@@ -129,8 +129,7 @@ def _against_best(
         timings = compare(case, ways, dtype, effort=effort, backward=backward)
     except Exception as error:  # a case that doesn't fit the machine's memory, say, is not the end of the table
         timings = [Timing.failed(OURS, error)]
-    others = [timing for timing in timings if timing.name != OURS and timing.seconds is not None]
-    best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+    best = fastest(timing for timing in timings if timing.name != OURS)
     return [
         (timing, best.name, paired_ratio(timing, best)) if best and timing.name == OURS else (timing, "", None)
         for timing in timings

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import Any
 
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
-from einops_fast.profiles.limits import limited
-from einops_fast.profiles.measure import QUICK, Effort, Timing, paired_ratio, time_calls, timed
+from einops_fast.profiles.limits import FIRST_CALL, limited
+from einops_fast.profiles.measure import QUICK, Effort, Timing, fastest, paired_ratio, time_checked, too_wrong
 from einops_fast.profiles.memory import peak_memory
 from einops_fast.profiles.ops_ahead import compile_ahead
 from einops_fast.profiles.ops_bound import Bound, OpInputs, OpWay
@@ -31,7 +30,7 @@ from einops_fast.profiles.ops_tables import tables
 from einops_fast.profiles.ops_ways import LINEAR, NATIVE, OURS, PACKED, WAYS, libraries, make_ways, op_inputs
 from einops_fast.profiles.peers import Compiler
 from einops_fast.profiles.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
-from einops_fast.profiles.traces import write_trace
+from einops_fast.profiles.traces import made, write_trace
 from einops_fast.profiles.watch import host_seconds
 from einops_fast.profiles.ways import Call
 
@@ -52,9 +51,6 @@ EFFORTS = {
     "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
     "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5, settling=0.1),
 }
-
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
 COMPILING = 90.0
 """Seconds that torch.compile may take for all cases together."""
@@ -77,8 +73,8 @@ class _Job:
         return op_inputs(self.case, self.framework, self.dtype, seed)
 
     def row(self, timing: Timing, backward: bool) -> Row:
-        moved, flops = self.case.elements(backward) * ITEM_SIZES[self.dtype], self.case.flops(backward)
-        work = Work(moved, flops, max(moved / self.ceilings.bandwidth, flops / self.ceilings.flops))
+        moved = self.case.elements(backward) * ITEM_SIZES[self.dtype]
+        work = Work.of(moved, self.case.flops(backward), self.ceilings)
         row = Row.of(self.framework.name, self.case, self.dtype, timing, work, backward=backward)
         return replace(row, guest=not is_own(timing.name))
 
@@ -177,11 +173,9 @@ def _rows(job: _Job, checked: Sequence[_Checked], backward: bool, effort: Effort
     around = torch.enable_grad if backward else torch.no_grad
     hosts = [_host(job, call, around) for call in calls]
     clock = job.framework.clock(flushes=_flushes(job, hosts))
-    rounds = time_calls(calls, clock, [around] * len(calls), effort) if calls else []
-    timings = [timed(each.timings[backward], times) for each, times in zip(right, rounds, strict=True)]
+    timings = time_checked([each.timings[backward] for each in right], calls, clock, [around] * len(calls), effort)
     native = next((timing for timing in timings if timing.name == NATIVE), None)
-    others = [timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR]
-    best = min(others, key=lambda timing: timing.seconds or 0.0, default=None)
+    best = fastest(timing for timing in timings if not is_own(timing.name) and timing.name != LINEAR)
     for call, timing, host in zip(calls, timings, hosts, strict=True):
         # Without its activation it isn't the same.
         speedup = paired_ratio(native, timing) if native and timing.name != LINEAR else None
@@ -193,7 +187,7 @@ def _rows(job: _Job, checked: Sequence[_Checked], backward: bool, effort: Effort
             with suppress(Exception):  # who can't tell was measured all the same
                 row = replace(row, peak_bytes=peak_memory(job.framework, call))
             if trace:
-                traced += write_trace(trace, row, job.framework, partial(_same, call))
+                traced += write_trace(trace, row, job.framework, made(call))
         yield row
         yield from traced
     for each in checked:
@@ -214,10 +208,6 @@ def _flushes(job: _Job, hosts: Sequence[float | None]) -> int:
     """How often the cache is to be emptied for the host to queue all of a call while that runs, and half as much."""
     wanted = 1.5 * max((host or 0.0 for host in hosts), default=0.0)
     return min(1 + ceil(wanted * job.ceilings.bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
-
-
-def _same(call: Call) -> Call:
-    return call
 
 
 def _call(job: _Job, bound: Bound, given: OpInputs, backward: bool) -> Call:
@@ -303,13 +293,9 @@ def _compared(
             with job.framework.torch.no_grad():
                 first, second = (_tuple(bound.forward())[0] for _ in range(2))
             dropped = dropout_wrong(first, second, expected[0][0], linear=case.op.endswith("attention"))
-    forward = _wrong(max(found[0], alone_error), limits[0]) or dropped
-    backward = forward or _wrong(found[1], limits[1])
+    forward = too_wrong(max(found[0], alone_error), limits[0]) or dropped
+    backward = forward or too_wrong(found[1], limits[1])
     return (
         Timing(way.name, error=max(found[0], alone_error), failure=forward),
         Timing(way.name, error=max(found), failure=backward),
     )
-
-
-def _wrong(error: float, limit: float) -> str:
-    return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""

@@ -16,7 +16,7 @@ from einops_fast.profiles.records import Note, Row
 from einops_fast.profiles.watch import calls_to_watch
 from einops_fast.profiles.ways import Call
 
-__all__ = ["listed", "trace_name", "write_trace"]
+__all__ = ["listed", "made", "trace_name", "write_trace"]
 
 LONGEST_TABLE = 30
 
@@ -48,6 +48,11 @@ def write_trace(folder: str, row: Row, framework: Framework, make: Callable[[], 
         yield Note(f"no trace of {trace_name(row)}: {reason(error)}")
     else:
         yield Note(f"wrote {path}")
+
+
+def made(call: Call) -> Callable[[], Call]:
+    """What :func:`write_trace` takes, of a call that there is already."""
+    return lambda: call
 
 
 def trace_name(row: Row) -> str:

@@ -13,6 +13,7 @@ from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends import torch_attention
 
 torch: Any = pytest.importorskip("torch")
+from graphs import captured  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -60,18 +61,11 @@ def test_captured_in_a_graph() -> None:
         out, _ = torch_attention.triton_attention(spec, leaf)
         return (out.detach(), *torch.autograd.grad(out, [leaf.q, leaf.k, leaf.v], d_out))
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    results, graph = captured(step, warm_up=1)
     with torch.no_grad():
         leaf.q.copy_(randn(2, 4, 200, 64, dtype="bfloat16", seed=10))
     graph.replay()
-    for found, expected in zip(captured, step(), strict=True):
+    for found, expected in zip(results, step(), strict=True):
         assert torch.equal(found, expected)
 
 

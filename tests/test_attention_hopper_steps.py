@@ -26,7 +26,8 @@ from einops_fast.backends.triton.attention import (  # noqa: E402
     mask_bounds,
 )
 from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
-from einops_fast.backends.triton.attention.problem import contiguous_in_order, problem  # noqa: E402
+from einops_fast.backends.triton.attention.problem import problem  # noqa: E402
+from einops_fast.layout import contiguous_in_order, contiguous_strides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
 
@@ -160,6 +161,23 @@ def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
 
 
+@pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
+def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
+    """Where features lie that far apart, the general kernels read the arrays as they lie."""
+    spec = AttentionSpec((2,), (2,), (2,), (2,), length, length, 128, 128, "float16", 0.1)
+    shape = (2, length, 128)
+    apart, beside = contiguous_in_order(shape, (0, 2, 1)), contiguous_strides(shape)
+    layouts = {
+        "q": (shape, apart),
+        **dict.fromkeys(("k", "v", "out"), (shape, beside)),
+        "lse": (shape[:2], (length, 1)),
+    }
+    found, copies = hopper_padded_plan.on_copies(
+        spec, layouts, ("q", "k", "v", "out"), lambda given: problem(spec, given, "ieee", True), lambda _: True
+    )
+    assert (set(copies), found.features.wide) == (({"q"}, False) if copied else (set(), True))
+
+
 @pytest.mark.parametrize("layout", ["bs3hd", "3bhsd"])
 def test_gradients_of_parts_of_one_array(layout: str, ran: list[str]) -> None:
     sizes = {"b": 2, "s": 140, "3": 3, "h": 2, "d": 16}
@@ -187,7 +205,7 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
     """Each tile once, and no program has ``most`` times as many blocks as there are on average."""
     spec = AttentionSpec((heads,), (heads,), (heads,), (heads,), length, length, 64, 64, "float16", 0.1, causal=True)
     shape = (heads, length, 64)
-    strides = contiguous_in_order(shape, range(3))
+    strides = contiguous_strides(shape)
     given = problem(spec, dict.fromkeys(("q", "k", "v", "out"), (shape, strides)), "ieee", False)
     tiling = hopper_tiles.HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
     layouts = Layouts(spec, given, tiling, "")

@@ -276,7 +276,7 @@ def test_patch(monkeypatch):
         assert ours is not before
         assert torch.einsum is torch.functional.einsum
         assert torch.equal(ours(q, k, v), native(q, k, v))  # a CPU: torch's own
-        monkeypatch.setattr(torch_state, "on_gpu", lambda tensor: calls.append(tensor) or True)
+        monkeypatch.setattr(torch_state, "on_cuda", lambda tensor: calls.append(tensor) or True)
         torch.testing.assert_close(ours(q, k, v, is_causal=True), native(q, k, v, is_causal=True))
         assert len(calls) == 3
         with pytest.raises(RuntimeError, match="size"):  # torch's own error

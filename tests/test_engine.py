@@ -24,6 +24,7 @@ from einops_fast.plan_cache import clear_plans
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from graphs import captured  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from einops_fast.backends import torch as torch_backend  # noqa: E402
@@ -404,15 +405,7 @@ def test_errors_come_before_any_kernel(kernels: list[str]) -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_replays_kernels(kernels: list[str]) -> None:
     a, b = randn(64, 100, 8, 32), randn(64, 50, 8, 32)
-    fast_einsum("bind,bjnd->bnij", a, b)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        fast_einsum("bind,bjnd->bnij", a, b)
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
-        result = fast_einsum("bind,bjnd->bnij", a, b)
+    result, graph = captured(lambda: fast_einsum("bind,bjnd->bnij", a, b))
     a.normal_()
     graph.replay()
     torch.testing.assert_close(result, torch.einsum("bind,bjnd->bnij", a, b), rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking, rounding  # noqa: E402
+from graphs import captured  # noqa: E402
 
 from einops_fast import contract_expression, fast_einsum  # noqa: E402
 from einops_fast.backends.triton.ways import Candidate  # noqa: E402
@@ -22,26 +23,18 @@ LARGE = DEVICE == "cuda"
 SEEDS = (10, 20) if LARGE else (10,)
 
 
-def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """What the call returned while it was captured, and what replays it; it was warmed up before."""
+def replayed(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """What the call returned while it was captured, and what replays it."""
     if DEVICE == "cpu":
         result = call()
         return result, lambda: result.copy_(call())
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
+    result, graph = captured(call)
     return result, graph.replay
 
 
 def check(call: Callable[..., Any], equation: str, operands: Sequence[Any], dtype: str, most: float) -> None:
     """Replays give the results of the numbers that the operands hold then, also after other calls in between."""
-    result, replay = captured(lambda: call(*operands))
+    result, replay = replayed(lambda: call(*operands))
     for seed in SEEDS:
         for at, operand in enumerate(operands):
             operand.copy_(numbers(*operand.shape, dtype=dtype, seed=seed + at))
@@ -114,7 +107,7 @@ def test_gradients() -> None:
         return torch.cat([each.flatten() for each in torch.autograd.grad(result, leaves, back)])
 
     with picking() as ran:
-        result, replay = captured(call)
+        result, replay = replayed(call)
         with torch.no_grad():
             for at, leaf in enumerate(leaves):
                 leaf.copy_(numbers(*leaf.shape, dtype="float32", seed=10 + at))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch")
+from graphs import captured  # noqa: E402
 
 from einops_fast import attention_backend  # noqa: E402
 from einops_fast.nn import CausalSelfAttention, MultiHeadAttention  # noqa: E402
@@ -53,27 +54,23 @@ def test_results_and_gradients(name: str, dtype: str) -> None:
 def test_captured_in_a_graph(name: str) -> None:
     module, x = _made(name, torch.bfloat16)
     x.requires_grad_()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            module.zero_grad(set_to_none=True)
-            x.grad = None
-            module(x).float().square().sum().backward()
-    torch.cuda.current_stream().wait_stream(stream)
-    module.zero_grad(set_to_none=True)
-    x.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step() -> Any:
+        module.zero_grad(set_to_none=True)
+        x.grad = None
         found = module(x)
         found.float().square().sum().backward()
+        return found
+
+    found, graph = captured(step)
     for seed in range(2):
         torch.manual_seed(seed)
         with torch.no_grad():
             x.copy_(torch.randn_like(x))
         graph.replay()
-        captured = [found, x.grad, *[each.grad for each in module.parameters()]]
-        captured = [each.detach().clone() for each in captured]
-        _check(captured, _all(module, x), 2e-2)
+        results = [found, x.grad, *[each.grad for each in module.parameters()]]
+        results = [each.detach().clone() for each in results]
+        _check(results, _all(module, x), 2e-2)
 
 
 @pytest.mark.parametrize("name", MODULES)

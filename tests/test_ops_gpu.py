@@ -12,6 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from graphs import captured  # noqa: E402
 from ops_problems import randn  # noqa: E402
 
 from einops_fast import nn, ops  # noqa: E402
@@ -84,26 +85,12 @@ def near(found: Sequence[Any], expected: Sequence[Any], dtype: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max() + 1e-6))
 
 
-def warmed(step: Callable[[], Any]) -> None:
-    """As torch's documentation has it: on another stream, before anything is captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_captured_in_a_graph(name: str, dtype: str) -> None:
     tensors, constants, function = inputs(dtype), (target(), mask()), OPERATORS[name]
     step = partial(both_ways, function, tensors, constants)
-    warmed(step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    found, graph = captured(step)
     for seed in (11, 12):  # with what lies in the same memory later on
         with torch.no_grad():
             tensors[0].copy_(randn(ROWS, COLUMNS, dtype=dtype, seed=seed))
@@ -123,10 +110,7 @@ def test_dropout_in_a_graph(name: str) -> None:
         found = DROPPING[name](x, a, b)
         return found.detach(), torch.autograd.grad(found, x, torch.ones_like(found))[0]
 
-    warmed(step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found, gradient = step()
+    (found, gradient), graph = captured(step)
     seen = []
     for _ in range(3):
         graph.replay()

@@ -19,7 +19,7 @@ from einops_fast import einsum as front
 from einops_fast.plan_cache import clear_plans
 
 torch = pytest.importorskip("torch")
-
+from graphs import captured  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
 # ---- values
@@ -378,13 +378,7 @@ def test_precision_of_float32_takes_effect_at_once(size: int) -> None:
 def test_cuda_graph(equation: str) -> None:
     """After a call to warm up, a call can be captured, and replayed on other values."""
     operands = tensors(equation, "cuda", **LARGE)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        fast_einsum(equation, *operands)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = fast_einsum(equation, *operands)
+    result, graph = captured(lambda: fast_einsum(equation, *operands), warm_up=1)
     for operand in operands:
         operand.sin_()
     graph.replay()

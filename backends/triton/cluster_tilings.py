@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.rows import Rows, pieces_of
-from einops_fast.backends.triton.tiling import power_of_two
+from einops_fast.backends.triton.tiling import LANES, power_of_two
+from einops_fast.layout import VECTOR
 
 __all__ = [
     "CENTRED_NORM",
@@ -27,8 +28,6 @@ __all__ = [
     "cluster_tilings",
     "in_parts",
 ]
-
-_LANES = 32
 
 _SHARED = 232448
 """Bytes of shared memory that a program may have on a GPU with clusters; on others it is less."""
@@ -135,8 +134,8 @@ class ClusterTiling:
     @property
     def layout(self) -> Any:
         """Of a tile, parts × columns."""
-        vector = min(16 // min(self.items), self.block // _LANES)
-        return gl.BlockedLayout([1, vector], [1, _LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts)
+        vector = min(VECTOR // min(self.items), self.block // LANES)
+        return gl.BlockedLayout([1, vector], [1, LANES], [self.share.warps, 1], [1, 0], cga_layout=self._parts)
 
     @property
     def shared(self) -> Any:
@@ -147,8 +146,8 @@ class ClusterTiling:
     def everywhere(self) -> Any:
         """Of one number for each part, all of them in every thread block."""
         replicated = [[0] for _ in self._parts]
-        each = max(1, self.parts // _LANES)  # so that every warp has all
-        return gl.BlockedLayout([each], [_LANES], [self.share.warps], [0], cga_layout=replicated)
+        each = max(1, self.parts // LANES)  # so that every warp has all
+        return gl.BlockedLayout([each], [LANES], [self.share.warps], [0], cga_layout=replicated)
 
     @property
     def _parts(self) -> list[list[int]]:
@@ -198,7 +197,7 @@ def cluster_tilings(
         if not 2 <= ctas <= _MOST_CTAS:
             continue
         parts = ctas * share.warps
-        least = 8 * _LANES // min(items)  # 8 bytes for each thread
+        least = 8 * LANES // min(items)  # 8 bytes for each thread
         block, pieces = pieces_of(in_parts(rows, parts).columns, share.block // share.warps, least)
         found.append(ClusterTiling(ctas, share, tuple(items), block, pieces, rows.columns != parts * pieces * block))
     return found

@@ -55,16 +55,16 @@ def _sums_shape(tiling, row_part, column_part):
 
 
 @gluon.jit
-def _nothing(tiling: gl.constexpr):
+def _sums(tiling: gl.constexpr):
     """Sums of no products yet: for each part of the rows, and each of the columns."""
     found = ()
     for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        found = found + (_no_sums(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
+        found = found + (_sums_of(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
     return found
 
 
 @gluon.jit
-def _no_sums(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
+def _sums_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
     layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
     return gl.zeros(_sums_shape(tiling, row_part, column_part), gl.float32, layout=layout)
 
@@ -74,15 +74,15 @@ def _totals(tiling: gl.constexpr):
     """Shared memory for the sums of chunks: every thread reads and writes its own."""
     found = ()
     for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        found = found + (_no_totals(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
+        found = found + (_totals_of(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
     return found
 
 
 @gluon.jit
-def _no_totals(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
+def _totals_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
     layout: gl.constexpr = _layout(tiling, "totals_layout", row_part, column_part)
     found = gl.allocate_shared_memory(gl.float32, _sums_shape(tiling, row_part, column_part), layout)
-    found.store(_no_sums(tiling, row_part, column_part))
+    found.store(_sums_of(tiling, row_part, column_part))
     return found
 
 
@@ -284,7 +284,7 @@ def fma_kernel(
         out += part.to(gl.int64) * field(tiling, "reach")
 
     a, b = _buffers(tiling, 0), _buffers(tiling, 1)
-    sums = _nothing(tiling)
+    sums = _sums(tiling)
     if chunk > 0:
         totals = _totals(tiling)
     for first in gl.static_range(field(tiling, "stages")):
@@ -313,11 +313,11 @@ def fma_kernel(
         some, others = next_some, next_others
         if chunk > 0 and at % chunk == chunk - 1:
             _keep(totals, _with_totals(sums, totals, tiling), tiling)
-            sums = _nothing(tiling)
+            sums = _sums(tiling)
         if persistent and at % steps == steps - 1:
             batch, row_tile, column_tile = _placed(program + at // steps * programs, tiling)
             _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
-            sums = _nothing(tiling)
+            sums = _sums(tiling)
     if chunk > 0:
         sums = _with_totals(sums, totals, tiling)
     if not persistent:

@@ -9,12 +9,12 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.contraction import ContractionTiling
 from einops_fast.backends.triton.matrix_tiles import LEFT, OUT, RIGHT
-from einops_fast.backends.triton.tiling import Group, Role
+from einops_fast.backends.triton.tiling import LANES, Group, Role
 
 __all__ = ["FmaTiling"]
 
-_LANES, _REGISTERS, _SHARED, _RESERVED = 32, 1 << 16, 228 << 10, 1 << 10
-"""Threads of a warp; registers and bytes of shared memory of a multiprocessor, of which each program takes some more
+_REGISTERS, _SHARED, _RESERVED = 1 << 16, 228 << 10, 1 << 10
+"""Registers and bytes of shared memory of a multiprocessor, of which each program takes some more
 than it has."""
 
 _RUN = 4
@@ -72,7 +72,7 @@ class FmaTiling(ContractionTiling):
     @property
     def threads(self) -> tuple[int, int]:
         """Down the rows and across the columns: about as many sums of each lie down as across."""
-        count = _LANES * self.warps
+        count = LANES * self.warps
         narrowest = min(part.block for part in self.parts_of(RIGHT))
         across = 1
         while across < narrowest and 2 * across * across * self.rows.width <= count * self.columns.width:
@@ -111,17 +111,17 @@ class FmaTiling(ContractionTiling):
         shared = 4 * self.stages * (self.rows.width + self.columns.width) * self.contracted.block
         if self.chunk:
             shared += 4 * self.rows.width * self.columns.width
-        return min(_REGISTERS // (_LANES * self.warps * self.most_registers), _SHARED // (shared + _RESERVED))
+        return min(_REGISTERS // (LANES * self.warps * self.most_registers), _SHARED // (shared + _RESERVED))
 
     @property
     def _lanes(self) -> tuple[tuple[int, int], tuple[int, int], list[int]]:
         """Lanes of a warp, and warps, down and across; and which dimension is the first that lanes are along."""
         down, across = self.threads
         lanes = min(across, 8 if self._bits(OUT)[0][0] == 1 else 4)
-        while _LANES // lanes > down:
+        while LANES // lanes > down:
             lanes *= 2
         order = [0, 1] if self._bits(OUT)[0][0] == 0 else [1, 0]
-        return (_LANES // lanes, lanes), (down * lanes // _LANES, across // lanes), order
+        return (LANES // lanes, lanes), (down * lanes // LANES, across // lanes), order
 
     def _unit(self, operand: int, part: int) -> int:
         """How many neighbours a thread has of a part's rows, or columns."""
@@ -251,7 +251,7 @@ class FmaTiling(ContractionTiling):
         """Which thread has what of a tile: some neighbours each, then neighbouring threads neighbouring elements."""
         bits = [[value if at == dim else 0 for at in range(2)] for dim, value in self._bits(array, part)]
         run = _log2(_RUN)
-        lanes = run + _log2(_LANES)
+        lanes = run + _log2(LANES)
         warps = lanes + _log2(self.warps)
 
         def some(first: int, last: int) -> list[list[int]]:

@@ -11,6 +11,7 @@ from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
+from einops_fast.backends.triton.tiling import LANES
 
 __all__ = ["KernelCall"]
 
@@ -102,7 +103,7 @@ class KernelCall:
         """How many of its programs run at a time, if these are clusters; ``None`` if that isn't known."""
         if self._interpreted:
             return None
-        compiled, threads = self.compile(*arrays), 32 * self.options["num_warps"]
+        compiled, threads = self.compile(*arrays), LANES * self.options["num_warps"]
         return clusters_at_a_time(compiled.function, self.options["num_ctas"], threads, compiled.metadata.shared)
 
 

@@ -37,7 +37,7 @@ DTYPES = {
 """What the kernels compute on."""
 
 ALIGNMENT = 16
-"""Bytes that a thread loads at once; a pointer that isn't a multiple of it gets a kernel of its own."""
+"""Bytes: a pointer that isn't a multiple gets a kernel of its own, and the hardware copies no box from there."""
 
 
 def accumulator(dtype: str) -> str:

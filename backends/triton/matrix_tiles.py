@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 
 from einops_fast.backends.triton.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
+from einops_fast.layout import VECTOR
 
 __all__ = [
     "BIAS",
@@ -104,4 +105,4 @@ def loaded_bytes(batch: Sequence[Axis], roles: Iterable[Sequence[Axis]], array: 
     strides = [abs(axis.strides[array]) for axis in axes]
     if 1 not in strides[len(batch) :]:
         return item
-    return gcd(16, *(item * stride for stride in strides if stride > 1))
+    return gcd(VECTOR, *(item * stride for stride in strides if stride > 1))

@@ -15,8 +15,9 @@ from math import ceil, gcd, hypot, log2, prod
 
 from einops_fast.backends.triton.matrix_tiles import SECTOR
 from einops_fast.backends.triton.reduction import ReductionTiling
-from einops_fast.backends.triton.tiling import Group
+from einops_fast.backends.triton.tiling import LANES, Group
 from einops_fast.cost import Ceilings
+from einops_fast.layout import VECTOR
 
 __all__ = ["reduction_seconds"]
 
@@ -37,12 +38,6 @@ _ISSUE = 2.5e-10
 
 _PER_LOAD, _PER_ELEMENT, _PER_SHUFFLE = 5, 2, 2
 """Instructions of a thread to load from one place, for an element found there, and to add what another thread has."""
-
-_LANES = 32
-"""Threads that load or store at once."""
-
-_VECTOR = 16
-"""Bytes that a thread loads at once at most."""
 
 _THREADS, _PROGRAMS, _REGISTERS = 2048, 32, 65536
 """What a multiprocessor has."""
@@ -82,7 +77,7 @@ def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, 
 
 def _resident(tiling: ReductionTiling, item: int) -> int:
     """Programs that a multiprocessor works on at a time: each thread has its sums, and what it has loaded."""
-    threads = 32 * tiling.warps
+    threads = LANES * tiling.warps
     registers = min(24 + tiling.block / threads * (max(item / 4, 1) + tiling.operands * item / 8), 255)
     return max(min(_THREADS // threads, int(_REGISTERS / (registers * threads)), _PROGRAMS), 1)
 
@@ -127,8 +122,8 @@ def _alignment(tiling: ReductionTiling, array: int, item: int) -> int:
 def _at_once(tiling: ReductionTiling, array: int, item: int) -> int:
     """Elements that a thread loads at once."""
     runs = [_beside(group, array)[1] for role in (tiling.free, tiling.summed) for group in role.groups if group.axes]
-    each = max(tiling.block // (_LANES * tiling.warps), 1)
-    return max(min(_alignment(tiling, array, item), _VECTOR, max(runs, default=1) * item, each * item) // item, 1)
+    each = max(tiling.block // (LANES * tiling.warps), 1)
+    return max(min(_alignment(tiling, array, item), VECTOR, max(runs, default=1) * item, each * item) // item, 1)
 
 
 def _issued(tiling: ReductionTiling, item: int) -> float:
@@ -136,7 +131,7 @@ def _issued(tiling: ReductionTiling, item: int) -> float:
     found = 0.0
     for array in range(tiling.operands):
         groups = [group for role in (tiling.free, tiling.summed) for group in role.groups if not group.missing(array)]
-        positions = prod(group.block for group in groups) / _LANES
+        positions = prod(group.block for group in groups) / LANES
         found += positions * (_PER_LOAD / _at_once(tiling, array, item) + _PER_ELEMENT)
     return found
 
@@ -147,9 +142,9 @@ def _shuffled(tiling: ReductionTiling, item: int, loads: Sequence[int]) -> float
     group = tiling.summed.groups[1]
     if not _runs(group, most):
         return 0.0
-    threads = min(max(group.block // _at_once(tiling, most, item), 1), _LANES * tiling.warps)
-    lanes = min(threads, _LANES)
-    return _PER_SHUFFLE * log2(lanes) * tiling.free.block * threads / _LANES
+    threads = min(max(group.block // _at_once(tiling, most, item), 1), LANES * tiling.warps)
+    lanes = min(threads, LANES)
+    return _PER_SHUFFLE * log2(lanes) * tiling.free.block * threads / LANES
 
 
 def _places(tiling: ReductionTiling, array: int) -> float:
@@ -161,7 +156,7 @@ def _places(tiling: ReductionTiling, array: int) -> float:
                 again, run = _beside(group, array)
                 elements *= again * prod(count for axis, count in group.counts if axis.strides[array])
                 most = max(most, again * run)
-    return elements / min(most, _LANES)
+    return elements / min(most, LANES)
 
 
 def _beside(group: Group, array: int) -> tuple[int, int]:

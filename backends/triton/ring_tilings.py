@@ -14,13 +14,10 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.rows import Rows
+from einops_fast.backends.triton.tiling import LANES
+from einops_fast.layout import VECTOR
 
 __all__ = ["Cut", "Ring", "RingTiling", "ring_call", "ring_for", "ring_of_cut"]
-
-_LANES = 32
-
-_BYTES = 16
-"""That a thread copies at once."""
 
 _SCRATCH = 2048
 """Bytes of shared memory left for what threads tell each other."""
@@ -73,7 +70,7 @@ class RingTiling:
 
     @property
     def threads(self) -> int:
-        return _LANES * self.warps
+        return LANES * self.warps
 
     @property
     def vectors(self) -> int:
@@ -83,7 +80,7 @@ class RingTiling:
     @property
     def layout(self) -> Any:
         """Of a chunk, run × threads × vector: each thread works on what it has copied."""
-        return gl.BlockedLayout([self.run, 1, self.vector], [1, _LANES, 1], [1, self.warps, 1], [2, 1, 0])
+        return gl.BlockedLayout([self.run, 1, self.vector], [1, LANES, 1], [1, self.warps, 1], [2, 1, 0])
 
     @property
     def of_threads(self) -> Any:
@@ -123,7 +120,7 @@ def ring_for(
     """
     if interpreted() or not items or shared < _LEAST_SHARED or rows.wide or 2 * rows.count < processors:
         return None
-    vector = _BYTES // min(items[:read])
+    vector = VECTOR // min(items[:read])
     places = rows.strides[: len(items)]
     if rows.columns % vector or any(each[-1] != 1 or any(at % vector for at in each[:-1]) for each in places):
         return None
@@ -141,7 +138,7 @@ def _long(columns: int, elsewhere: int | None) -> bool:
 
 def ring_of_cut(cut: Cut, rows: Rows, vector: int, size: int, shared: int, processors: int) -> Ring | None:
     """The ring that there is room for, if any. ``size`` are the bytes of an element in all arrays that are copied."""
-    chunk = cut.run * cut.warps * _LANES * vector
+    chunk = cut.run * cut.warps * LANES * vector
     slots = (shared - _SCRATCH) // (chunk * size)
     chunks = -(-rows.columns // chunk)
     kept = min(chunks, slots - cut.ahead)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
+from einops_fast.layout import VECTOR, contiguous_in_order
 
 __all__ = [
     "PROCESSORS",
@@ -96,7 +97,7 @@ class Rows:
 
         They can where they may begin anywhere, but in all of these arrays at the same place between two even addresses.
         """
-        vector = 16 // size
+        vector = VECTOR // size
         first, *others = (self.strides[at] for at in arrays)
         apart = [a - b for each in others for a, b in zip(first, each, strict=True)]
         return vector if first[-1] == 1 and all(each % vector == 0 for each in apart) else 0
@@ -327,18 +328,12 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         step *= size
     else:
         return tuple(strides)  # C order, as most are
-    found = [0] * len(shape)
-    step = 1
-    order = sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at]))
-    for at in reversed(order):
-        found[at] = step
-        step *= max(shape[at], 1)
-    return tuple(found)
+    return contiguous_in_order(shape, sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at])))
 
 
 def neighbours(rows: Rows, size: int) -> int:
     """How many neighbours in a row a thread loads at once of elements of so many bytes; 1 where they lie apart."""
-    return 16 // size if rows.strides[0][-1] == 1 else 1
+    return VECTOR // size if rows.strides[0][-1] == 1 else 1
 
 
 def dropping(p: float) -> tuple[int, float]:

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 
 __all__ = [
+    "LANES",
     "NOTHING",
     "Axis",
     "Group",
@@ -26,6 +27,9 @@ __all__ = [
     "power_of_two",
     "reach",
 ]
+
+LANES = 32
+"""Threads of a warp."""
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
-from math import inf
 from typing import Any
 
 from einops_fast.attention import registry, torch_state
+from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose
-from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.options import plain_options, whole_number
-from einops_fast.attention.packed import apart, of_nested_tensors
+from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
+from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+from einops_fast.errors import OperandError
 from einops_fast.plan_cache import recall, remember_alike
 from einops_fast.tracing import is_tracing
 from einops_fast.tuning import current_mode
 
-__all__ = ["attend", "attention", "own_call", "plan_of", "read_call"]
+__all__ = ["attend", "attention", "own_call", "plan_of"]
 
 
 def attention(
@@ -116,120 +115,6 @@ def attention(
     return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths))
 
 
-def read_call(
-    operands: tuple[Any, ...],
-    layout: str | None,
-    sequence: Any,
-    options: tuple[Any, ...],
-    further: tuple[tuple[str, Any], ...],
-    segment_ids: Any,
-    lengths: tuple[Any, Any, int | None, int | None],
-) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
-    """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
-
-    Raises:
-        EinsumError: they don't go together.
-    """
-    _, _, window, softcap, scale, dropout_p, *_ = options
-    usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
-    if not usual or softcap == inf:
-        options = plain_options(options)
-    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
-    if varlen and lengths[0] is None and lengths[1] is None:
-        raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
-    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
-    patterns: dict[str, str | None] = {}
-    for name, value in further:
-        if value is not None:
-            arrays[name], patterns[name] = _named(value)
-    if segment_ids is not None:
-        _read_segments(segment_ids, arrays, patterns)
-    longest = None
-    if lengths[0] is not None or lengths[1] is not None:
-        longest = _read_lengths(arrays, *lengths)
-    return pattern, sequence, arrays, patterns, options, longest
-
-
-def _read_operands(
-    operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
-) -> tuple[str, Any, Any, Any, Any, bool]:
-    """The pattern, the axes of positions, q, k and v; and whether the layout is of packed sequences.
-
-    Raises:
-        EinsumError: there are too many or too few.
-    """
-    if operands and isinstance(operands[0], str):
-        if layout is not None:
-            raise EinsumError("a pattern and a layout can't be given together")
-        if len(operands) != 4:
-            raise OperandError(f"attention takes a pattern and three arrays, q, k and v; not {len(operands) - 1}")
-        return (operands[0], sequence, *operands[1:], False)
-    if layout is None:
-        raise SubscriptsError(
-            "attention takes a pattern first, as in 'b i h d, b j h d, b j h e -> b i h e', or a layout"
-        )
-    read = read_layout(layout, paged)
-    if read.packed is None:
-        if len(operands) != 3:
-            raise OperandError(f"attention with layout {layout!r} takes three arrays, q, k and v; not {len(operands)}")
-        return (read.pattern, read.sequence, *operands, read.varlen)
-    if len(operands) != 1:
-        raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
-    packed, axis = operands[0], read.packed
-    if len(packed.shape) != len(layout) or packed.shape[axis] != 3:
-        raise OperandError(
-            f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "
-            f"{tuple(packed.shape)}"
-        )
-    return (read.pattern, read.sequence, *apart(packed, axis), read.varlen)
-
-
-def _named(value: Any) -> tuple[Any, str | None]:
-    """An array and its pattern, if it comes with one."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
-        return value[1], value[0]
-    return value, None
-
-
-def _read_segments(value: Any, arrays: dict[str, Any], patterns: dict[str, str | None]) -> None:
-    both = isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[0], str)
-    for name, own in zip(("q_segments", "kv_segments"), value if both else (value, value), strict=True):
-        arrays[name], patterns[name] = _named(own)
-        if not both and patterns[name] is not None:
-            raise EinsumError("segment_ids with a pattern are two, for queries and keys: (('b i', ids), ('b j', ids))")
-
-
-def _read_lengths(
-    arrays: dict[str, Any], cu_seqlens_q: Any, cu_seqlens_kv: Any, max_q: int | None, max_kv: int | None
-) -> tuple[int, int]:
-    if cu_seqlens_q is None:
-        raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
-    for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
-        if ends is not None and not hasattr(ends, "shape"):
-            raise OperandError(
-                f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"
-            )
-    same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
-    arrays["cu_seqlens_q"] = cu_seqlens_q
-    arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
-    if max_q is None:
-        max_q = _longest(cu_seqlens_q)
-    if max_kv is None:
-        max_kv = max_q if same else _longest(cu_seqlens_kv)
-    return _length("max_seqlen_q", max_q), _length("max_seqlen_kv", max_kv)
-
-
-def _length(name: str, value: Any) -> int:
-    try:
-        return whole_number(value)
-    except TypeError:
-        raise EinsumError(f"{name} is a number of positions, not {value!r}") from None
-
-
-def _longest(ends: Any) -> int:
-    return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0
-
-
 def attend(
     pattern: str,
     sequence: Any,
@@ -259,7 +144,7 @@ def attend(
             return run(arrays)
         if getattr(q, "is_nested", False):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
-        if torch_state.autocasts(q):
+        if autocasts(q):
             torch_state.autocast(arrays)
             question = None
     if backend is None:

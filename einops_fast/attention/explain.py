@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.attention.attend import own_call, plan_of, read_call
+from einops_fast.attention.arguments import read_call
+from einops_fast.attention.attend import own_call, plan_of
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.errors import EinsumError
 

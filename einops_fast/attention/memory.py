@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from einops_fast.blocks import holding
 from einops_fast.errors import EinsumError
 
 __all__ = ["current_score_memory", "score_memory"]
@@ -38,11 +39,8 @@ def score_memory(limit: int) -> Iterator[None]:
     """
     if not isinstance(limit, int) or limit <= 0:
         raise EinsumError(f"the memory for scores is a positive number of bytes, not {limit!r}")
-    token = _limit.set(limit)
-    try:
+    with holding(_limit, limit):
         yield
-    finally:
-        _limit.reset(token)
 
 
 def current_score_memory() -> int:

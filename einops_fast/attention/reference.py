@@ -298,7 +298,17 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
 
 
 def distance(spec: AttentionSpec, x: Operands, on: Arrays, start: int) -> Any:
-    """How far the key that a query faces is ahead of each key; ``None`` where nobody asks."""
+    """How far the key that a query faces is ahead of each key; ``None`` where nobody asks.
+
+    Args:
+        spec: what to compute.
+        x: some of the queries, and all keys.
+        on: the framework.
+        start: the position of the first of these queries.
+
+    Returns:
+        (queries, keys), or (batch, queries, keys) with a cache; whole numbers.
+    """
     if not (spec.causal or spec.window != (None, None) or x.slopes is not None):
         return None
     queries = on.positions(start, x.q.shape[-2], x.q).reshape((-1, 1))
@@ -311,7 +321,17 @@ def distance(spec: AttentionSpec, x: Operands, on: Arrays, start: int) -> Any:
 
 
 def allowed_keys(spec: AttentionSpec, x: Operands, on: Arrays, ahead: Any) -> Any:
-    """Which keys may be seen; ``None`` for all."""
+    """Which keys may be seen; ``None`` for all.
+
+    Args:
+        spec: what to compute.
+        x: some of the queries, and all keys.
+        on: the framework.
+        ahead: what :func:`distance` gave.
+
+    Returns:
+        Booleans that broadcast to (batch, queries, keys).
+    """
     left, right = spec.window
     conditions = []
     if x.mask is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.blocks import holding, holding_traced, traced_value
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
@@ -108,8 +107,6 @@ _lock = threading.RLock()
 _entries: dict[str, _Entry] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
-#: The same for the code that torch.compile traces now, which can't set the one above: what is traced, and the names.
-_traced: tuple[Callable[[], Any], tuple[str, ...]] | None = None
 #: Grows with every change, so that nobody keeps a choice made before it.
 generation = 0
 
@@ -155,36 +152,12 @@ def _wake(names: tuple[str, ...]) -> bool:
 
 def allowed_names() -> tuple[str, ...] | None:
     """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
-    return (None if _traced is None else _traced_names()) or _restriction.get()
-
-
-def _traced_names() -> tuple[str, ...] | None:
-    """Those of the innermost block in the code that is traced now."""
-    found = _traced  # another thread may be tracing
-    if found is None:
-        return None
-    traced = found[0]()
-    return found[1] if traced is not None and traced is _tracing() else None
-
-
-def _allow_traced(names: tuple[str, ...] | None) -> None:
-    """Allow these in the code that is traced now; ``None`` for those that are allowed where it is traced.
-
-    Whoever stops in the middle of a block never leaves it, but what is traced next is another one.
-    """
-    global _traced
-    _traced = None if names is None else (weakref.ref(_tracing()), names)
-
-
-def _tracing() -> Any:
-    return sys.modules["torch"]._guards.TracingContext.try_get()
+    return traced_value("attention_backend") or _restriction.get()
 
 
 # torch.compile calls these while tracing, and takes what they return as it is.
 _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_traced_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_allow_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
@@ -239,18 +212,11 @@ def attention_backend(*names: str) -> Iterator[None]:
             raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
     distinct = tuple(dict.fromkeys(names))
     if is_tracing():
-        before = _traced_names()
-        _allow_traced(distinct)
-        try:
+        with holding_traced("attention_backend", distinct):
             yield
-        finally:
-            _allow_traced(before)
         return
-    token = _restriction.set(distinct)
-    try:
+    with holding(_restriction, distinct):
         yield
-    finally:
-        _restriction.reset(token)
 
 
 def _built_in(module: str, class_name: str) -> Callable[[], Implementation]:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from einops_fast.autocast import autocasts
 from einops_fast.errors import OperandError
 
-__all__ = ["autocast", "autocasts", "derivatives", "deterministic", "is_ours", "on_gpu", "seed_for"]
+__all__ = ["autocast", "derivatives", "deterministic", "is_ours", "on_cuda", "seed_for"]
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,24 +33,6 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
         "bias_gradient": wanted and "bias" in arrays and arrays["bias"].requires_grad,
         "transforms": torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0,
     }
-
-
-def autocasts(array: Any) -> bool:
-    """Whether autocast is on where this tensor is."""
-    torch = sys.modules["torch"]
-    if not torch._C._is_any_autocast_enabled():
-        return False
-    device = array.device.type
-    return _has_autocast(device) and bool(torch.is_autocast_enabled(device))
-
-
-def _has_autocast(device: str) -> bool:
-    """Whether there is an autocast for this type of device."""
-    return bool(sys.modules["torch"].amp.is_autocast_available(device))
-
-
-# Not every torch.compile can follow the question.
-_has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def autocast(arrays: dict[str, Any]) -> None:
@@ -92,7 +75,7 @@ def is_ours(*arguments: Any) -> bool:
         return False
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not tensors or not all(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_gpu(tensor) for tensor in tensors
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_cuda(tensor) for tensor in tensors
     ):
         return False
     if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
@@ -104,6 +87,6 @@ def is_ours(*arguments: Any) -> bool:
     )  # fmt: skip
 
 
-def on_gpu(tensor: Any) -> bool:
+def on_cuda(tensor: Any) -> bool:
     """Whether a tensor is where there is more than one implementation."""
     return bool(tensor.is_cuda)

@@ -88,7 +88,14 @@ class BertSelfAttention(nn.Module):
 
 
 def bert_attention(module: Any, hidden_states: Tensor, mask: Any, cache: Any, causal: bool, more: Any = None) -> Tensor:
-    """What a module with these parts computes."""
+    """What a module with these parts computes.
+
+    Args:
+        module: what has the parts of :class:`BertSelfAttention`.
+        hidden_states: (batch, length, hidden_size), the result likewise.
+        mask, cache, causal: as for :func:`einops_fast.nn.heads.attend_heads`.
+        more: its ``cache_options``.
+    """
     split = (module.num_attention_heads, module.attention_head_size)
     q, k, v = (project(hidden_states).unflatten(-1, split) for project in (module.query, module.key, module.value))
     return attend_heads(

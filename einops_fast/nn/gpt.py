@@ -122,7 +122,14 @@ class GPTAttention(nn.Module):
 
 
 def gpt_attention(module: Any, hidden_states: Tensor, mask: Any, cache: Any, causal: bool, more: Any = None) -> Tensor:
-    """What a module with these parts computes, but for the dropout of its result."""
+    """What a module with these parts computes, but for the dropout of its result.
+
+    Args:
+        module: what has the parts of :class:`GPTAttention`.
+        hidden_states: (batch, length, hidden_size), the result likewise.
+        mask, cache, causal: as for :func:`einops_fast.nn.heads.attend_heads`.
+        more: its ``cache_options``.
+    """
     packed = module.c_attn(hidden_states).unflatten(-1, (3, module.num_heads, module.head_dim))
     q, k, v = apart(packed, -3)
     attended = attend_heads(

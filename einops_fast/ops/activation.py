@@ -51,6 +51,15 @@ def dropout_bias_activation(
 def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any:
     """``gelu(input + bias)``, exact or, with ``approximate='tanh'``, approximated, as torch calls it.
 
+    Args:
+        input: (..., features), of any strides; floating-point.
+        bias: (features,).
+        approximate: ``'none'`` or ``'tanh'``.
+
+    Raises:
+        EinsumError: a size or ``approximate`` is wrong.
+        OperandError: it isn't a tensor of torch.
+
     Example:
         >>> import torch
         >>> from einops_fast import ops
@@ -73,6 +82,14 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
         weight: (results, features), of any strides.
         bias: (results,).
         activation: as for :func:`dropout_bias_activation`.
+
+    Returns:
+        (..., results).
+
+    Raises:
+        ShapeError: sizes don't fit.
+        EinsumError: there is no such activation.
+        OperandError: they aren't tensors of torch.
 
     Example:
         >>> import torch

@@ -69,7 +69,7 @@ def log_softmax(
     temperature: float = 1.0,
     dtype: Any = None,
 ) -> Any:
-    """The logarithm of :func:`softmax`, ``s - log(sum(exp(s)))``, with the same arguments.
+    """The logarithm of :func:`softmax`, ``s - log(sum(exp(s)))``, with the same arguments and errors.
 
     What a mask hides is ``-inf``, without gradients.
 

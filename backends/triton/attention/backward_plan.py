@@ -12,12 +12,13 @@ from einops_fast.backends.triton.attention.backward import delta_kernel
 from einops_fast.backends.triton.attention.bias_gradient import bias_kernel
 from einops_fast.backends.triton.attention.forward_plan import elements_together
 from einops_fast.backends.triton.attention.keys_gradient import keys_kernel
-from einops_fast.backends.triton.attention.problem import ANY, Problem, contiguous_in_order
+from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.queries_gradient import queries_kernel
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.layout import contiguous_strides
 
 __all__ = ["BackwardPlan", "Gradients", "is_whole"]
 
@@ -132,7 +133,7 @@ class BackwardPlan:
                 problem.counting,
                 (ANY, *kept[1:]),
                 (ANY, *summed[1:]),
-                contiguous_in_order(problem.sizes, range(len(problem.sizes))),
+                contiguous_strides(problem.sizes),
                 query_tiles,
                 key_tiles,
                 prod(summed),

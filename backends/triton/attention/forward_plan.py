@@ -9,12 +9,13 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.decode import combine_kernel
 from einops_fast.backends.triton.attention.forward import forward_kernel
-from einops_fast.backends.triton.attention.problem import Problem, contiguous_in_order
+from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.attention.tilings import Tiling
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
+from einops_fast.layout import contiguous_strides
 
 __all__ = ["ForwardPlan", "elements_together"]
 
@@ -52,8 +53,8 @@ class ForwardPlan:
             shape = (*sizes, rows, spec.v_head_dim)
             self._rows = prod(shape[:-1])
             self._elements = prod(shape)
-            flat = contiguous_in_order(shape, range(len(shape)))
-            logs = contiguous_in_order(shape[:-1], range(len(shape) - 1))
+            flat = contiguous_strides(shape)
+            logs = contiguous_strides(shape[:-1])
             strides = strides._replace(parts=(self._elements, self._rows))
             self._combine = KernelCall(
                 combine_kernel,

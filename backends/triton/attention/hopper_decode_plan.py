@@ -10,7 +10,7 @@ from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, LOG2E, Array, HopperCall, of_batch
 from einops_fast.backends.triton.attention.hopper_decode import hopper_decode_kernel
 from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
-from einops_fast.backends.triton.attention.hopper_plan import copyable
+from einops_fast.backends.triton.attention.hopper_plan import addressable, copyable
 from einops_fast.backends.triton.attention.hopper_shapes import power
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
@@ -24,9 +24,6 @@ _MOST_FEATURES = 256
 
 _MOST_ROWS = 32
 """Of a tile; with more, multiplying the other way round takes longer than the general kernels do."""
-
-_FAR = 1 << 31
-"""Strides of what the hardware doesn't copy are less than this."""
 
 _ANY = ALIGNMENT // ITEM
 """A stride that the hardware takes, for an axis of size 1."""
@@ -75,7 +72,7 @@ def suits_decode(spec: AttentionSpec, problem: Problem, capability: tuple[int, i
     if strides.out[-1] != 1 or any(size > 1 and not own for size, own in zip(problem.sizes, strides.q, strict=False)):
         return False
     others = [*strides.out, *strides.lse, *(strides.sinks or ()), *strides.pages[2:]]
-    return all(abs(stride) < _FAR for stride in others)
+    return addressable(others)
 
 
 def _rows(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:

@@ -44,6 +44,8 @@ def on_copies(
     found = sort_out(layouts)
     if spec.dtype not in ("float16", "bfloat16") or min(spec.q_len, spec.kv_len) < _LENGTH:
         return found, {}
+    if found.features.wide:  # what copies reckons with 32 bits inside a tile
+        return found, {}
     copies = {
         name: RowCopies(layouts[name], spec.dtype)
         for name in names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -39,6 +39,7 @@ from einops_fast.cost import ITEM_SIZES
 __all__ = [
     "HopperBackwardPlan",
     "HopperForwardPlan",
+    "addressable",
     "copyable",
     "suits_hopper",
     "suits_hopper_backward",
@@ -107,13 +108,18 @@ def copyable(strides: tuple[int, ...], item: int) -> bool:
     return last == 1 and all(stride >= 0 and stride * item % ALIGNMENT == 0 for stride in others) and others[-1] > 0
 
 
+def addressable(strides: Iterable[int]) -> bool:
+    """Whether the kernels can go along an array's axes by themselves."""
+    return all(abs(stride) < _FAR for stride in strides)
+
+
 def _reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, item: int) -> bool:
     """Whether the kernels can get at a bias or a mask, if there is one."""
     if strides is None or along is None:
         return True
     if along == (True, True):
         return copyable(strides, item)
-    return all(abs(stride) < _FAR for stride in strides)
+    return addressable(strides)
 
 
 def _bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> tuple[HopperTiling, MaskBounds | None]:

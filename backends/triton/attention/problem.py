@@ -10,7 +10,7 @@ from typing import Any
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
 
-__all__ = ["ANY", "Layout", "Problem", "contiguous_in_order", "merged", "missing_axes", "problem", "shared_axes"]
+__all__ = ["ANY", "Layout", "Problem", "merged", "missing_axes", "problem", "shared_axes"]
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape, and strides in elements."""
@@ -185,16 +185,6 @@ def missing_axes(spec: AttentionSpec, name: str) -> tuple[int, ...]:
         for at, (size, whole) in enumerate(zip(own, spec.batch, strict=True))
         if size == 1 != whole and at not in summed and not (at == 0 and spec.varlen)
     )
-
-
-def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of an array that lies without gaps, the last axis of ``order`` being the fastest."""
-    strides = [0] * len(shape)
-    stride = 1
-    for axis in reversed(order):
-        strides[axis] = stride
-        stride *= max(1, shape[axis])
-    return tuple(strides)
 
 
 def merged(

@@ -25,9 +25,6 @@ _ROWS = 32
 _COLUMNS = 128
 """Of a tile, at most."""
 
-_FAR = (1 << 31) // (2 * _ROWS)
-"""Strides of arrays that are copied are less than this."""
-
 
 @triton.jit(do_not_specialize=["rows"])
 def rows_kernel(

@@ -1,0 +1,135 @@
+"""The arguments of a call of `attention`, read and sorted, whichever way they were given."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.options import plain_options, whole_number
+from einops_fast.attention.packed import apart
+from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+
+__all__ = ["read_call"]
+
+
+def read_call(
+    operands: tuple[Any, ...],
+    layout: str | None,
+    sequence: Any,
+    options: tuple[Any, ...],
+    further: tuple[tuple[str, Any], ...],
+    segment_ids: Any,
+    lengths: tuple[Any, Any, int | None, int | None],
+) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
+    """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
+
+    Args:
+        operands: a pattern, q, k and v; with a layout the arrays alone, or one that has all three.
+        layout, sequence: as :func:`einops_fast.attention` has them.
+        options: causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic.
+        further: the other arrays by name, each perhaps with its pattern; the block table last.
+        segment_ids: as :func:`einops_fast.attention` has them.
+        lengths: cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv.
+
+    Raises:
+        EinsumError: they don't go together.
+    """
+    _, _, window, softcap, scale, dropout_p, *_ = options
+    usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
+    if not usual or softcap == inf:
+        options = plain_options(options)
+    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
+    if varlen and lengths[0] is None and lengths[1] is None:
+        raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
+    patterns: dict[str, str | None] = {}
+    for name, value in further:
+        if value is not None:
+            arrays[name], patterns[name] = _named(value)
+    if segment_ids is not None:
+        _read_segments(segment_ids, arrays, patterns)
+    longest = None
+    if lengths[0] is not None or lengths[1] is not None:
+        longest = _read_lengths(arrays, *lengths)
+    return pattern, sequence, arrays, patterns, options, longest
+
+
+def _read_operands(
+    operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
+) -> tuple[str, Any, Any, Any, Any, bool]:
+    """The pattern, the axes of positions, q, k and v; and whether the layout is of packed sequences.
+
+    Raises:
+        EinsumError: there are too many or too few.
+    """
+    if operands and isinstance(operands[0], str):
+        if layout is not None:
+            raise EinsumError("a pattern and a layout can't be given together")
+        if len(operands) != 4:
+            raise OperandError(f"attention takes a pattern and three arrays, q, k and v; not {len(operands) - 1}")
+        return (operands[0], sequence, *operands[1:], False)
+    if layout is None:
+        raise SubscriptsError(
+            "attention takes a pattern first, as in 'b i h d, b j h d, b j h e -> b i h e', or a layout"
+        )
+    read = read_layout(layout, paged)
+    if read.packed is None:
+        if len(operands) != 3:
+            raise OperandError(f"attention with layout {layout!r} takes three arrays, q, k and v; not {len(operands)}")
+        return (read.pattern, read.sequence, *operands, read.varlen)
+    if len(operands) != 1:
+        raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
+    packed, axis = operands[0], read.packed
+    if len(packed.shape) != len(layout) or packed.shape[axis] != 3:
+        raise OperandError(
+            f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "
+            f"{tuple(packed.shape)}"
+        )
+    return (read.pattern, read.sequence, *apart(packed, axis), read.varlen)
+
+
+def _named(value: Any) -> tuple[Any, str | None]:
+    """An array and its pattern, if it comes with one."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return value[1], value[0]
+    return value, None
+
+
+def _read_segments(value: Any, arrays: dict[str, Any], patterns: dict[str, str | None]) -> None:
+    both = isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[0], str)
+    for name, own in zip(("q_segments", "kv_segments"), value if both else (value, value), strict=True):
+        arrays[name], patterns[name] = _named(own)
+        if not both and patterns[name] is not None:
+            raise EinsumError("segment_ids with a pattern are two, for queries and keys: (('b i', ids), ('b j', ids))")
+
+
+def _read_lengths(
+    arrays: dict[str, Any], cu_seqlens_q: Any, cu_seqlens_kv: Any, max_q: int | None, max_kv: int | None
+) -> tuple[int, int]:
+    if cu_seqlens_q is None:
+        raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
+    for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+        if ends is not None and not hasattr(ends, "shape"):
+            raise OperandError(
+                f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"
+            )
+    same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
+    arrays["cu_seqlens_q"] = cu_seqlens_q
+    arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
+    if max_q is None:
+        max_q = _longest(cu_seqlens_q)
+    if max_kv is None:
+        max_kv = max_q if same else _longest(cu_seqlens_kv)
+    return _length("max_seqlen_q", max_q), _length("max_seqlen_kv", max_kv)
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return whole_number(value)
+    except TypeError:
+        raise EinsumError(f"{name} is a number of positions, not {value!r}") from None
+
+
+def _longest(ends: Any) -> int:
+    return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0
