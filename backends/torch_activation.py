@@ -48,6 +48,15 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
     "silu": F.silu,
 }
 
+_IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "relu": partial(F.relu, inplace=True),
+    "leaky_relu": partial(F.leaky_relu, inplace=True),
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
+    "silu": partial(F.silu, inplace=True),
+}
+"""Those that torch has over their own input, where no gradient needs that: a large array less to find memory for."""
+
 _SEVERAL = ("squared_relu", "smelu", "star_relu")
 """Those that take several functions of torch's."""
 
@@ -67,7 +76,8 @@ def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> A
         before = wide if bias is None else wide.add_(bias) if is_known(x) else wide + bias
     else:
         before = x if bias is None else x + bias
-    found = _BY_TORCH[activation](before)
+    ours = before is not x and is_known(x) and not before.requires_grad
+    found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
     return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 
 

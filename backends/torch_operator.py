@@ -60,6 +60,10 @@ _NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isin
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
+_is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
+"""Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
+
+
 class Operator:
     """A function of tensors and numbers.
 
@@ -194,6 +198,7 @@ def is_known(tensor: Any) -> bool:
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and not transformed()
+        and not _is_batched(tensor)
     )
 
 

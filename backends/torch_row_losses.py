@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch_cross_entropy import cross_entropy_by_kernel, write_gradient
 from einops_fast.backends.torch_operator import by_kernel
+from einops_fast.backends.torch_pieces import Room, rows_of_piece
 
 __all__ = ["RowLoss"]
 
@@ -39,34 +40,51 @@ class RowLoss(NamedTuple):
         return losses
 
     def _by_torch(self, logits: Any, target: Any, d_losses: Any) -> Any:
-        """As the kernels do it; beside the logits there are their logarithms, which become the gradient."""
-        classes, share = logits.shape[1], self.smoothing
+        """As the kernels do it, for some rows at a time, whose logarithms become the gradient in the cache."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
-        lse = logits.to(dtype).logsumexp(1) if self.z_loss else None
-        logs = F.log_softmax(logits, 1, dtype=dtype)
-        losses = F.nll_loss(logs, target.long(), weight, ignore_index=self.ignore_index, reduction="none")
-        counts = target != self.ignore_index
-        if share:
+        counts, target = target != self.ignore_index, target.long()
+        back: Any = None
+        number: Any = None
+        if d_losses is not None:
+            back = torch.where(counts, d_losses.to(dtype), 0.0)
+            number = torch.where(counts, target, 0)[:, None]
+        room, found = Room(0, dtype), []
+        size = rows_of_piece(logits.shape[1])
+        for start in range(0, len(logits), size):
+            at = slice(start, start + size)
+            part, to_part = logits[at], None if back is None else back[at]
+            inside = part.dtype == dtype and back is not None
+            logs = part if inside else room.of(part).copy_(part)
+            lse = logs.logsumexp(1) if self.z_loss else None
+            torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache
+            found.append(self._losses(logs, target[at], counts[at], weight, lse))
+            if back is not None:
+                self._to_gradient(logs, number[at], to_part, weight, lse)
+                if not inside:
+                    part.copy_(logs)
+        return torch.cat(found) if found else logits.new_empty(0, dtype=dtype)
+
+    def _losses(self, logs: Any, target: Any, counts: Any, weight: Any, lse: Any) -> Any:
+        losses = F.nll_loss(logs, target, weight, ignore_index=self.ignore_index, reduction="none")
+        if self.smoothing:
             spread = logs.sum(1) if weight is None else logs @ weight
-            losses = (1 - share) * losses - torch.where(counts, share / classes * spread, 0.0)
-        if lse is not None:
-            losses = losses + torch.where(counts, self.z_loss * lse.square(), 0.0)
-        if d_losses is None:
-            return losses
-        back = torch.where(counts, d_losses.to(dtype), 0.0)
-        number = torch.where(counts, target, 0).long()
-        own = back if weight is None else back * weight[number]
+            each = self.smoothing / logs.shape[1] * spread
+            losses = (1 - self.smoothing) * losses - torch.where(counts, each, 0.0)
+        return losses if lse is None else losses + torch.where(counts, self.z_loss * lse.square(), 0.0)
+
+    def _to_gradient(self, logs: Any, number: Any, back: Any, weight: Any, lse: Any) -> None:
+        """Write the gradient of the logits over their logarithms, of those of losses and the classes that count."""
+        share, classes = self.smoothing, logs.shape[1]
+        own = back if weight is None else back * weight[number[:, 0]]
         factor = own
         if share:
             own = (1 - share) * own
             factor = own + back * (share if weight is None else share / classes * weight.sum())
         if lse is not None:
             factor = factor + 2 * self.z_loss * lse * back
-        gradient = logs.exp_().mul_(factor[:, None])
+        logs.exp_().mul_(factor[:, None])
         if share:
             each = back.new_ones(1).expand(classes) if weight is None else weight
-            gradient.addr_(back, each, alpha=-share / classes)
-        gradient.scatter_add_(1, number[:, None], -own[:, None])
-        logits.copy_(gradient)
-        return losses
+            logs.addr_(back, each, alpha=-share / classes)
+        logs.scatter_add_(1, number, -own[:, None])

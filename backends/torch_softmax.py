@@ -14,9 +14,14 @@ from einops_fast.backends.torch_operator import (
     by_kernel,
     dtype_name,
     is_aligned,
-    is_known,
     new_tensor,
     result_dtype,
+)
+from einops_fast.backends.torch_softmax_pieces import (
+    gains_by_pieces,
+    gradient_by_torch,
+    masked_softmax,
+    softmax_in_pieces,
 )
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.rows import dense_strides
@@ -50,45 +55,12 @@ def softmax_by_torch(
     x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
 ) -> Any:
     """The same by torch's functions, which can be differentiated as often as these."""
-    native = torch.log_softmax if log else torch.softmax
     wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
     if mask is None and queries is None and scale == 1.0:
+        native = torch.log_softmax if log else torch.softmax
         return native(x, dim, dtype=None if wanted == x.dtype else wanted)
-    score = _score(x, dim, mask, queries, shift, scale)
-    kind = torch.promote_types(score.dtype, wanted)
-    if (mask is None and queries is None) or not x.shape[dim]:
-        return native(score, dim, dtype=kind).to(wanted)
-    hidden = float("-inf")
-    found = native(score, dim, dtype=kind) if is_known(x) else None
-    if found is None or not found.numel() or bool(found.detach().select(dim, 0).isnan().any()):
-        # Without anything to sum over, a row is NaN, all along, and so would be its gradients.
-        empty = score.detach().amax(dim, keepdim=True) == hidden
-        found = native(score.masked_fill(empty, 0.0), dim, dtype=kind).masked_fill(empty, hidden if log else 0.0)
-    elif not found.requires_grad:
-        return found.to(wanted)
-    if log:  # what is hidden is a constant, but in a row with NaN, which is all NaN
-        found = torch.where((score.detach() == hidden) & ~found.detach().isnan(), hidden, found)
-    return found.to(wanted)
-
-
-def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: float) -> Any:
-    """What the softmax is of: in float32 at least if anything is computed, as hiding doesn't round."""
-    added = None if mask is None or mask.dtype == torch.bool else mask
-    seen = mask if added is None else None
-    score = x.float() if x.dtype in (torch.float16, torch.bfloat16) and (scale != 1.0 or added is not None) else x
-    if scale != 1.0:
-        score = score * scale if score is x else score.mul_(scale)
-    if added is not None:
-        fits = score is not x and is_known(x) and torch.promote_types(score.dtype, added.dtype) == score.dtype
-        score = score.add_(added) if fits else score + added
-    if queries is not None:
-        count, length = x.shape[queries], x.shape[dim]
-        before = torch.ones(count, length, dtype=torch.bool, device=x.device).tril_(shift)
-        shape = [1] * x.dim()
-        shape[queries], shape[dim] = count, length
-        before = (before if queries < dim else before.T).reshape(shape)
-        seen = before if seen is None else before & seen
-    return score if seen is None else torch.where(seen, score, float("-inf"))
+    way = softmax_in_pieces if gains_by_pieces(x, mask) else masked_softmax
+    return way(x, dim, log, mask, queries, shift, scale, wanted)
 
 
 Strides = tuple[int, ...]
@@ -180,12 +152,7 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
 
 
 def _gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
-    if log:
-        seen = d_out.masked_fill(out == float("-inf"), 0.0) if masked else d_out
-        found = seen - out.exp() * seen.sum(dim, keepdim=True)
-    else:
-        found = out * (d_out - (out * d_out).sum(dim, keepdim=True))
-    return (found * scale).to(getattr(torch, dtype))
+    return gradient_by_torch(out, d_out, dim, log, masked, scale, getattr(torch, dtype))
 
 
 softmax_gradient = Operator(
