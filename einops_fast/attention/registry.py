@@ -93,6 +93,15 @@ class Implementation(ABC):
         """
         return None
 
+    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
+        """The same as :meth:`prepared` for calls without lengths or dropout seeds, of the arrays one by one.
+
+        Args:
+            plan: of the call.
+            arrays: all of them, in the order of the plan's views.
+        """
+        return None
+
     @abstractmethod
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         """The result and, where ``spec.lse``, the log of the denominator; both in canonical order."""
