@@ -15,6 +15,7 @@ from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError
+from einops_fast.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -159,6 +160,8 @@ class OnFourAxes(Implementation):
 
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
+    #: The spec that was asked about last, and the answer: who can do a call is asked again how.
+    _last: tuple[AttentionSpec, FourAxes | str] | None = None
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.transforms:
@@ -168,7 +171,13 @@ class OnFourAxes(Implementation):
 
     def axes(self, spec: AttentionSpec) -> FourAxes | str:
         """How the axes are merged, or why they aren't."""
-        return four_axes(spec, self.expands)
+        last = self._last
+        if last is not None and last[0] is spec:
+            return last[1]
+        found = four_axes(spec, self.expands)
+        if not is_tracing():
+            self._last = spec, found
+        return found
 
     def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         axes = self.axes(spec)
