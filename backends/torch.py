@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from einops_fast.attention import torch_state
 from einops_fast.autocast import autocasts
 from einops_fast.backends.base import Likeness, Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
@@ -71,7 +72,8 @@ class TorchBackend(TorchSteps):
 
     def __init__(self) -> None:
         self.einsum = torch.einsum
-        ask_torch(torch.compiler.is_compiling)
+        ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+        torch_state.ask_torch(torch._C._get_deterministic_algorithms)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)
@@ -113,9 +115,8 @@ class TorchBackend(TorchSteps):
             return None
         grad_mode = torch.is_grad_enabled()
         if not operands[0].is_cuda:
-            return lambda others: (
-                check(*others) and torch.is_grad_enabled() is grad_mode and forward_ad._current_level < 0
-            )
+            grad_mode_now = torch.is_grad_enabled
+            return lambda others: check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0
         mode, precision = current_mode(), (_fp32_setting(), allowed())
         # The library asks for the precision itself.
         by_library = not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW

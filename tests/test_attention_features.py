@@ -125,8 +125,11 @@ def test_library_of_the_cpu(case):
     q, k, v = operands()
     with attention_backend("cpu"):
         found = attention(PATTERN, *tensors((q, k, v)), **wide(ours, "torch"))
+        beside, lse = attention(PATTERN, *tensors((q, k, v)), **wide(ours, "torch"), return_lse=True)
     tolerance = 1e-6 if "alibi" in case else 1e-12
-    np.testing.assert_allclose(np.asarray(found), naive(q, k, v, **theirs)[0], rtol=tolerance, atol=tolerance)
+    expected = naive(q, k, v, **theirs)
+    for each, right in ((found, expected[0]), (beside, expected[0]), (lse, expected[1])):
+        np.testing.assert_allclose(np.asarray(each), right, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 9), (3, 1), (3, 3), (0, 4), (4, 0), (0, 0)])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError
+from einops_fast.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -116,6 +120,7 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
     return _NO_MERGE
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_MERGE = "its batch axes can't be seen as one of batch and one of heads without a copy"
 
 
@@ -155,6 +160,8 @@ class OnFourAxes(Implementation):
 
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
+    #: The spec that was asked about last, and the answer: who can do a call is asked again how.
+    _last: tuple[AttentionSpec, FourAxes | str] | None = None
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.transforms:
@@ -164,7 +171,13 @@ class OnFourAxes(Implementation):
 
     def axes(self, spec: AttentionSpec) -> FourAxes | str:
         """How the axes are merged, or why they aren't."""
-        return four_axes(spec, self.expands)
+        last = self._last
+        if last is not None and last[0] is spec:
+            return last[1]
+        found = four_axes(spec, self.expands)
+        if not is_tracing():
+            self._last = spec, found
+        return found
 
     def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         axes = self.axes(spec)
@@ -172,25 +185,35 @@ class OnFourAxes(Implementation):
             raise OperandError(axes)
         return self.call(spec, axes)
 
-    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any] | None:
+    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
         spec, axes = plan.spec, self.axes(plan.spec)
-        if isinstance(axes, str) or spec.lse or len(plan.views) > 3 or any(dtype for _, _, dtype in plan.views):
+        if isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views):
             return None
-        whole = (spec.q_batch, spec.k_batch, spec.v_batch) == (axes.q_sizes, axes.kv_sizes, axes.kv_sizes)
-        run = self.plain(spec, axes) if whole and len(axes.sizes) == 2 and axes.cut == 1 else None
+        if any(type(array) not in _PLAIN or array.dtype not in (torch.bool, arrays[0].dtype) for array in arrays):
+            return None
+        run = self.plain(spec, axes)
         if run is None:
             return None
-        (_, of_q, _), (_, of_k, _), (_, of_v, _) = plan.views
-        permute, result = plan.permute, plan.result
+        permute = plan.permute
 
-        def call(arrays: Mapping[str, Any]) -> Any:
-            q, k, v = of_q(arrays["q"], permute), of_k(arrays["k"], permute), of_v(arrays["v"], permute)
-            return result(run(q, k, v), permute)
+        def result(found: Any) -> Any:
+            return plan.result(axes.back(found), permute)
 
-        return call
+        seen = _seen(plan, axes)
+        example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
+        orders = [_order(array, view) for array, view in zip(arrays, seen, strict=True)]
+        back = _order(example, result)
+        if None in orders or back is None:
+            return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
+        if orders == [()] * len(orders) and back == ():
+            return run
+        return _permuted(run, [order or None for order in orders], back or None)
 
-    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
-        """What makes the result of q, k and v with four axes each; ``None`` where it takes more than these."""
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
+        """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
+
+        ``None`` where it takes more than these.
+        """
         return None
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
@@ -199,3 +222,52 @@ class OnFourAxes(Implementation):
     @abstractmethod
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         """What :meth:`run` does, with the axes known."""
+
+
+def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
+    """How each array of a plan becomes one with four axes."""
+
+    def through(view: View, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda array: then(view(array, plan.permute))
+
+    ways = axes.q, axes.kv, axes.kv, axes.scores
+    return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
+
+
+def _order(array: Any, view: Callable[[Any], Any]) -> tuple[int, ...] | None:
+    """The order of axes in which an array is what a view of it is; empty for its own, ``None`` if there is none.
+
+    Leading axes of size 1 may be missing: whoever takes four axes puts them in.
+    """
+    array = array.detach()
+    seen = view(array)
+    while seen.dim() > array.dim() and seen.shape[0] == 1:
+        seen = seen[0]
+    if seen.untyped_storage()._cdata != array.untyped_storage()._cdata:  # it was copied
+        return None
+    wanted = _walk(seen)
+    for order in permutations(range(seen.dim())) if seen.dim() == array.dim() else ():
+        if _walk(array.permute(order)) == wanted:
+            return () if order == tuple(range(len(order))) else order
+    return None
+
+
+def _walk(array: Any) -> list[tuple[int, int]]:
+    """Sizes and strides, where there is something to walk along."""
+    return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
+
+
+def _permuted(run: Callable[..., Any], orders: Sequence[Any], back: Any) -> Callable[..., Any]:
+    """``run`` on arrays whose axes are in another order; ``None`` for those that are in the same."""
+    permute = torch.permute  # takes less time than the method of the same name
+    if len(orders) == 3 and None not in orders and back is not None:
+        of_q, of_k, of_v = orders
+        return lambda q, k, v: permute(run(permute(q, of_q), permute(k, of_k), permute(v, of_v)), back)
+
+    def call(*arrays: Any) -> Any:
+        found = run(*[
+            array if order is None else permute(array, order) for array, order in zip(arrays, orders, strict=True)
+        ])  # fmt: skip
+        return found if back is None else permute(found, back)
+
+    return call

@@ -1,4 +1,4 @@
-"""torch's own scaled_dot_product_attention: cuDNN, FlashAttention, the memory-efficient kernels, and the CPU's."""
+"""torch's own scaled_dot_product_attention: cuDNN, FlashAttention and the memory-efficient kernels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.attention.cpu_gradients import native
 from einops_fast.backends.attention.devices import capability, has_cudnn
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
 
-__all__ = ["Cpu", "Cudnn", "Efficient", "Flash", "Sdpa"]
+__all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
 
 _cuda: Any = torch.backends.cuda
-
-#: torch's own function, also while that is patched.
-native: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
 
 
 class Sdpa(OnFourAxes):
     """What all ways through ``scaled_dot_product_attention`` have in common."""
+
+    #: Whether a bias or mask has to have the positions of all queries and keys.
+    spreads: ClassVar[bool] = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.softcap:
@@ -47,8 +48,13 @@ class Sdpa(OnFourAxes):
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         mask, causal, allowed = self._mask(spec, inputs, axes)
-        result = native(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
+        run = self._native(spec)
+        result = run(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
         return self._finished(axes.back(result), allowed), None
+
+    def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
+        """torch's function."""
+        return native
 
     def _finished(self, result: Any, allowed: Any) -> Any:
         """The result, with zeros where a query sees no key."""
@@ -63,7 +69,7 @@ class Sdpa(OnFourAxes):
 
         Everything but plain causality becomes a mask.
         """
-        if _is_plain(spec):
+        if is_plain(spec):
             return None, spec.causal, None
         on = arrays_of("torch")
         x = canonical_operands(spec, inputs, on)
@@ -78,37 +84,16 @@ class Sdpa(OnFourAxes):
         found = allowed if bias is None else bias.to(inputs.q.dtype)
         # Less than all axes is for the heads to have in common.
         found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
-        if found.shape[-2:] != (spec.q_len, spec.kv_len):
+        if self.spreads and found.shape[-2:] != (spec.q_len, spec.kv_len):
             found = found.expand(*found.shape[:-2], spec.q_len, spec.kv_len)
         return axes.scores(found), False, allowed
 
 
-def _is_plain(spec: AttentionSpec) -> bool:
+def is_plain(spec: AttentionSpec) -> bool:
     """Whether there is nothing but causality, and that as torch means it."""
     facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
     folded = spec.alibi or spec.segments or spec.window != (None, None)
     return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
-
-
-class Cpu(Sdpa):
-    """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
-
-    name = "cpu"
-    expands = True
-
-    def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.lse:
-            return "it doesn't return the log of the denominator"
-        return super().lacks(spec)
-
-    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
-        if not _is_plain(spec):
-            return None
-        options = {"dropout_p": spec.dropout_p, "is_causal": spec.causal, "scale": spec.scale}
-        return partial(native, **options, enable_gqa=axes.grouped)
-
-    def unavailable(self, device: str) -> str | None:
-        return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None
 
 
 class _OnGpu(Sdpa):
@@ -260,9 +245,9 @@ class Cudnn(_WithMask):
             return super().call(spec, axes)
         return lambda inputs: (axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None)
 
-    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[Any, Any, Any], Any] | None:
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
         """By the operator itself: to have torch choose it takes twice as long on the host."""
-        if axes.grouped or not _is_plain(spec):
+        if axes.grouped or not is_plain(spec):
             return None
         operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
         options = None, spec.gradients, spec.dropout_p, spec.causal, False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any
 
+from einops_fast import tracing
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose
@@ -19,9 +20,13 @@ from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
 from einops_fast.plan_cache import recall, remember_alike
 from einops_fast.tracing import is_tracing
-from einops_fast.tuning import current_mode
+from einops_fast.tuning import current_mode, unchecked_mode
 
-__all__ = ["attend", "attention", "own_call", "plan_of"]
+__all__ = ["NOT_ALIKE", "attend", "attention", "own_call", "plan_of"]
+
+
+#: What :func:`recall` raises of arrays that nothing was remembered of, or of an option that can't be hashed.
+NOT_ALIKE = (AttributeError, IndexError, TypeError)
 
 
 def attention(
@@ -106,13 +111,35 @@ def attention(
         >>> attention('b i h d, b j g d, b j g e -> b i h e', q, k, k, causal=True).shape
         (2, 5, 8, 16)
     """
+    words: Hashable = None
+    if (
+        alibi_slopes is sinks is segment_ids is cu_seqlens_q is cu_seqlens_kv is cache_seqlens is block_table is window
+        is None and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
+        and len(operands) > 2 and type(bias) is not tuple and type(mask) is not tuple and not tracing.is_followed()
+        and not torch_state.is_strict()
+    ):  # fmt: skip
+        words = (
+            operands[:-3], layout, sequence, causal, softcap, scale, dropout_p, alignment, return_lse, bias is None,
+            mask is None, deterministic, allowed_names(), unchecked_mode(), registry.generation,
+        )  # fmt: skip
+        arrays = operands[-3:]
+        if bias is not None:
+            arrays = (*arrays, bias)
+        if mask is not None:
+            arrays = (*arrays, mask)
+        try:
+            run = recall(words, arrays)
+        except NOT_ALIKE:
+            run = None
+        if run is not None:
+            return run(*arrays)
     further = (
         ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
         ("cache_seqlens", cache_seqlens), ("block_table", block_table),
     )  # fmt: skip
     options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
     lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
-    return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths))
+    return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths), words)
 
 
 def attend(
@@ -122,8 +149,14 @@ def attend(
     patterns: dict[str, str | None],
     options: tuple[Any, ...],
     longest: tuple[int, int] | None,
+    words: Hashable = None,
 ) -> Any:
-    """The call with everything read. The second time, it is one look-up and the calls themselves."""
+    """The call with everything read. The second time, it is one look-up and the calls themselves.
+
+    Args:
+        pattern, sequence, arrays, patterns, options, longest: what :func:`read_call` returns.
+        words: everything that was asked, as it was given, but for the arrays, which are these in this order.
+    """
     if is_tracing():
         if getattr(arrays["q"], "is_nested", False):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
@@ -170,6 +203,8 @@ def attend(
         like = found.like(backend, arrays)
         if like is not None:
             remember_alike(question, like, run)
+            if words is not None:
+                remember_alike(words, like, found.straight(circumstances))
     return run(arrays)
 
 
@@ -209,6 +244,7 @@ class _Call:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.chosen: dict[Hashable, Callable[[Mapping[str, Any]], Any]] = {}
+        self._straight: dict[Hashable, Callable[..., Any]] = {}
         self._like: list[Likeness | None] = []
 
     def like(self, backend: Backend, arrays: Mapping[str, Any]) -> Likeness | None:
@@ -221,10 +257,29 @@ class _Call:
         """What does the call; it's kept for the next one, unless that may be done otherwise."""
         plan = self.plan
         decision = choose(plan.spec, plan.device, circumstances[1], plan.inputs(arrays))
-        run = decision.implementation.prepared(plan) or _by_views(decision.implementation, plan)
+        way = decision.implementation
+        straight = way.straight(plan, [arrays[name] for name, _, _ in plan.views])
+        if straight is None:
+            run = way.prepared(plan) or _by_views(way, plan)
+            straight = _by_name(run, (*arrays,))
+        else:
+            run = _in_order(straight)
         if decision.final:
+            self._straight[circumstances] = straight
             self.chosen[circumstances] = run
         return run
+
+    def straight(self, circumstances: Hashable) -> Callable[..., Any]:
+        """What was chosen, as a function of the arrays one by one."""
+        return self._straight[circumstances]
+
+
+def _in_order(straight: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda arrays: straight(*arrays.values())
+
+
+def _by_name(run: Callable[[Mapping[str, Any]], Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    return lambda *arrays: run(dict(zip(names, arrays, strict=True)))
 
 
 _LIMIT = 4096

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import lcm
 from typing import Any
 
-from einops_fast.attention.attend import attention
+from einops_fast import tracing
+from einops_fast.attention import registry, torch_state
+from einops_fast.attention.arguments import read_call
+from einops_fast.attention.attend import NOT_ALIKE, attend
+from einops_fast.attention.registry import allowed_names
 from einops_fast.errors import OperandError
+from einops_fast.plan_cache import recall
+from einops_fast.tuning import unchecked_mode
 
 __all__ = ["scaled_dot_product_attention"]
 
 _PLAIN = "... i d, ... j d, ... j e -> ... i e"
+_NAME = "scaled_dot_product_attention"
 _GROUPED = "... h i d, ... g j d, ... g j e -> ... h i e"
 
 
@@ -48,6 +56,22 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True).shape
         (2, 8, 5, 16)
     """
+    words: Hashable = None
+    if (
+        type(dropout_p) is float and dropout_p < 1 and (scale is None or type(scale) is float)
+        and not tracing.is_followed() and not torch_state.is_strict()
+    ):  # fmt: skip
+        words = (
+            _NAME, dropout_p, is_causal, scale, enable_gqa, attn_mask is None,
+            allowed_names(), unchecked_mode(), registry.generation,
+        )  # fmt: skip
+        arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        try:
+            run = recall(words, arrays)
+        except NOT_ALIKE:
+            run = None
+        if run is not None:
+            return run(*arrays)
     bias = mask = None
     if attn_mask is not None:
         if "bool" in str(attn_mask.dtype):
@@ -60,18 +84,12 @@ def scaled_dot_product_attention(
     if enable_gqa and key.shape[-3] != value.shape[-3]:
         key, value = _as_many_heads(query.shape[-3], key, value)
     nothing_left = dropout_p == 1
-    found = attention(
-        _GROUPED if enable_gqa else _PLAIN,
-        query,
-        key,
-        value,
-        sequence=("i", "j"),
-        bias=bias,
-        mask=mask,
-        dropout_p=0.0 if nothing_left else dropout_p,
-        causal=is_causal,
-        scale=scale,
-    )
+    dropout = 0.0 if nothing_left else dropout_p
+    options = (is_causal, None, None, 0.0, scale, dropout, False, False)
+    further = ("bias", bias), ("mask", mask), ("block_table", None)
+    pattern = _GROUPED if enable_gqa else _PLAIN
+    call = read_call((pattern, query, key, value), None, ("i", "j"), options, further, None, (None,) * 4)
+    found = attend(*call, words)
     return found * 0.0 if nothing_left else found
 
 

@@ -92,6 +92,15 @@ class Implementation(ABC):
         """
         return None
 
+    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
+        """The same as :meth:`prepared` for calls without lengths or dropout seeds, of the arrays one by one.
+
+        Args:
+            plan: of the call.
+            arrays: all of them, in the order of the plan's views.
+        """
+        return None
+
     @abstractmethod
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         """The result and, where ``spec.lse``, the log of the denominator; both in canonical order."""
@@ -235,5 +244,5 @@ register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))
 register_implementation("flash", "torch", _built_in(f"{_ATTENTION}.sdpa", "Flash"))
 register_implementation("flex", "torch", _built_in(f"{_ATTENTION}.flex", "Flex"))
 register_implementation("efficient", "torch", _built_in(f"{_ATTENTION}.sdpa", "Efficient"))
-register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cpu"))
+register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.cpu", "Cpu"))
 register_implementation("math", "", _built_in("einops_fast.attention.math", "Math"))

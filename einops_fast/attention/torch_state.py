@@ -6,13 +6,33 @@ Nothing here is called before there are tensors, so torch is imported already, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from einops_fast.autocast import autocasts
 from einops_fast.errors import OperandError
 
-__all__ = ["autocast", "derivatives", "deterministic", "is_ours", "on_cuda", "seed_for"]
+__all__ = [
+    "ask_torch",
+    "autocast",
+    "derivatives",
+    "deterministic",
+    "is_ours",
+    "is_strict",
+    "on_cuda",
+    "seed_for",
+]
+
+
+#: Whether torch is set to warn or raise where something needn't give the same bits on every run; no, before there are
+#: tensors. Look it up in this module each time.
+is_strict: Callable[[], bool] = bool
+
+
+def ask_torch(is_strict_now: Callable[[], bool]) -> None:
+    """Hand over what torch answers."""
+    global is_strict
+    is_strict = is_strict_now
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,11 +91,15 @@ def seed_for(array: Any) -> Any:
 def is_ours(*arguments: Any) -> bool:
     """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
     torch = sys.modules["torch"]
+    first = arguments[0]  # asked before all others, which a call on a CPU would wait for
+    if isinstance(first, torch.Tensor) and not on_cuda(first):
+        return False
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not tensors or not all(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter) and on_cuda(tensor) for tensor in tensors
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and (tensor is first or on_cuda(tensor))
+        for tensor in tensors
     ):
         return False
     if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
