@@ -10,6 +10,7 @@ import torch
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import (
+    TRIED,
     attention_with_log,
     differentiable_twice,
     native,
@@ -51,6 +52,8 @@ class Cpu(Sdpa):
     def supports(self, spec: AttentionSpec, device: str) -> str | None:
         reason = super().supports(spec, device)
         if reason is None and spec.lse:
+            if not TRIED:
+                return "it returns the log of the denominator from torch 2.13 on"
             if not device.startswith("cpu"):
                 return "it returns the log of the denominator on CPUs only"
             if is_tracing():
@@ -89,7 +92,7 @@ class Cpu(Sdpa):
             return native
         able = not spec.bias_gradient and 0 not in (*spec.batch, spec.q_len, spec.kv_len, spec.head_dim)
         low = spec.dtype in ("float16", "bfloat16") and spec.head_dim == spec.v_head_dim and not spec.dropout_p
-        return with_wide_gradients if able and low else differentiable_twice
+        return with_wide_gradients if TRIED and able and low else differentiable_twice
 
     def unavailable(self, device: str) -> str | None:
         return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None

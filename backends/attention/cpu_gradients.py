@@ -18,7 +18,7 @@ from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_function import recorded
 from einops_fast.dtypes import dtype_name
 
-__all__ = ["attention_with_log", "differentiable_twice", "native", "with_wide_gradients"]
+__all__ = ["TRIED", "attention_with_log", "differentiable_twice", "native", "with_wide_gradients"]
 
 _torch: Any = torch
 
@@ -28,9 +28,11 @@ native: Callable[..., Any] = torch._C._nn.scaled_dot_product_attention
 _flash = _torch._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = _torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
+#: Whether the operator is one of those that were tried: an older one may take no mask, or no groups of heads.
+TRIED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
 _NODE = "ScaledDotProductFlashAttentionForCpuBackward0"
 """What autograd calls the one of torch's ways whose gradients it can't differentiate."""
-
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
