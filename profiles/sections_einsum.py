@@ -67,7 +67,7 @@ def _issue_on_two_threads() -> str:
 # Many contractions
 
 
-CPU, GPU = "contraction-amd-epyc-threads-2", "contraction-nvidia-h200"
+CPU, GPU = "contraction-intel-r-xeon-r-processor-threads-2", "contraction-nvidia-h200"
 
 ON_GPU = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32 (no TF32)"}
 """What each dtype that is measured there is called."""
