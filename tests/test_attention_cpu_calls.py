@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -185,3 +186,25 @@ def test_a_mask_whose_axes_are_copied_to_become_one() -> None:
     expected = native(*[each.flatten(0, 1) for each in arrays], mask.expand(2, 2, 2, 3, 3).flatten(0, 1))
     for _ in range(2):
         torch.testing.assert_close(attention(pattern, *arrays, mask=mask), expected.unflatten(0, (2, 2)))
+
+
+@pytest.mark.parametrize("completes", [False, True])
+def test_who_takes_four_axes_only_is_given_four(completes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends.attention import cpu
+
+    dims = []
+
+    def strict(*arrays: Any, **options: Any) -> Any:
+        dims.append([array.dim() for array in arrays])
+        return native(*arrays, **options)
+
+    q, k = randn(4, 3, 8), randn(1, 4, 5, 8, seed=1)
+    monkeypatch.setattr(cpu.Cpu, "completes", completes)
+    monkeypatch.setattr(cpu, "native", strict)
+    clear_plans()
+    with mock.patch.object(attend, "_calls", {}):
+        for _ in range(2):
+            found = attention("h i d, b h j d, b h j e -> b h i e", q, k, k)
+            torch.testing.assert_close(found, native(q[None], k, k))
+    clear_plans()
+    assert dims == [[3 if completes else 4, 4, 4]] * 2

@@ -37,6 +37,7 @@ class Cpu(Sdpa):
 
     name = "cpu"
     expands = True
+    completes = True
     spreads = False
 
     def lacks(self, spec: AttentionSpec) -> str | None:

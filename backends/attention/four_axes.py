@@ -160,6 +160,8 @@ class OnFourAxes(Implementation):
 
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
+    #: Whether what :meth:`plain` gives takes arrays without leading axes of size 1, beside others that have them.
+    completes: ClassVar[bool] = False
     #: The spec that was asked about last, and the answer: who can do a call is asked again how.
     _last: tuple[AttentionSpec, FourAxes | str] | None = None
 
@@ -201,8 +203,8 @@ class OnFourAxes(Implementation):
 
         seen = _seen(plan, axes)
         example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
-        orders = [_order(array, view) for array, view in zip(arrays, seen, strict=True)]
-        back = _order(example, result)
+        orders = [_order(array, view, self.completes) for array, view in zip(arrays, seen, strict=True)]
+        back = _order(example, result, False)
         if None in orders or back is None:
             return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
         if orders == [()] * len(orders) and back == ():
@@ -234,14 +236,17 @@ def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
     return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
 
 
-def _order(array: Any, view: Callable[[Any], Any]) -> tuple[int, ...] | None:
+def _order(array: Any, view: Callable[[Any], Any], completes: bool) -> tuple[int, ...] | None:
     """The order of axes in which an array is what a view of it is; empty for its own, ``None`` if there is none.
 
-    Leading axes of size 1 may be missing: whoever takes four axes puts them in.
+    Args:
+        array: any.
+        view: makes the view.
+        completes: whoever takes the array puts in leading axes of size 1 that it lacks.
     """
     array = array.detach()
     seen = view(array)
-    while seen.dim() > array.dim() and seen.shape[0] == 1:
+    while completes and seen.dim() > array.dim() and seen.shape[0] == 1:
         seen = seen[0]
     if seen.untyped_storage()._cdata != array.untyped_storage()._cdata:  # it was copied
         return None
