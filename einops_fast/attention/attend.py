@@ -22,11 +22,7 @@ from einops_fast.plan_cache import recall, remember_alike
 from einops_fast.tracing import is_tracing
 from einops_fast.tuning import current_mode, unchecked_mode
 
-__all__ = ["NOT_ALIKE", "attend", "attention", "own_call", "plan_of"]
-
-
-#: What :func:`recall` raises of arrays that nothing was remembered of, or of an option that can't be hashed.
-NOT_ALIKE = (AttributeError, IndexError, TypeError)
+__all__ = ["attend", "attention", "known", "own_call", "plan_of"]
 
 
 def attention(
@@ -127,10 +123,7 @@ def attention(
             arrays = (*arrays, bias)
         if mask is not None:
             arrays = (*arrays, mask)
-        try:
-            run = recall(words, arrays)
-        except NOT_ALIKE:
-            run = None
+        run = known(words, arrays)
         if run is not None:
             return run(*arrays)
     further = (
@@ -140,6 +133,14 @@ def attention(
     options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
     lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
     return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths), words)
+
+
+def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """What :func:`attend` kept of a call in these words on arrays like these; it takes the arrays one by one."""
+    try:
+        return recall(words, arrays)
+    except (AttributeError, IndexError, TypeError):  # nothing was kept of such arrays, or an option can't be hashed
+        return None
 
 
 def attend(

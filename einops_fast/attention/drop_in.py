@@ -9,10 +9,9 @@ from typing import Any
 from einops_fast import tracing
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
-from einops_fast.attention.attend import NOT_ALIKE, attend
+from einops_fast.attention.attend import attend, known
 from einops_fast.attention.registry import allowed_names
 from einops_fast.errors import OperandError
-from einops_fast.plan_cache import recall
 from einops_fast.tuning import unchecked_mode
 
 __all__ = ["scaled_dot_product_attention"]
@@ -66,10 +65,7 @@ def scaled_dot_product_attention(
             allowed_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-        try:
-            run = recall(words, arrays)
-        except NOT_ALIKE:
-            run = None
+        run = known(words, arrays)
         if run is not None:
             return run(*arrays)
     bias = mask = None
