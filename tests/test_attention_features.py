@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from attention_arrays import FRAMEWORKS, arrays_of, numbers
 from attention_reference import naive
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,36 +86,20 @@ CASES = {
 }  # fmt: skip
 
 
-def tensors(values):
-    torch = pytest.importorskip("torch")
-
-    def convert(value):
-        if isinstance(value, np.ndarray):
-            return torch.from_numpy(value)
-        return tuple(map(convert, value)) if isinstance(value, tuple) else value
-
-    return convert(values)
-
-
-def wide(arguments, framework):
-    """The arguments for a framework."""
-    arguments = dict(arguments)
-    return {name: tensors(value) for name, value in arguments.items()} if framework == "torch" else arguments
-
-
 @pytest.mark.parametrize("memory", [1, 1 << 30], ids=["pieces", "whole"])
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("case", CASES)
 def test_feature(case, framework, memory):
     ours, theirs = CASES[case]
     q, k, v = operands()
     expected, lse = naive(q, k, v, **theirs)
-    arrays = tensors((q, k, v)) if framework == "torch" else (q, k, v)
     with attention_backend("math"), score_memory(memory):
-        found, found_lse = attention(PATTERN, *arrays, **wide(ours, framework), return_lse=True)
+        found, found_lse = attention(
+            PATTERN, *arrays_of(framework, (q, k, v)), **arrays_of(framework, ours), return_lse=True
+        )
     tolerance = 1e-6 if "alibi" in case or "sinks" in case else 1e-12  # slopes and sinks become float32
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(np.asarray(found_lse), lse, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(numbers(found), expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(numbers(found_lse), lse, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.split("-")[0] not in ("softcap", "sinks", "cache")])
@@ -124,9 +109,9 @@ def test_library_of_the_cpu(case):
         pytest.skip("it has no softcap")
     q, k, v = operands()
     with attention_backend("cpu"):
-        found = attention(PATTERN, *tensors((q, k, v)), **wide(ours, "torch"))
+        found = attention(PATTERN, *arrays_of("torch", (q, k, v)), **arrays_of("torch", ours))
     with attention_backend("cpu", "math"):  # an older torch gives no log of the denominator
-        beside, lse = attention(PATTERN, *tensors((q, k, v)), **wide(ours, "torch"), return_lse=True)
+        beside, lse = attention(PATTERN, *arrays_of("torch", (q, k, v)), **arrays_of("torch", ours), return_lse=True)
     tolerance = 1e-6 if "alibi" in case else 1e-12
     expected = naive(q, k, v, **theirs)
     for each, right in ((found, expected[0]), (beside, expected[0]), (lse, expected[1])):
@@ -141,8 +126,8 @@ def test_short_and_empty_lengths(lengths, causal, name):
     alignment = causal or "top_left"
     expected, lse = naive(q, k, v, causal=bool(causal), alignment=alignment)
     with attention_backend(name):
-        found = attention(PATTERN, *tensors((q, k, v)), causal=causal)
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-12, atol=1e-12)
+        found = attention(PATTERN, *arrays_of("torch", (q, k, v)), causal=causal)
+    np.testing.assert_allclose(numbers(found), expected, rtol=1e-12, atol=1e-12)
     _, found_lse = attention(PATTERN, q, k, v, causal=causal, return_lse=True)
     np.testing.assert_allclose(found_lse, lse, rtol=1e-12, atol=1e-12)
 
@@ -160,7 +145,7 @@ def test_odd_sizes(lengths, features):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_low_precision_is_computed_in_float32(dtype):
     torch = pytest.importorskip("torch")
-    q, k, v = (each.to(getattr(torch, dtype)) for each in tensors(operands(33, 65)))
+    q, k, v = (each.to(getattr(torch, dtype)) for each in arrays_of("torch", operands(33, 65)))
     exact, _ = naive(*(each.double().numpy() for each in (q, k, v)), causal=True)
     with attention_backend("math"):
         found, lse = attention(PATTERN, q, k, v, causal=True, return_lse=True)
@@ -176,7 +161,7 @@ def packed(case_lengths, heads, features, seed):
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 30], ids=["pieces", "whole"])
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("options", [{}, {"causal": "bottom_right", "window": (2, None)}, {"softcap": 1.0}])
 def test_packed_sequences(options, framework, memory):
     q_lengths, kv_lengths = [3, 0, 1, 5], [4, 2, 0, 5]
@@ -186,14 +171,11 @@ def test_packed_sequences(options, framework, memory):
     loop = {name: value for name, value in options.items() if name != "causal"}
     if "causal" in options:
         loop |= {"causal": True, "alignment": "bottom_right"}
-    arguments = wide(
-        {"cu_seqlens_q": q_ends, "cu_seqlens_kv": kv_ends, "bias": bias, "alibi_slopes": slopes, "sinks": sinks},
-        framework,
-    )
-    arrays = tensors((q, k, v)) if framework == "torch" else (q, k, v)
+    arguments = {"cu_seqlens_q": q_ends, "cu_seqlens_kv": kv_ends, "bias": bias, "alibi_slopes": slopes, "sinks": sinks}
+    own, operands = arrays_of(framework, arguments), arrays_of(framework, (q, k, v))
     with score_memory(memory):
         found, lse = attention(
-            "i h d, j g d, j g e -> i h e", *arrays, **arguments, **options, max_seqlen_q=5, return_lse=True
+            "i h d, j g d, j g e -> i h e", *operands, **own, **options, max_seqlen_q=5, return_lse=True
         )
     for at, (q_len, kv_len) in enumerate(zip(q_lengths, kv_lengths, strict=True)):
         q_part, kv_part = slice(q_ends[at], q_ends[at + 1]), slice(kv_ends[at], kv_ends[at + 1])
@@ -204,8 +186,8 @@ def test_packed_sequences(options, framework, memory):
             sinks=sinks,
             **loop,
         )
-        np.testing.assert_allclose(np.asarray(found)[q_part], expected[0].transpose(1, 0, 2), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(np.asarray(lse)[q_part], expected_lse[0].T, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(numbers(found)[q_part], expected[0].transpose(1, 0, 2), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(numbers(lse)[q_part], expected_lse[0].T, rtol=1e-5, atol=1e-6)
 
 
 def test_places_after_the_last_packed_sequence_are_zero():
@@ -216,7 +198,7 @@ def test_places_after_the_last_packed_sequence_are_zero():
     np.testing.assert_array_equal(found[3], q[3])
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("pattern", ["b i h d, page j g d, page j g e -> b i h e", "layout"])
 def test_pages_against_the_same_keys_side_by_side(framework, pattern):
     q = random(2, 3, H, D)
@@ -230,13 +212,13 @@ def test_pages_against_the_same_keys_side_by_side(framework, pattern):
         causal=True,
         alignment="bottom_right",
     )
-    arguments = wide({"cache_seqlens": lengths, "block_table": table}, framework)
-    arrays = tensors((q, k_pages, v_pages)) if framework == "torch" else (q, k_pages, v_pages)
+    arguments = arrays_of(framework, {"cache_seqlens": lengths, "block_table": table})
+    own = arrays_of(framework, (q, k_pages, v_pages))
     if pattern == "layout":
-        found = attention(*arrays, layout="bshd", causal=True, **arguments)
+        found = attention(*own, layout="bshd", causal=True, **arguments)
     else:
-        found = attention(pattern, *arrays, causal=True, **arguments)
-    np.testing.assert_allclose(np.asarray(found), expected.transpose(0, 2, 1, 3), rtol=1e-12, atol=1e-12)
+        found = attention(pattern, *own, causal=True, **arguments)
+    np.testing.assert_allclose(numbers(found), expected.transpose(0, 2, 1, 3), rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_drops_weights_and_scales_the_others():
@@ -269,8 +251,8 @@ def test_masks_of_the_backends_on_a_gpu(case, monkeypatch):
     bias = random(B, H, Q, J)
     ours, theirs = CASES.get(case, ({"bias": bias, "mask": MASK}, {"bias": bias, "mask": MASK}))
     q, k, v = operands(head_dim=8, v_head_dim=8, kv_heads=H)
-    arrays = [each.float().requires_grad_() for each in tensors((q, k, v))]
-    arguments = {name: tensors(value) for name, value in ours.items()}
+    arrays = [each.float().requires_grad_() for each in arrays_of("torch", (q, k, v))]
+    arguments = arrays_of("torch", ours)
     with attention_backend("efficient"):
         found = attention(PATTERN.replace("g", "h"), *arrays, **arguments)
     expected, _ = naive(q, k, v, **theirs)
@@ -320,7 +302,7 @@ def flex(monkeypatch):
     monkeypatch.setattr(Flex, "unavailable", lambda self, device: None)
     monkeypatch.setattr(Flex, "function", lambda self: flex_attention)
     with attention_backend("flex"):
-        yield lambda arrays: [each.float() for each in tensors(arrays)]
+        yield lambda arrays: [each.float() for each in arrays_of("torch", arrays)]
     torch.compiler.reset()
 
 
@@ -332,7 +314,7 @@ def flex(monkeypatch):
 def test_modifiers_of_flex(case, flex):
     ours, theirs = CASES[case]
     q, k, v = operands()
-    found, lse = attention(PATTERN, *flex((q, k, v)), **wide(ours, "torch"), return_lse=True)
+    found, lse = attention(PATTERN, *flex((q, k, v)), **arrays_of("torch", ours), return_lse=True)
     expected, expected_lse = naive(q, k, v, **theirs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-4, atol=1e-5)
@@ -342,7 +324,7 @@ def test_modifiers_of_flex(case, flex):
 def test_packed_sequences_of_flex(flex):
     q_ends, kv_ends = np.array([0, 3, 3, 4, 9]), np.array([0, 4, 6, 6, 11])
     q, k, v = flex((random(10, H, 8, seed=1), random(12, G, 8, seed=2), random(12, G, 8, seed=3)))
-    arguments = wide({"cu_seqlens_q": q_ends, "cu_seqlens_kv": kv_ends}, "torch")
+    arguments = arrays_of("torch", {"cu_seqlens_q": q_ends, "cu_seqlens_kv": kv_ends})
     options = {"causal": "bottom_right", "window": (3, None), "softcap": 2.0}
     found = attention(q, k, v, layout="thd", **arguments, **options)
     with attention_backend("math"):

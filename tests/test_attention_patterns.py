@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_arrays import FRAMEWORKS, arrays_of, numbers
 from attention_reference import naive
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,7 +85,7 @@ def test_sequence_can_be_said():
     np.testing.assert_allclose(found, naive(Q, K, V)[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
     ("pattern", "order"),
     [
@@ -99,10 +100,8 @@ def test_values_with_a_batch_of_their_own(framework, pattern, order):
     expected = np.stack([attention("i d, j d, j e -> i e", q, k, each) for each in v])
     result = pattern.split("-> ")[1].split()
     expected = expected.transpose(["cie".index(axis) for axis in result])
-    arrays = [q, k, v.transpose(order)]
-    if framework == "torch":
-        arrays = [pytest.importorskip("torch").from_numpy(array) for array in arrays]
-    np.testing.assert_allclose(np.asarray(attention(pattern, *arrays)), expected, rtol=1e-12, atol=1e-12)
+    found = attention(pattern, *arrays_of(framework, (q, k, v.transpose(order))))
+    np.testing.assert_allclose(numbers(found), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -335,15 +334,12 @@ def test_layouts(layout):
 
 
 @pytest.mark.parametrize("layout", ["bs3hd", "sb3hd", "3bhsd", "t3hd"])
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_packed_layouts(layout, framework):
     qkv = random(3, 2, 4, 5, 6)  # 3 b h s d
     packed = ordered(qkv, "3bhsd", layout) if layout != "t3hd" else ordered(qkv[:, 0], "3htd", layout)
     options = {"cu_seqlens_q": np.array([0, 5])} if layout == "t3hd" else {}
-    if framework == "torch":
-        torch = pytest.importorskip("torch")
-        packed, options = torch.from_numpy(packed), {name: torch.from_numpy(each) for name, each in options.items()}
-    found = np.asarray(attention(packed, layout=layout, **options))
+    found = numbers(attention(arrays_of(framework, packed), layout=layout, **arrays_of(framework, options)))
     expected, _ = naive(*qkv)
     if layout == "t3hd":
         np.testing.assert_allclose(found, expected[0].transpose(1, 0, 2), rtol=1e-12, atol=1e-12)
