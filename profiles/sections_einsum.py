@@ -68,6 +68,7 @@ def _issue_on_two_threads() -> str:
 
 
 CPU, GPU = "contraction-intel-r-xeon-r-processor-threads-2", "contraction-nvidia-h200"
+CUPY = "contraction-cupy-nvidia-h200"
 
 ON_GPU = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32 (no TF32)"}
 """What each dtype that is measured there is called."""
@@ -86,6 +87,7 @@ def _contractions() -> str:
         ("torch, 2 CPU threads, float32", "`torch.einsum`", CPU, "torch", "float32"),
         ("torch, 2 CPU threads, bfloat16", "`torch.einsum`", CPU, "torch", "bfloat16"),
         *((f"torch, H200, {told}", "`torch.einsum`", GPU, "torch", dtype) for dtype, told in ON_GPU.items()),
+        ("CuPy, H200, float16", "`cupy.einsum`", CUPY, "cupy", "float16"),
     )
     cells = []
     for where, against, name, framework, dtype in places:
