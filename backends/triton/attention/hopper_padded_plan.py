@@ -31,7 +31,7 @@ def on_copies(
     names: Sequence[str],
     sort_out: Callable[[Mapping[str, Layout]], Problem],
     suits: Callable[[Problem], bool],
-) -> tuple[Problem, dict[str, RowCopies]]:
+) -> tuple[Problem, RowCopies | None]:
     """The problem; where that makes it one for Hopper's kernels and may pay, with copies of some arrays.
 
     Args:
@@ -43,47 +43,19 @@ def on_copies(
     """
     found = sort_out(layouts)
     if spec.dtype not in ("float16", "bfloat16") or min(spec.q_len, spec.kv_len) < _LENGTH:
-        return found, {}
+        return found, None
     if found.features.wide:  # what copies reckons with 32 bits inside a tile
-        return found, {}
-    copies = {
-        name: RowCopies(layouts[name], spec.dtype)
-        for name in names
-        if name in layouts and not copyable(getattr(found.strides, name), ITEM)
+        return found, None
+    odd = {
+        name: layouts[name] for name in names if name in layouts and not copyable(getattr(found.strides, name), ITEM)
     }
-    if copies:
-        moved = {name: (layouts[name][0], copy.strides) for name, copy in copies.items()}
+    if odd:
+        copies = RowCopies(odd, spec.dtype)
+        moved = {name: (layouts[name][0], strides) for name, strides in copies.strides.items()}
         copied = sort_out({**layouts, **moved})
         if suits(copied):
             return copied, copies
-    return found, {}
-
-
-class _Copying:
-    """What some copies do around a call."""
-
-    def __init__(self, copies: Mapping[str, RowCopies], memory: Memory, device: int) -> None:
-        self._copies, self._memory, self._device = copies, memory, device
-        self._back: list[Callable[[], None]] = []
-
-    def given(self, name: str, array: Any) -> Any:
-        """A copy of what the call reads."""
-        copy = self._copies.get(name)
-        return array if copy is None else copy.of(self._memory, self._device, array)
-
-    def written(self, name: str, array: Any) -> Any:
-        """Memory for what the call writes."""
-        copy = self._copies.get(name)
-        if copy is None or array is None:
-            return array
-        room = copy.room(self._memory, array)
-        self._back.append(lambda: copy.back(self._memory, self._device, room, array))
-        return room
-
-    def done(self) -> None:
-        """Bring to the arrays what was written."""
-        for back in self._back:
-            back()
+    return found, None
 
 
 class PaddedForwardPlan:
@@ -91,24 +63,26 @@ class PaddedForwardPlan:
 
     Args:
         plan: of the same on copies.
-        copies: by the names of arrays.
+        copies: of the arrays at odd places.
     """
 
-    def __init__(self, plan: HopperForwardPlan | ForwardPlan, copies: Mapping[str, RowCopies]) -> None:
+    def __init__(self, plan: HopperForwardPlan | ForwardPlan, copies: RowCopies) -> None:
         self._plan, self._copies = plan, copies
 
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
         """Write ``out`` and ``lse``."""
-        copying = _Copying(self._copies, memory, device)
-        q, k, v = copying.given("q", q), copying.given("k", k), copying.given("v", v)
-        self._plan(memory, device, q, k, v, extras, copying.written("out", out), lse)
-        copying.done()
+        copies = self._copies
+        given = copies.of(memory, device, {"q": q, "k": k, "v": v})
+        results = {"out": out}
+        written = copies.rooms(memory, results)
+        self._plan(memory, device, given["q"], given["k"], given["v"], extras, written["out"], lse)
+        copies.back(memory, device, written, results)
 
 
 class PaddedBackwardPlan:
     """A backward call; see :class:`BackwardPlan` and :class:`PaddedForwardPlan`."""
 
-    def __init__(self, plan: BackwardPlan, copies: Mapping[str, RowCopies]) -> None:
+    def __init__(self, plan: BackwardPlan, copies: RowCopies) -> None:
         self._plan, self._copies = plan, copies
         self.bias_parts, self.bias_starts_at_zero = plan.bias_parts, plan.bias_starts_at_zero
 
@@ -123,14 +97,20 @@ class PaddedBackwardPlan:
         into: Gradients,
     ) -> Any:
         """Write the gradients, and return ``delta``."""
-        copying = _Copying(self._copies, memory, device)
+        copies = self._copies
         q, k, v = operands
-        q, k, v = copying.given("q", q), copying.given("k", k), copying.given("v", v)
         d_out, d_lse = gradients_in
-        inner = Gradients(
-            copying.written("dq", into.q), copying.written("dk", into.k), copying.written("dv", into.v), into.bias
+        given = copies.of(memory, device, {"q": q, "k": k, "v": v, "d_out": d_out})
+        gradients = {"dq": into.q, "dk": into.k, "dv": into.v}
+        written = copies.rooms(memory, gradients)
+        delta = self._plan(
+            memory,
+            device,
+            (given["q"], given["k"], given["v"]),
+            results,
+            (given["d_out"], d_lse),
+            extras,
+            Gradients(written["dq"], written["dk"], written["dv"], into.bias),
         )
-        given = copying.given("d_out", d_out), d_lse
-        delta = self._plan(memory, device, (q, k, v), results, given, extras, inner)
-        copying.done()
+        copies.back(memory, device, written, gradients)
         return delta

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +13,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.problem import Layout, merged
+from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.memory import Memory
@@ -26,82 +29,158 @@ _COLUMNS = 128
 """Of a tile, at most."""
 
 
-@triton.jit(do_not_specialize=["rows"])
-def rows_kernel(
-    source, target, from_strides, to_strides, sizes, rows, columns: tl.constexpr, written: tl.constexpr,
-    block: tl.constexpr, width: tl.constexpr, axes: tl.constexpr,
-):  # fmt: skip
-    """Copy a tile of rows.
+@dataclass(frozen=True)
+class _Tile:
+    """What the kernel is specialised for in one array.
 
-    Args:
-        source, target: arrays with batch axes, rows and columns.
-        from_strides, to_strides: of these.
-        sizes: of the batch axes.
-        rows: of each batch element.
+    Attributes:
         columns: of a row.
         written: the same, and zeros after them: memory that is written in whole pieces isn't read before.
-        block, width: of a tile.
+        width: columns of a tile.
         axes: batch axes.
     """
+
+    columns: int
+    written: int
+    width: int
+    axes: int
+
+
+@triton.constexpr_function
+def _count(tiles):
+    return len(tiles)
+
+
+@triton.constexpr_function
+def _tile(tiles, at):
+    return tiles[at]
+
+
+@triton.jit
+def _copy(source, target, from_strides, to_strides, sizes, rows, tile: tl.constexpr, block: tl.constexpr):
+    """Copy a tile of rows; nothing where the program's number is beyond the last."""
+    axes: tl.constexpr = field(tile, "axes")
+    written: tl.constexpr = field(tile, "written")
+    width: tl.constexpr = field(tile, "width")
     tiles = tl.cdiv(rows, block)
     zero = tl.full((), 0, tl.int64)
     element = tl.program_id(0) // tiles + zero
     first = tl.program_id(0) % tiles * block
     for axis in tl.static_range(axes - 1, -1, -1):
-        at = element % sizes[axis] if axis else element
-        element = element // sizes[axis] if axis else element
+        at = element % sizes[axis]
+        element = element // sizes[axis]
         source += at * from_strides[axis]
         target += at * to_strides[axis]
     source += first * (from_strides[axes] + zero)
     target += first * (to_strides[axes] + zero)
     row = tl.arange(0, block)[:, None]
+    there = (first + row < rows) & (element == 0)
     for start in tl.static_range(0, written, width):
         column = start + tl.arange(0, width)[None, :]
-        there = first + row < rows
         place = source + row * from_strides[axes] + column * from_strides[axes + 1]
-        values = tl.load(place, mask=there & (column < columns), other=0)
+        values = tl.load(place, mask=there & (column < field(tile, "columns")), other=0)
         place = target + row * to_strides[axes] + column * to_strides[axes + 1]
         tl.store(place, values, mask=there & (column < written))
 
 
-class RowCopies:
-    """Copies of an array and back.
+@triton.jit
+def rows_kernel(sources, targets, from_strides, to_strides, sizes, rows, tiles: tl.constexpr, block: tl.constexpr):
+    """Copy tiles of rows of several arrays, each program one.
 
     Args:
-        layout: shape and strides of the array.
-        dtype: of it.
-
-    Attributes:
-        strides: of the copy, which has gaps after its rows.
+        sources, targets: arrays with batch axes, rows and columns; the second number of a program says which.
+        from_strides, to_strides: of each of these.
+        sizes: of the batch axes of each.
+        rows: of each batch element of each.
+        tiles: of each, see :class:`_Tile`.
+        block: rows of a tile.
     """
+    for which in tl.static_range(_count(tiles)):
+        if tl.program_id(1) == which:
+            _copy(
+                sources[which], targets[which], from_strides[which], to_strides[which], sizes[which], rows[which],
+                _tile(tiles, which), block,
+            )  # fmt: skip
+
+
+class _Copied:
+    """What one array and its copy look like: strides of both, with the batch axes merged where possible."""
 
     def __init__(self, layout: Layout, dtype: str) -> None:
         shape, strides = layout
         whole = ALIGNMENT // ITEM_SIZES[dtype]
         stored = (*shape[:-1], -(-shape[-1] // whole) * whole)
-        self.strides = contiguous_strides(stored)
-        self._dtype, self._elements = dtype, prod(stored)
-        *batch, rows, columns = shape
-        sizes, kept = merged(batch, {"array": list(strides[:-2]), "copy": list(self.strides[:-2])}, ())
-        tails = {"array": strides[-2:], "copy": self.strides[-2:]}
-        own, other = ((*kept[name], *tails[name]) for name in ("array", "copy"))
-        grid = (prod(sizes) * -(-rows // _ROWS), 1)
-        width = min(_COLUMNS, 1 << (columns - 1).bit_length())
-        constants = {"columns": columns, "written": stored[-1], "block": _ROWS, "width": width, "axes": len(sizes)}
-        self._there = KernelCall(rows_kernel, grid, (own, other, tuple(sizes), rows), constants, 4, 1)
-        constants = {**constants, "written": columns}
-        self._back = KernelCall(rows_kernel, grid, (other, own, tuple(sizes), rows), constants, 4, 1)
+        self.strides, self.elements = contiguous_strides(stored), prod(stored)
+        self.written = stored[-1]
+        *batch, self.rows, self.columns = shape
+        self.sizes, kept = merged(batch, {"array": list(strides[:-2]), "copy": list(self.strides[:-2])}, ())
+        self.own, self.other = (*kept["array"], *strides[-2:]), (*kept["copy"], *self.strides[-2:])
+        self.programs = prod(self.sizes) * -(-self.rows // _ROWS)
 
-    def room(self, memory: Memory, like: Any) -> Any:
-        """Memory for a copy."""
-        return memory.workspace(like, self._elements, self._dtype)
+    def tile(self, back: bool) -> _Tile:
+        width = min(_COLUMNS, 1 << (self.columns - 1).bit_length())
+        return _Tile(self.columns, self.columns if back else self.written, width, len(self.sizes))
 
-    def of(self, memory: Memory, device: int, array: Any) -> Any:
-        """A copy of the array."""
-        found = self.room(memory, array)
-        self._there(memory, device, array, found)
+
+class RowCopies:
+    """Copies of some arrays and back, of all that go one way in one launch.
+
+    Args:
+        layouts: shape and strides of the arrays, by name.
+        dtype: of them.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], dtype: str) -> None:
+        self._dtype = dtype
+        self._copied = {name: _Copied(layout, dtype) for name, layout in layouts.items()}
+        self._calls: dict[tuple[bool, tuple[str, ...]], KernelCall] = {}
+
+    @property
+    def strides(self) -> dict[str, tuple[int, ...]]:
+        """Of the copies, which have gaps after their rows."""
+        return {name: copied.strides for name, copied in self._copied.items()}
+
+    def rooms(self, memory: Memory, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Memory for copies of the arrays that have one; the others themselves, and ``None`` for none."""
+        return {
+            name: array
+            if array is None or name not in self._copied
+            else memory.workspace(array, self._copied[name].elements, self._dtype)
+            for name, array in arrays.items()
+        }
+
+    def of(self, memory: Memory, device: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of the arrays that have one, and the others themselves."""
+        found = self.rooms(memory, arrays)
+        self._copy(memory, device, arrays, found, False)
         return found
 
-    def back(self, memory: Memory, device: int, copy: Any, array: Any) -> None:
-        """Write what the copy holds to the array."""
-        self._back(memory, device, copy, array)
+    def back(self, memory: Memory, device: int, copies: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Write to the arrays what their copies hold."""
+        self._copy(memory, device, copies, arrays, True)
+
+    def _copy(self, memory: Memory, device: int, source: Mapping[str, Any], to: Mapping[str, Any], back: bool) -> None:
+        names = tuple([name for name, array in to.items() if array is not source[name]])
+        if not names:
+            return
+        call = self._calls.get((back, names))
+        if call is None:
+            call = self._calls[back, names] = self._call(names, back)
+        call(memory, device, tuple([source[name] for name in names]), tuple([to[name] for name in names]))
+
+    def _call(self, names: tuple[str, ...], back: bool) -> KernelCall:
+        copied = [self._copied[name] for name in names]
+        ways = [(each.other, each.own) if back else (each.own, each.other) for each in copied]
+        return KernelCall(
+            rows_kernel,
+            (max(each.programs for each in copied), len(copied)),
+            (
+                tuple([way[0] for way in ways]),
+                tuple([way[1] for way in ways]),
+                tuple([tuple(each.sizes) for each in copied]),
+                tuple([each.rows for each in copied]),
+            ),
+            {"tiles": tuple([each.tile(back) for each in copied]), "block": _ROWS},
+            4,
+            1,
+        )
