@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from einops_fast.budget import forget_spending
 from einops_fast.profiles.cases import ITEM_SIZES, select
 from einops_fast.profiles.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
@@ -151,7 +152,8 @@ def _torch(framework: Any) -> Any:
 
 
 def _forget(framework: Any) -> None:
-    """Give memory back: what the next case needs may be in larger pieces."""
+    """Give memory back, which the next case may need in larger pieces, and let it choose as if it were the first."""
+    forget_spending()
     if framework.device == "gpu":
         framework.torch.cuda.empty_cache()
 

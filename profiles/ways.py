@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import einops_fast
+from einops_fast.budget import forget_spending
 from einops_fast.profiles.accuracy import random_values
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework
@@ -86,7 +87,11 @@ def inputs(
 
 
 def bind(way: Way, given: Inputs) -> Call:
-    """A way as a call without arguments: of the result or, given a cotangent, of all gradients."""
+    """A way as a call without arguments: of the result or, given a cotangent, of all gradients.
+
+    Like a program's first problem of its kind: whatever was chosen for the cases before, there is time to choose.
+    """
+    forget_spending()
     operands, cotangent = given.operands, given.cotangent
     if cotangent is None:
         return way.prepare(way.call, *operands)

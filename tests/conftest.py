@@ -9,6 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
+from einops_fast import budget
+from einops_fast.budget import forget_spending
+
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
 # hence no deadline.
@@ -53,6 +56,20 @@ def same_numbers_in_every_run() -> None:
     except ImportError:
         return
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def time_to_measure() -> None:
+    """No test's choices depend on how long those of others took."""
+    forget_spending()
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that pass, added up, on the clock of what measuring may take."""
+    seconds: list[float] = []
+    monkeypatch.setattr(budget, "perf_counter", lambda: sum(seconds))
+    return seconds
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -244,6 +244,32 @@ def test_calls_at_odd_addresses_choose_for_themselves(
     assert len(list(disk_cache.entries())) == 2
 
 
+def test_time_is_up_for_ever_new_shapes(
+    offer: Any, memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one kind: others have time of their own, and what comes back is chosen for when some has passed."""
+    measure = module.measure
+    monkeypatch.setattr(module, "measure", lambda *arguments: (passing.append(20.0), measure(*arguments))[1])
+    reads: list[Any] = []
+    monkeypatch.setattr(module, "remembered", lambda key: reads.append(key))
+
+    def shaped(size: int, label: str = "b", mode: str = "auto") -> Choice:
+        loops = Loop("a", size, (1,), True), Loop(label, LARGE, (size,), False)
+        ways = Way("one", 10, 9), Way("two", 11, 5)
+        return offer(*ways, library=library(10, 7), step=Fused((0,), "a", (size,), loops, True, ()), mode=mode)
+
+    assert [shaped(LARGE + at)("array")[0] for at in range(3)] == ["two", "two", "library"]
+    assert shaped(LARGE, "c")("array")[0] == "two"
+    assert shaped(LARGE + 2, mode="always")("array")[0] == "two"
+    late = shaped(LARGE + 3)
+    del reads[:]
+    assert late("array")[0] == late("array")[0] == "library"
+    assert late.chosen is None
+    assert len(reads) == 1
+    passing.append(2000.0)
+    assert late("array")[0] == "two"
+
+
 def test_library_writes_rows_with_gaps_where_the_next_step_reads_such(memory: TimedMemory) -> None:
     memory.empty = torch.Tensor.new_empty_strided  # type: ignore[method-assign]
     step = Fused((0,), "ab", (2, 3), (Loop("a", 2, (3,), True), Loop("b", 3, (1,), True)), False, (), None, (8, 1))

@@ -15,6 +15,7 @@ from fake_memory import FakeMemory
 
 from einops_fast import cli, disk_cache
 from einops_fast.backends.triton import contest as module
+from einops_fast.backends.triton import measuring
 from einops_fast.backends.triton.contest import Call, Contest, Way, forget_contests
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import row_call, typical
@@ -194,12 +195,27 @@ def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: 
 
     def meanwhile(ways: Any, *arguments: Any) -> Any:
         times = measure(ways, *arguments)
-        module.keep(made._key((LARGE, LARGE)), ways[0], ways, dict.fromkeys(ways, 1.0))
+        module.keep(made._key(["float64", "float64"]), ways[0], ways, dict.fromkeys(ways, 1.0))
         return times
 
     monkeypatch.setattr(module, "measure", meanwhile)
     made = contest(memory, RULE, FAST)
     assert chosen(made) == "rule"
+
+
+def test_time_is_up_for_ever_new_sizes(
+    memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, reads = module.measure, []
+    monkeypatch.setattr(module, "measure", lambda *arguments: (passing.append(40.0), measure(*arguments))[1])
+    monkeypatch.setattr(measuring, "remembered", lambda key: reads.append(key))
+    assert chosen(contest(memory, RULE, FAST, rows=1)) == "fast"
+    late = contest(memory, RULE, FAST, rows=2)
+    assert chosen(late) == chosen(late) == "the rule's, not for long"
+    assert len(reads) == 3  # twice where it was measured: another process may have been faster
+    assert chosen(contest(memory, RULE, FAST, rows=2, mode="always")) == "fast"
+    passing.append(1e4)
+    assert chosen(late) == "fast"
 
 
 def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
@@ -219,6 +235,7 @@ def test_kinds_of_calls() -> None:
     assert call(9, 50) != call(9, 51)
     assert call(9, scale=2.0) == call(9, scale=0.5)
     assert call(9, log=True).problem == "softmax, 9 rows of 48, log"
+    assert call(9, log=True).kind == call(15, 100, log=True).kind != call(9).kind
     assert call(9, log=True).details["strides"] == ["16n 1", "1n 1"]
 
 

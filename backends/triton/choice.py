@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -13,6 +13,7 @@ from einops_fast.backends.triton.measuring import circumstances, keep, measure, 
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls, LibraryCandidate
+from einops_fast.budget import may_spend, spending
 from einops_fast.chains import products
 from einops_fast.cost import Ceilings
 from einops_fast.steps import Epilogue, Fused, Multiply
@@ -78,6 +79,9 @@ class Choice:
         self.calls = self.libraries[0].run
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
+        # Whether addresses are aligned of which nothing is on disk, and the kind of problem, for which time may be up.
+        self._unknown: set[bool] = set()
+        self._kind: Hashable = None
         self._run: Callable[..., Any] | None = None
         self._run_unaligned: Callable[..., Any] | None = None
         self._device = 0
@@ -110,12 +114,15 @@ class Choice:
         if not aligned and self._run_unaligned is not None:
             return self._run_unaligned
         self._device = self.memory.device(operands[0])
-        if not self.memory.may_measure():
+        if not self.memory.may_measure() or (aligned in self._unknown and not self._in_time()):
             # Nothing is chosen while a graph is being captured; the next call may do so.
             return self.calls
         with self.memory.on_device(self._device):
-            self.chosen = self._choose(operands)
-            run = self.chosen.run(self.memory, self._device)
+            chosen = self._choose(operands)
+            if chosen is None:
+                return self.calls
+            self.chosen = chosen
+            run = chosen.run(self.memory, self._device)
         # What is the fastest at odd addresses is chosen by calls with such alone, and holds for them alone.
         if aligned:
             self._run = run
@@ -127,18 +134,37 @@ class Choice:
         """Whether all begin where the hardware can copy boxes from, as new memory does."""
         return not any(self.memory.pointer(operand) % ALIGNMENT for operand in operands)
 
-    def _choose(self, operands: Sequence[Any]) -> Candidate:
+    def _choose(self, operands: Sequence[Any]) -> Candidate | None:
+        """The way for these operands; ``None`` if that can't be known yet."""
         dtype = self.memory.dtype(operands[0])
         on = gpu_ceilings(self.memory.device_name(self._device))
         libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
-        key = self._key(dtype, self._aligned(operands))
-        if self.mode != "always" and not interpreted():
+        aligned = self._aligned(operands)
+        key = self._key(dtype, aligned)
+        if interpreted():
+            return kernel_candidates(self.step, dtype, on, self.precision)[0]
+        if self.mode != "always" and aligned not in self._unknown:
             found = self._recalled(key, libraries, dtype, on)
             if found is not None:
                 return found
-        kernels = kernel_candidates(self.step, dtype, on, self.precision)
-        if interpreted():
-            return kernels[0]
+            self._unknown.add(aligned)
+        self._kind = _kind(self.step), dtype, self.precision, self._device
+        if not self._in_time():
+            return None
+        with spending(self._kind):
+            return self._found(operands, libraries, kernel_candidates(self.step, dtype, on, self.precision), key)
+
+    def _in_time(self) -> bool:
+        return self.mode != "auto" or may_spend(self._kind)
+
+    def _found(
+        self,
+        operands: Sequence[Any],
+        libraries: list[Candidate],
+        kernels: Sequence[Candidate],
+        key: Mapping[str, Any],
+    ) -> Candidate:
+        """The way that is predicted to be the fastest by far, or measured to be it, which is kept on disk."""
         ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
         near = [] if self.mode == "never" else self._near(kernels, libraries)
         if len(near) < 2:
@@ -192,6 +218,12 @@ class Choice:
             "precision": self.precision if dtype == "float32" else "ieee",
             **circumstances(self.memory, self._device),
         }
+
+
+def _kind(step: Fused) -> tuple[Any, ...]:
+    """What steps have in common that differ in sizes only."""
+    loops = [(loop.label, *[min(abs(stride), 2) for stride in loop.strides]) for loop in step.loops]
+    return step.labels, tuple(loops), step.epilogue is None
 
 
 def _text(epilogue: Epilogue) -> str:

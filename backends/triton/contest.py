@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
 from einops_fast.backends.triton.memory import Memory
+from einops_fast.budget import may_spend, spending
 
 __all__ = ["Call", "Contest", "Launch", "Way", "forget_contests"]
 
@@ -63,12 +64,14 @@ class Call:
         details: all else about it that matters; ready for JSON.
         mode: of :func:`einops_fast.autotune`.
         in_place: a result is written over what is read, so that no run may be repeated.
+        kind: what it has in common with calls that differ in sizes only.
     """
 
     problem: str
     details: Mapping[str, Any]
     mode: str
     in_place: bool = False
+    kind: str = ""
 
 
 _lock = threading.Lock()
@@ -113,6 +116,7 @@ class Contest:
     def __init__(self, memory: Memory, device: int, call: Call, ways: Sequence[Way]) -> None:
         self.call, self.ways = call, ways
         self.chosen: Way | None = None
+        self._unknown = False  # whether it's known that nothing is on disk
         self._memory, self._device, self._current_device = memory, device, memory.current_device
 
     def __call__(self, *arrays: Any) -> None:
@@ -143,7 +147,12 @@ class Contest:
         rule, mode = self.ways[0], self.call.mode
         if interpreted() or len(self.ways) == 1:
             return rule, True
-        key = self._key(arrays)
+        dtypes = [None if each is None else self._memory.dtype(each) for each in arrays]
+        kind = self.call.kind, *dtypes, self._device
+        in_time = mode != "auto" or may_spend(kind)
+        if self._unknown and not in_time:
+            return rule, False
+        key = self._key(dtypes)
         text = json.dumps(key, sort_keys=True)
         trials = [_Trial(way, self._memory, arrays) for way in self.ways]
         found = next((each for each in trials if each.name == _known.get(text) and works(each)), None)
@@ -151,12 +160,14 @@ class Contest:
             found = recall(key, trials)
         if found is not None:
             return found.way, True
+        self._unknown = True
         moved = sum(each.nbytes for each in arrays if each is not None)
         if mode == "never" or self.call.in_place or (mode == "auto" and moved < _SMALL):
             return rule, True
-        if not self._memory.may_measure():
+        if not in_time or not self._memory.may_measure():
             return rule, False
-        times = measure(trials, arrays, self._memory, self._device)
+        with spending(kind):
+            times = measure(trials, arrays, self._memory, self._device)
         if not times:
             return rule, True
         best = min(times, key=lambda each: times[each] * (1.0 if each.way is rule else _BONUS))
@@ -167,8 +178,7 @@ class Contest:
         _known[text] = (theirs or best).name
         return (theirs or best).way, True
 
-    def _key(self, arrays: Sequence[Any]) -> dict[str, Any]:
-        dtypes = [None if each is None else self._memory.dtype(each) for each in arrays]
+    def _key(self, dtypes: Sequence[str | None]) -> dict[str, Any]:
         return {
             "problem": self.call.problem,
             "dtype": dtypes[0],

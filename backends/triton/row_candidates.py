@@ -101,7 +101,7 @@ def row_call(
     apart = [] if rows.strides[0][-1] == 1 else [f"strides {strides[0]}"]
     text = f"{operator}, {'·'.join(map(str, rows.sizes))} rows of {rows.columns}"
     details = {"features": values, "strides": strides, "ring": ring}
-    return Call(", ".join([text, *named, *apart]), details, mode, in_place)
+    return Call(", ".join([text, *named, *apart]), details, mode, in_place, ", ".join([operator, *named]))
 
 
 def _stride(stride: int) -> str:
