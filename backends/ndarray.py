@@ -68,9 +68,13 @@ class NdarrayBackend(Backend):
             return out
         return result if order == "K" or not result.ndim else self.xp.asarray(result, order=order)
 
+    def contiguous(self, array: Any) -> Any:
+        """The array in C order."""
+        return self.xp.ascontiguousarray(array)
+
     def arrange(self, how: Arrange) -> Run:
         perm, shape = how.perm, how.shape
-        contiguous = self.xp.ascontiguousarray if how.moves else None
+        contiguous = self.contiguous if how.moves else None
 
         def run(a: Any) -> Any:
             if perm is not None:
@@ -106,8 +110,7 @@ class NdarrayBackend(Backend):
     def view(self, step: View) -> Run:
         perm = step.how.perm or tuple(range(len(step.shape)))
         if step.how.moves:
-            ordered = self.xp.ascontiguousarray
-            return lambda a: ordered(a.transpose(perm))
+            return lambda a: self.contiguous(a.transpose(perm))
         return lambda a: a.transpose(perm)
 
     def multiply(self, step: Multiply) -> Run:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast.backends.base import Run
+from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.cost import Ceilings
@@ -82,6 +83,17 @@ class NumpyBackend(NdarrayBackend):
 
     def room(self, operands: Sequence[Any]) -> int | None:
         return free_memory() // max(int(operand.itemsize) for operand in operands)
+
+    def contiguous(self, array: Any) -> Any:
+        extents = None
+        if array.size >= LEAST and not array.dtype.hasobject:
+            item = array.itemsize
+            extents = block_extents(array.shape, tuple([stride // item for stride in array.strides]), item)
+        if extents is None:
+            return np.ascontiguousarray(array)
+        result = np.empty(array.shape, array.dtype)
+        copy_in_blocks(result, array, extents)
+        return result
 
     def cast(self, step: Cast) -> Run:
         dtype = np.dtype(step.dtype)

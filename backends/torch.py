@@ -246,8 +246,8 @@ class TorchBackend(TorchSteps):
             return out.copy_(result.clone() if _one_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]
-            return result.permute(reverse).contiguous().permute(reverse)
-        return result.contiguous() if order in ("C", "A") else result
+            return self.contiguous(result.permute(reverse)).permute(reverse)
+        return self.contiguous(result) if order in ("C", "A") else result
 
     def differentiable(self, plan: Plan, run: Run) -> Run:
         # Imported here because it goes through fast_einsum, which is made of backends.

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.blocked_copies import LEAST
+from einops_fast.backends.torch_cpu_copies import contiguous
 from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 
 __all__ = ["HALVES", "TorchSteps"]
@@ -21,7 +23,8 @@ class TorchSteps(Backend):
 
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""
-        return array.contiguous()
+        # Smaller ones aren't worth a look.
+        return contiguous(array) if array.numel() >= LEAST else array.contiguous()
 
     def arrange(self, how: Arrange) -> Run:
         permuted, contiguous = _permuting(how.perm), self.contiguous
@@ -71,7 +74,7 @@ class TorchSteps(Backend):
 
     def view(self, step: View) -> Run:
         perm = _one_by_one(tuple(range(len(step.shape))) if step.how.perm is None else step.how.perm)
-        return (lambda a: a.permute(*perm).contiguous()) if step.how.moves else (lambda a: a.permute(*perm))
+        return (lambda a: self.contiguous(a.permute(*perm))) if step.how.moves else (lambda a: a.permute(*perm))
 
     def multiply(self, step: Multiply) -> Run:
         left, right = self.arrange(step.left), self.arrange(step.right)
