@@ -14,7 +14,6 @@ from einops_fast.backends.torch_attention_layouts import (
     BIAS,
     Arrays,
     Given,
-    dense_strides,
     dtype_of,
     example,
     kernel_layouts,
@@ -29,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper_plan import HopperBackwardPlan
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
 from einops_fast.backends.triton.attention.tilings import backward_tilings
 from einops_fast.backends.triton.launch import accumulator
-from einops_fast.layout import contiguous_strides
+from einops_fast.layout import contiguous_strides, dense_strides
 
 __all__ = ["GradientsOfCall"]
 
@@ -107,8 +106,8 @@ class GradientsOfCall:
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
         """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
-        array = arrays[at]
-        layout = layout_of(array) if self._together else (tuple(array.shape), dense_strides(array))
+        shape, strides = layout_of(arrays[at])
+        layout = shape, strides if self._together else dense_strides(shape, strides)
         return layout, layout_of(self._views[at](example(*layout), torch.permute))
 
     def __call__(

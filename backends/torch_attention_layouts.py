@@ -27,7 +27,6 @@ __all__ = [
     "TABLE",
     "Arrays",
     "Given",
-    "dense_strides",
     "dtype_of",
     "example",
     "extras_of",
@@ -110,12 +109,6 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
     found["out"] = shape, _ = result_layout(spec, arrays[0].shape[-2])
     found["lse"] = shape[:-1], contiguous_strides(shape[:-1])
     return found
-
-
-def dense_strides(array: Any) -> tuple[int, ...]:
-    """Strides of an array of the same shape, without gaps and in the same order of axes."""
-    strides = array.stride()
-    return contiguous_in_order(array.shape, sorted(range(array.dim()), key=lambda axis: -int(strides[axis])))
 
 
 def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout]) -> Problem:

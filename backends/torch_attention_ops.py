@@ -13,10 +13,11 @@ import torch
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch_attention import DIFFERENTIABLE, differentiated_twice
-from einops_fast.backends.torch_attention_layouts import dense_strides, result_layout
+from einops_fast.backends.torch_attention_layouts import result_layout
 from einops_fast.backends.torch_attention_runs import backward, forward
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.dtypes import dtype_name
+from einops_fast.layout import dense_strides
 
 __all__ = ["attention_forward", "constants"]
 
@@ -129,7 +130,9 @@ def _compute_gradients(d_out: Any, d_lse: Any, out: Any, lse: Any, wanted: Seque
 def _gradient_shapes(d_out: Any, d_lse: Any, out: Any, lse: Any, wanted: Sequence[bool], *arguments: Any) -> Any:
     return tuple(
         [
-            arguments[at].new_empty_strided(arguments[at].shape, dense_strides(arguments[at]))
+            arguments[at].new_empty_strided(
+                arguments[at].shape, dense_strides(arguments[at].shape, arguments[at].stride())
+            )
             if is_wanted
             else out.new_empty(0)
             for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True)
