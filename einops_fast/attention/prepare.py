@@ -10,12 +10,11 @@ from einops_fast.attention.axes import Axes, View, bind_axes
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
-from einops_fast.dtypes import dtype_name
+from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 # What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores, "wider"
