@@ -116,7 +116,7 @@ def make_plan(
     dtype = _check_types(arrays, framework)
     axes = _bind(pattern, shapes, arrays, patterns, longest)
     settings = _settings(options, axes, "cache_seqlens" in arrays)
-    views = _views(axes, arrays, patterns, shapes, longest is not None)
+    views = _views(axes, arrays, patterns, shapes)
     by_name = {name: view for name, view, _ in views}
     canonical = [_strides(by_name[name], array, framework) for name, array in (("q", q), ("k", k), ("v", v))]
     order, perm, shape = axes.result(pattern.v_head_dim)
@@ -124,7 +124,7 @@ def make_plan(
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
 
     def seen(name: str) -> tuple[int, ...] | None:
-        return _seen(by_name[name], arrays[name], full) if name in arrays else None
+        return _seen(by_name[name], arrays[name]) if name in arrays else None
 
     spec = AttentionSpec(
         batch=full[:-2],
@@ -275,7 +275,6 @@ def _views(
     arrays: Mapping[str, Any],
     patterns: Mapping[str, str | None],
     shapes: list[tuple[int, ...]],
-    varlen: bool,
 ) -> tuple[tuple[str, View, str | None], ...]:
     pattern = axes.pattern
     kv_batch = pattern.pages + axes.batch[1:] if pattern.pages else axes.batch
@@ -343,7 +342,7 @@ def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _seen(view: View, array: Any, full: tuple[int, ...]) -> tuple[int, ...]:
+def _seen(view: View, array: Any) -> tuple[int, ...]:
     """Shape of the canonical view."""
     sizes = list(view.split or array.shape)
     if view.perm is not None:
