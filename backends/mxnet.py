@@ -150,8 +150,7 @@ class MxnetBackend(Backend):
         return partial(native_einsum, f"{''.join(source)}->{ascii_letters[: len(step.groups)]}")
 
     def select(self, step: Select) -> Run:
-        rank = len(step.axes) + len(step.shape)
-        index = tuple(0 if at in step.axes else slice(None) for at in range(rank))
+        index = step.index
         return lambda a: a[index]
 
     def sum(self, step: Sum) -> Run:

@@ -99,8 +99,7 @@ class NdarrayBackend(Backend):
         return lambda a: einsum(equation, a)
 
     def select(self, step: Select) -> Run:
-        rank = len(step.axes) + len(step.shape)
-        index = tuple(0 if at in step.axes else slice(None) for at in range(rank))
+        index = step.index
         return lambda a: a[index]
 
     def sum(self, step: Sum) -> Run:

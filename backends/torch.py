@@ -24,7 +24,8 @@ from einops_fast.backends.torch_autocast import (
     torch_path,
     whole_dtype,
 )
-from einops_fast.backends.torch_steps import HALVES, TorchSteps
+from einops_fast.backends.torch_steps import TorchSteps
+from einops_fast.backends.torch_types import HALVES, PLAIN
 from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
@@ -55,8 +56,6 @@ _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
 _BLOCK = 1 << 18
 """Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
 
@@ -101,7 +100,7 @@ class TorchBackend(TorchSteps):
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
         transformed = _transforms_active() or forward_ad._current_level >= 0
-        if _guards is None or transformed or any(type(each) not in _PLAIN for each in operands):
+        if _guards is None or transformed or any(type(each) not in PLAIN for each in operands):
             return None
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
@@ -159,7 +158,7 @@ class TorchBackend(TorchSteps):
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         for at, operand in enumerate(operands):
-            if type(operand) not in _PLAIN or operand.layout is not torch.strided:
+            if type(operand) not in PLAIN or operand.layout is not torch.strided:
                 reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
                 return Numerics(dtype_name(operand.dtype), dtype_name(operand.dtype), reason, whole=True)
         dtypes = [operand.dtype for operand in operands]
@@ -266,7 +265,7 @@ class TorchBackend(TorchSteps):
         if not array.is_cuda:
             return super().mark(array)
         # A tensor that stands for another may be on no device at all.
-        if type(array) not in _PLAIN or torch.cuda.is_current_stream_capturing():
+        if type(array) not in PLAIN or torch.cuda.is_current_stream_capturing():
             return None
         new_event: Any = torch.cuda.Event
         event = new_event(enable_timing=True)
@@ -311,7 +310,7 @@ def _naming_dtypes(native: Run) -> Run:
 def _one_storage(one: Any, other: Any) -> bool:
     """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
     if torch.compiler.is_compiling() or any(
-        type(each) not in _PLAIN or each.layout is not torch.strided for each in (one, other)
+        type(each) not in PLAIN or each.layout is not torch.strided for each in (one, other)
     ):
         return False
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())

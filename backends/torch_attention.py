@@ -15,6 +15,7 @@ from einops_fast.backends.torch_attention_layouts import LENGTHS, NAMES, Arrays,
 from einops_fast.backends.torch_attention_runs import AttentionCall, backward, call_of
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
+from einops_fast.dtypes import FLOATS
 
 __all__ = [
     "DIFFERENTIABLE",
@@ -24,8 +25,6 @@ __all__ = [
     "triton_attention",
     "unsupported",
 ]
-
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 _MOST_FEATURES = 256
 
@@ -38,8 +37,8 @@ second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None
 
 def unsupported(spec: AttentionSpec) -> str | None:
     """Why the kernels can't compute this, in one sentence; ``None`` if they can."""
-    if spec.dtype not in _DTYPES:
-        return f"the kernels compute on {', '.join(_DTYPES)}, not {spec.dtype}"
+    if spec.dtype not in FLOATS:
+        return f"the kernels compute on {', '.join(FLOATS)}, not {spec.dtype}"
     if spec.transforms:
         return "the kernels have no forward mode and no transforms of functions"
     for name, features in (("head_dim", spec.head_dim), ("v_head_dim", spec.v_head_dim)):

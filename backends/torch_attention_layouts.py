@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,24 +10,31 @@ import torch
 
 from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch import fp32_precision
 from einops_fast.backends.triton.attention.arguments import Extras
-from einops_fast.backends.triton.attention.problem import Layout
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
+from einops_fast.backends.triton.launch import interpreted
 from einops_fast.dtypes import dtype_name
 from einops_fast.layout import contiguous_in_order, contiguous_strides
 
 __all__ = [
+    "BIAS",
+    "CACHED",
     "CANONICAL",
     "LENGTHS",
     "NAMES",
+    "SINKS",
+    "TABLE",
     "Arrays",
     "Given",
-    "dense_strides",
     "dtype_of",
     "example",
     "extras_of",
     "kernel_layouts",
     "layout_of",
     "neighbouring",
+    "precision_of",
+    "problem_of",
     "result_layout",
 ]
 
@@ -39,6 +46,9 @@ Arrays = tuple[Any, ...]
 
 NAMES = tuple([each.name for each in fields(AttentionInputs)])
 """Of these arrays."""
+
+BIAS, SINKS, CACHED, TABLE = (NAMES.index(name) for name in ("bias", "sinks", "cache_seqlens", "block_table"))
+"""Where the bias, the sinks, the lengths of sequences and the block table are among them."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +111,14 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
     return found
 
 
-def dense_strides(array: Any) -> tuple[int, ...]:
-    """Strides of an array of the same shape, without gaps and in the same order of axes."""
-    strides = array.stride()
-    return contiguous_in_order(array.shape, sorted(range(array.dim()), key=lambda axis: -int(strides[axis])))
+def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout]) -> Problem:
+    """What the kernels are told about arrays of these layouts."""
+    return problem(spec, layouts, precision_of(spec), upcast=interpreted() and spec.dtype == "bfloat16")
+
+
+def precision_of(spec: AttentionSpec) -> str:
+    """How products may be made."""
+    return fp32_precision() if spec.dtype == "float32" else "ieee"
 
 
 def example(shape: Sequence[int], strides: Sequence[int]) -> Any:

@@ -13,10 +13,12 @@ import torch
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch_attention import DIFFERENTIABLE, differentiated_twice
-from einops_fast.backends.torch_attention_layouts import dense_strides, result_layout
+from einops_fast.backends.torch_attention_layouts import result_layout
 from einops_fast.backends.torch_attention_runs import backward, forward
+from einops_fast.backends.torch_operator import Operator
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.dtypes import dtype_name
+from einops_fast.layout import dense_strides
 
 __all__ = ["attention_forward", "constants"]
 
@@ -29,24 +31,7 @@ _CONSTANTS = (
     "float scale, bool causal, str alignment, int? left, int? right, float softcap, float dropout_p, int[] order, "
     "bool deterministic, SymInt longest_q, SymInt longest_kv"
 )
-_ARRAY_COUNT, _CONSTANT_COUNT = 14, 11
-
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-_FORWARD, _BACKWARD = "einops_fast::attention_forward", "einops_fast::attention_backward"
-torch.library.define(_FORWARD, f"({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", tags=_TAGS)
-torch.library.define(
-    _BACKWARD,
-    f"(Tensor? d_out, Tensor? d_lse, Tensor out, Tensor lse, bool[] wanted, {_ARRAYS}, {_CONSTANTS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-
-#: The result and the logarithms of the arrays of :class:`AttentionInputs`, in its order, and of what
-#: :func:`constants` gives.
-attention_forward: Any = torch.ops.einops_fast.attention_forward.default
-
-#: Gradients of q, k, v, the bias and the sinks; empty tensors for those that aren't wanted.
-attention_backward: Any = torch.ops.einops_fast.attention_backward.default
+_ARRAY_COUNT = 14
 
 
 def constants(spec: AttentionSpec) -> tuple[Any, ...]:
@@ -102,13 +87,11 @@ def _spec(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
     )
 
 
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
 def _compute(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     return forward(_spec(arrays, numbers), tuple(arrays))
 
 
-@torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _shapes(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     q = arrays[0]
@@ -118,21 +101,17 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
     return q.new_empty_strided(shape, strides), lse
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _compute_gradients(d_out: Any, d_lse: Any, out: Any, lse: Any, wanted: Sequence[bool], *arguments: Any) -> Any:
-    arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
-    found = backward(_spec(arrays, numbers), tuple(arrays), out, lse, d_out, d_lse, wanted)
-    return tuple([out.new_empty(0) if each is None else each for each in found])
+def _gradients(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
+    arrays, wanted, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT], arguments[_ARRAY_COUNT + 1 :]
+    return backward(_spec(arrays, numbers), tuple(arrays), out, lse, d_out, d_lse, wanted)
 
 
-@torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
-def _gradient_shapes(d_out: Any, d_lse: Any, out: Any, lse: Any, wanted: Sequence[bool], *arguments: Any) -> Any:
+def _gradient_shapes(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
+    differentiable, wanted = [arguments[at] for at in DIFFERENTIABLE], arguments[_ARRAY_COUNT]
     return tuple(
         [
-            arguments[at].new_empty_strided(arguments[at].shape, dense_strides(arguments[at]))
-            if is_wanted
-            else out.new_empty(0)
-            for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True)
+            each.new_empty_strided(each.shape, dense_strides(each.shape, each.stride())) if is_wanted else None
+            for each, is_wanted in zip(differentiable, wanted, strict=True)
         ]
     )
 
@@ -143,31 +122,42 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, d_out: Any, d_lse: Any) -> Sequence[Any]:
     *arrays, out, lse = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[at] for at in DIFFERENTIABLE]
-    gradients: list[Any] = [None] * (_ARRAY_COUNT + _CONSTANT_COUNT)
+    gradients: list[Any] = [None] * _ARRAY_COUNT
     if d_out is not None or d_lse is not None:
-        found = attention_backward(d_out, d_lse, out, lse, wanted, *arrays, *ctx.numbers)
+        found = attention_backward(out, lse, d_out, d_lse, *arrays, wanted, *ctx.numbers)
         for at, is_wanted, gradient in zip(DIFFERENTIABLE, wanted, found, strict=True):
             gradients[at] = gradient if is_wanted else None
-    return tuple(gradients)
-
-
-torch.library.register_autograd(_FORWARD, _backward, setup_context=_setup)
+    return gradients
 
 
 def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    d_out, d_lse, _, _, ctx.wanted, *arguments = inputs
-    ctx.numbers = arguments[_ARRAY_COUNT:]
+    _, _, d_out, d_lse, *arguments = inputs
+    ctx.wanted, *ctx.numbers = arguments[_ARRAY_COUNT:]
     ctx.save_for_backward(d_out, d_lse, *arguments[:_ARRAY_COUNT])
     ctx.set_materialize_grads(False)
 
 
-def _backward_gradients(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+def _backward_gradients(ctx: Any, *gradients: Any) -> Sequence[Any]:
     d_out, d_lse, *arrays = ctx.saved_tensors
     again = differentiated_twice(_spec(arrays, ctx.numbers), tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
-    return (*again[:2], None, None, None, *again[2:], *(None,) * _CONSTANT_COUNT)
+    return None, None, *again
 
 
-torch.library.register_autograd(_BACKWARD, _backward_gradients, setup_context=_setup_gradients)
+#: The result and the logarithms of the arrays of :class:`AttentionInputs`, in its order, and of what
+#: :func:`constants` gives.
+attention_forward = Operator(
+    f"attention_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", _compute, _shapes, _setup, _backward
+).traced
+
+#: Gradients of q, k, v, the bias and the sinks; empty tensors for those that aren't wanted.
+attention_backward = Operator(
+    f"attention_backward(Tensor out, Tensor lse, Tensor? d_out, Tensor? d_lse, {_ARRAYS}, bool[] wanted, {_CONSTANTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradient_shapes,
+    _setup_gradients,
+    _backward_gradients,
+).traced

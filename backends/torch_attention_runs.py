@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -10,63 +10,41 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch import fp32_precision
+from einops_fast.backends.torch_attention_gradients import GradientsOfCall
 from einops_fast.backends.torch_attention_layouts import (
+    BIAS,
+    CACHED,
     CANONICAL,
+    SINKS,
+    TABLE,
     Arrays,
     Given,
-    dense_strides,
     dtype_of,
     example,
     extras_of,
     kernel_layouts,
     layout_of,
     neighbouring,
+    precision_of,
+    problem_of,
     result_layout,
 )
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.torch_sinks_gradient import sinks_gradient
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
-from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients, is_whole
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_decode_plan import HopperDecodePlan, decode_tiling, suits_decode
-from einops_fast.backends.triton.attention.hopper_padded_plan import (
-    PaddedBackwardPlan,
-    PaddedForwardPlan,
-    on_copies,
-)
-from einops_fast.backends.triton.attention.hopper_plan import (
-    HopperBackwardPlan,
-    HopperForwardPlan,
-    suits_hopper,
-    suits_hopper_backward,
-)
-from einops_fast.backends.triton.attention.problem import Layout, Problem, missing_axes, problem
-from einops_fast.backends.triton.attention.tilings import (
-    BackwardTilings,
-    Tiling,
-    backward_tilings,
-    forward_tilings,
-)
-from einops_fast.backends.triton.launch import accumulator, interpreted
+from einops_fast.backends.triton.attention.hopper_padded_plan import PaddedForwardPlan, on_copies
+from einops_fast.backends.triton.attention.hopper_plan import HopperForwardPlan, suits_hopper
+from einops_fast.backends.triton.attention.tilings import forward_tilings
+from einops_fast.backends.triton.launch import accumulator
 from einops_fast.layout import contiguous_strides
 
-__all__ = [
-    "AttentionCall",
-    "Differentiated",
-    "backward",
-    "backward_candidates",
-    "call_of",
-    "forward",
-    "forward_candidates",
-]
+__all__ = ["AttentionCall", "Differentiated", "backward", "call_of", "forward"]
 
 MEMORY = TorchMemory()
 
 _MOST_PLANS = 4096
-
-_BIAS, _SINKS, _CACHED, _TABLE = 3, 6, 11, 12
-"""Where the bias, the sinks, the lengths of sequences and the block table are among the arrays."""
 
 Differentiated = tuple[Any, Any, Any, Any, Any]
 """Gradients of q, k, v, the bias and the sinks; ``None`` for those that weren't asked for."""
@@ -98,23 +76,23 @@ class AttentionCall:
         self._nothing = not (prod(shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
-        self._backward: dict[Any, _Backward] = {}
-        capability, units = _device(q.device)
-        of_bias = dtype_of(arrays[_BIAS])
+        self._backward: dict[Any, GradientsOfCall] = {}
+        self._processors = capability, units = _device(q.device)
+        of_bias = dtype_of(arrays[BIAS])
         found, copies = on_copies(
             spec,
             kernel_layouts(spec, canonical),
             ("q", "k", "v", "out"),
-            partial(_problem, spec),
+            partial(problem_of, spec),
             lambda found: suits_hopper(spec, found, capability, of_bias),
         )
-        plan = ForwardPlan(spec, found, rows, forward_candidates(spec, found, q.device)[0])
+        plan = ForwardPlan(spec, found, rows, forward_tilings(spec, found, capability, units)[0])
         self._run: ForwardPlan | HopperForwardPlan | PaddedForwardPlan | HopperDecodePlan = plan
         if suits_hopper(spec, found, capability, of_bias):
             hopper = HopperForwardPlan(spec, found, units, plan, of_bias)
             self._run = PaddedForwardPlan(hopper, copies) if copies else hopper
         elif suits_decode(spec, found, capability):
-            dtypes = dtype_of(arrays[_CACHED]), dtype_of(arrays[_TABLE])
+            dtypes = dtype_of(arrays[CACHED]), dtype_of(arrays[TABLE])
             self._run = HopperDecodePlan(spec, found, units, plan, dtypes, decode_tiling(spec, found))
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
@@ -172,7 +150,9 @@ class AttentionCall:
         if prepared is None:
             arrays, like_result = (q, k, v, *extras), layout_of(self.canonical_result(d_out))
             together = None if steps is None else (self._together[steps], (0, steps[0], sum(steps)))
-            prepared = self._backward[key] = _Backward(self.spec, self.given, arrays, like_result, wanted, together)
+            prepared = self._backward[key] = GradientsOfCall(
+                self.spec, self.given, arrays, like_result, wanted, together, MEMORY, self._processors
+            )
         given = (q, k, v), (out, lse), (d_out, d_lse), extras
         if MEMORY.current_device() == self._device:
             into, delta = prepared(self._device, *given)
@@ -215,126 +195,11 @@ class AttentionCall:
         return found[0], found[1], found[2], found[3] if len(found) > 3 else None, d_sinks
 
     def _of_sinks(self, extras: Extras, lse: Any, delta: Any) -> Any:
-        view = self.given.views[_SINKS]
+        view = self.given.views[SINKS]
         sinks = view(extras.sinks, torch.permute)
         return view.back(
             sinks_gradient(self.spec, sinks, extras.q_starts, lse, delta), extras.sinks.shape, torch.permute
         )
-
-
-class _Backward:
-    """A plan, and the layouts of the gradients that it writes.
-
-    Where q, k and v are parts of one array, their gradients are, too: then nobody has to put them together.
-    ``together`` says how many elements that has, and after how many each of the three begins.
-    """
-
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        given: Given,
-        arrays: Arrays,
-        d_out: Layout,
-        wanted: Sequence[bool],
-        together: tuple[int, tuple[int, int, int]] | None,
-    ) -> None:
-        self.wanted = of_q, of_k, of_v, of_bias, of_sinks = (*wanted, *(False,) * (5 - len(wanted)))
-        self._sums = accumulator(spec.dtype)
-        self._views = given.views
-        canonical = given.canonical(arrays)
-        self._missing = [missing_axes(spec, name) for name in ("q", "k", "v")]
-        self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
-        self._together = together if self.simple else None
-        # The kernel for q writes the gradient of a bias with all axes, too.
-        needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v
-        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None, None, None]
-        self._new = MEMORY.here(arrays[0])
-        layouts = kernel_layouts(spec, canonical)
-        layouts["d_out"] = d_out
-        for at, name in enumerate(("q", "k", "v")):
-            if not needed[at]:
-                continue
-            if self._missing[at]:
-                # It has all batch axes that the kernel doesn't sum over itself.
-                sizes = enumerate(canonical[at].shape)
-                shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
-                layouts["d" + name] = layout = shape, contiguous_strides(shape)
-                self._layouts[at] = *layout, getattr(torch, self._sums)
-            else:
-                layout, layouts["d" + name] = self._like(arrays, at)
-                self._layouts[at] = *layout, arrays[at].dtype
-        if of_bias:
-            self._bias, layouts["d_bias"] = self._like(arrays, _BIAS)
-        q = canonical[0]
-        capability, units = _device(q.device)
-        rows, bias_dtype = q.shape[-2], dtype_of(arrays[_BIAS])
-        found, copies = on_copies(
-            spec,
-            layouts,
-            ("q", "k", "v", "d_out", "dq", "dk", "dv"),
-            partial(_problem, spec),
-            lambda found: suits_hopper_backward(spec, found, capability, bias_dtype),
-        )
-        tilings = backward_candidates(spec, found, q.device)[0]
-        self.run: BackwardPlan | PaddedBackwardPlan
-        if suits_hopper_backward(spec, found, capability, bias_dtype):
-            hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
-            self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
-        else:
-            self.run = BackwardPlan(spec, found, rows, tilings)
-        self._zeros = spec.varlen
-
-    def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
-        """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
-        array = arrays[at]
-        layout = layout_of(array) if self._together else (tuple(array.shape), dense_strides(array))
-        return layout, layout_of(self._views[at](example(*layout), torch.permute))
-
-    def __call__(
-        self,
-        device: int,
-        operands: tuple[Any, Any, Any],
-        results: tuple[Any, Any],
-        given: tuple[Any, Any],
-        extras: Extras,
-    ) -> tuple[Gradients, Any]:
-        """Make the gradients; and ``delta``, a flat array."""
-        into = self._arrays()
-        if self.wanted[3]:
-            into.bias = self._bias_array(extras.bias)
-        if self._zeros:
-            for array in (into.q, into.k, into.v):
-                if array is not None:
-                    array.zero_()
-        return into, self.run(MEMORY, device, operands, results, given, extras, into)
-
-    def _arrays(self) -> Gradients:
-        """Memory for the gradients of q, k and v that are wanted."""
-        new = self._new
-        of_q, of_k, of_v = self._layouts
-        if self._together is None or not (of_q and of_k and of_v):
-            return Gradients(of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v))
-        elements, (q, k, v) = self._together
-        whole = new((elements,), (1,), of_q[2])
-        return Gradients(whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v))
-
-    def _bias_array(self, bias: Any) -> Any:
-        """Memory for the gradient of the bias, or for the parts that it is the sum of."""
-        shape, strides = self._bias
-        if self.run.bias_parts > 1:
-            elements = prod(shape)
-            parts = MEMORY.workspace(bias, self.run.bias_parts * elements, self._sums)
-            return parts.as_strided((self.run.bias_parts, *shape), (elements, *strides))
-        found = self._new(shape, strides, bias.dtype)
-        return found.zero_() if self.run.bias_starts_at_zero else found
-
-    def summed(self, at: int, gradient: Any, operand: Any) -> Any:
-        """The gradient of an operand that lacks axes: the sum over them."""
-        missing = self._missing[at]
-        if not missing:
-            return gradient
-        found = gradient.sum(missing, keepdim=True).to(operand.dtype)
-        return self._views[at].back(found, operand.shape, torch.permute)
 
 
 _calls: dict[Any, AttentionCall] = {}
@@ -366,16 +231,6 @@ def backward(
     return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
 
 
-def forward_candidates(spec: AttentionSpec, found: Problem, device: Any) -> list[Tiling]:
-    """Tilings of the forward kernel on this device, the first one the default."""
-    return forward_tilings(spec, found, *_device(device))
-
-
-def backward_candidates(spec: AttentionSpec, found: Problem, device: Any) -> list[BackwardTilings]:
-    """The same of the backward kernels."""
-    return backward_tilings(spec, found, _device(device)[0])
-
-
 @lru_cache(maxsize=64)
 def _device(device: Any) -> tuple[tuple[int, int], int]:
     """Compute capability and number of processors; of the interpreter, those of a large GPU."""
@@ -385,23 +240,10 @@ def _device(device: Any) -> tuple[tuple[int, int], int]:
     return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-def _problem(spec: AttentionSpec, layouts: Mapping[str, Layout]) -> Problem:
-    return problem(spec, layouts, _precision(spec), _upcast(spec))
-
-
-def _precision(spec: AttentionSpec) -> str:
-    """How products may be made."""
-    return fp32_precision() if spec.dtype == "float32" else "ieee"
-
-
-def _upcast(spec: AttentionSpec) -> bool:
-    return interpreted() and spec.dtype == "bfloat16"
-
-
 def _key(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, ...]:
     """What a plan depends on apart from the spec, which has most shapes."""
     q, k, v, *others = arrays
     return (
-        q.get_device(), _precision(spec), q.shape, q.stride(), k.shape, k.stride(), v.stride(),
+        q.get_device(), precision_of(spec), q.shape, q.stride(), k.shape, k.stride(), v.stride(),
         *[None if each is None else (each.shape, each.stride(), each.dtype) for each in others],
     )  # fmt: skip

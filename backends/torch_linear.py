@@ -20,7 +20,8 @@ from einops_fast.backends.torch_activation import (
     bias_activation,
 )
 from einops_fast.backends.torch_gradients import gradients_by_torch
-from einops_fast.backends.torch_operator import MEMORY, PLAIN, Operator, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch_operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.backends.triton.choice import Choice, chosen_run
 from einops_fast.backends.triton.problems import multiplies_matrices
 from einops_fast.einsum import fast_einsum

@@ -15,6 +15,7 @@ from einops_fast import dtypes
 from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
+from einops_fast.backends.torch_types import HALVES, PLAIN
 from einops_fast.backends.triton import usable
 from einops_fast.layout import VECTOR
 from einops_fast.tuning import autotune, current_mode
@@ -38,9 +39,6 @@ __all__ = [
 
 MEMORY = TorchMemory()
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of tensors that nobody has overridden anything of."""
-
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor; tuples, and nothing derived from them."""
 
@@ -48,9 +46,7 @@ _USABLE = usable()
 
 _NVIDIA = torch.version.hip is None
 
-_HALVES = (torch.float16, torch.bfloat16)
-
-_CAST = (*_HALVES, torch.float32)
+_CAST = (*HALVES, torch.float32)
 """What autocast casts."""
 
 _DTYPES = (*_CAST, torch.float64)
@@ -241,4 +237,4 @@ def autocasted(operands: Sequence[Any]) -> Sequence[Any]:
 def result_dtype(tensor: Any) -> torch.dtype:
     """Of a result for which autocast wants float32, as torch's own functions do."""
     found: torch.dtype = tensor.dtype
-    return torch.float32 if found in _HALVES and autocasts(tensor) else found
+    return torch.float32 if found in HALVES and autocasts(tensor) else found

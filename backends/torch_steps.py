@@ -10,12 +10,10 @@ import torch
 from einops_fast.backends.base import Backend, Run
 from einops_fast.backends.blocked_copies import LEAST
 from einops_fast.backends.torch_cpu_copies import contiguous
+from einops_fast.backends.torch_types import HALVES
 from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 
-__all__ = ["HALVES", "TorchSteps"]
-
-HALVES = (torch.float16, torch.bfloat16)
-"""Floating-point types of 16 bits."""
+__all__ = ["TorchSteps"]
 
 
 class TorchSteps(Backend):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["holding", "holding_traced", "traced_value"]
+from einops_fast.tracing import is_tracing
+
+__all__ = ["holding", "holding_anywhere", "traced_value"]
 
 T = TypeVar("T")
 
@@ -27,14 +29,19 @@ def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-@contextmanager
-def holding_traced(kind: str, value: Any) -> Iterator[None]:
-    """The same in code that torch.compile traces now, which can't set a context variable.
+def holding_anywhere(kind: str, variable: ContextVar[T], value: T) -> AbstractContextManager[None]:
+    """The same, also in code that torch.compile traces now, which can't set a context variable.
 
     Args:
-        kind: of block.
-        value: a constant that isn't ``None``, which :func:`traced_value` gives.
+        kind: of block, by which :func:`traced_value` finds the value in such code.
+        variable: what holds it in any other.
+        value: a constant that isn't ``None``.
     """
+    return _holding_traced(kind, value) if is_tracing() else holding(variable, value)
+
+
+@contextmanager
+def _holding_traced(kind: str, value: Any) -> Iterator[None]:
     before = traced_value(kind)
     _hold(kind, value)
     try:

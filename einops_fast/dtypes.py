@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["dtype_name"]
+__all__ = ["FLOATS", "dtype_name"]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+"""What our kernels compute in."""
 
 
 def dtype_name(dtype: Any) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "compact_strides",
     "contiguous_in_order",
     "contiguous_strides",
+    "dense_strides",
     "merge",
     "padded_strides",
     "product_of_sizes",
@@ -105,6 +106,22 @@ def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int
         strides[axis] = step
         step *= max(1, shape[axis])
     return tuple(strides)
+
+
+def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps and in the same order of axes; expanded axes become the slowest.
+
+    >>> dense_strides((2, 3, 4), (0, 1, 8))
+    (12, 1, 3)
+    """
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != step:
+            break
+        step *= size
+    else:
+        return tuple(strides)  # C order, as most are
+    return contiguous_in_order(shape, sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at])))
 
 
 def padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["LIMIT", "Forgetful", "clear_plans", "compiled", "keeps_plans", "recall", "remember", "remember_alike"]
+__all__ = [
+    "LIMIT",
+    "Forgetful",
+    "clear_plans",
+    "compiled",
+    "keep",
+    "keeps_plans",
+    "recall",
+    "remember",
+    "remember_alike",
+]
+
+T = TypeVar("T")
 
 LIMIT = 4096
 """The most plans that are kept; the oldest goes first."""
@@ -35,10 +47,15 @@ class Forgetful(Protocol):
 
 def remember(key: Hashable, run: Callable[..., Any]) -> None:
     """Keep a compiled plan."""
+    keep(compiled, key, run)
+
+
+def keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
+    """Keep something else that was thought out, as plans are: the oldest goes first."""
     with _lock:
-        while len(compiled) >= LIMIT:
-            compiled.pop(next(iter(compiled)))
-        compiled[key] = run
+        while len(kept) >= LIMIT:
+            kept.pop(next(iter(kept)))
+        kept[key] = value
 
 
 def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any]) -> None:

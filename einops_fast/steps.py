@@ -81,6 +81,12 @@ class Select(_Base):
 
     axes: tuple[int, ...]
 
+    @property
+    def index(self) -> tuple[int | slice, ...]:
+        """What arrays are indexed by for it."""
+        rank = len(self.axes) + len(self.shape)
+        return tuple([0 if at in self.axes else slice(None) for at in range(rank)])
+
 
 @dataclass(frozen=True)
 class Sum(_Base):

@@ -14,7 +14,7 @@ from typing import Any
 from einops_fast.arguments import Call, hashable, read_call
 from einops_fast.autocast import autocasts
 from einops_fast.cost import is_integer
-from einops_fast.dtypes import dtype_name
+from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.notation import bind_sizes
 from einops_fast.tuning import traced_mode
 
@@ -22,8 +22,6 @@ __all__ = ["call_traced", "einsum_traced"]
 
 #: Types of devices on which our operator is called.
 _WITH_OPERATOR = ("cuda",)
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 _MOST_REORDERED = 4
 """Operands whose pairs are looked at in all orders, if their sizes aren't known."""
@@ -136,7 +134,7 @@ def _for_operator(
     name = _computed_in(terms, output, kind, tuple(map(dtype_name, dtypes)), shapes)
     if name is None:
         return None
-    if name not in _FLOATS:
+    if name not in FLOATS:
         # Where eager calls have no kernels for integers, they are torch.einsum's.
         kernels = import_module("einops_fast.backends.torch").kernel_dtypes(torch.device(kind, index))
         if not is_integer(name) or name not in kernels:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from einops_fast.blocks import holding, holding_traced, traced_value
+from einops_fast.blocks import holding_anywhere, traced_value
 from einops_fast.errors import EinsumError
-from einops_fast.tracing import is_tracing
 
 __all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
 
@@ -53,12 +52,7 @@ def autotune(mode: str) -> Iterator[None]:
         ...     current_mode()
         'never'
     """
-    mode = _checked(mode, "the mode of autotune")
-    if is_tracing():
-        with holding_traced("autotune", mode):
-            yield
-        return
-    with holding(_mode, mode):
+    with holding_anywhere("autotune", _mode, _checked(mode, "the mode of autotune")):
         yield
 
 

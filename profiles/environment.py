@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import einops_fast
-from einops_fast.profiles.frameworks import Framework, available_threads, thread_environment
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.processors import available_threads, cpu_name, thread_environment
 
 __all__ = ["environment", "versions"]
 
@@ -51,7 +52,7 @@ def environment(framework: Framework) -> dict[str, str]:
     """Everything else, by name; what can't be found out is left out."""
     found = {
         "system": platform.platform(),
-        "CPU": _cpu(),
+        "CPU": cpu_name(),
         "CPUs": f"{available_threads()} usable of {os.cpu_count()}",
         "threads": str(framework.threads),
         "CPU clock": _cpu_clock(),
@@ -100,13 +101,6 @@ def _gpu() -> dict[str, str]:
         return {}
     values = [value.strip() for value in answer.splitlines()[0].split(",")] if answer.strip() else []
     return dict(zip(GPU_QUERY, values, strict=False))
-
-
-def _cpu() -> str:
-    name = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
-    return name or platform.processor() or platform.machine()
 
 
 def _cpu_clock() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import os
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -13,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.profiles.clocks import Clock, EventClock, HostClock
+from einops_fast.profiles.processors import available_threads, cpu_name, gpu_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,16 +19,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-__all__ = [
-    "FRAMEWORKS",
-    "Framework",
-    "Unavailable",
-    "available_threads",
-    "default_device",
-    "installed",
-    "load",
-    "thread_environment",
-]
+__all__ = ["CACHE_FLUSH_BYTES", "FRAMEWORKS", "Framework", "Unavailable", "default_device", "installed", "load"]
 
 CACHE_FLUSH_BYTES = 256 << 20
 """More than the last cache of any GPU so far."""
@@ -39,11 +29,6 @@ Call = Callable[..., Any]
 
 class Unavailable(Exception):
     """A framework, a device or a dtype that this machine doesn't have."""
-
-
-def thread_environment(threads: int) -> dict[str, str]:
-    """Environment variables that give any framework ``threads`` threads; read when it is imported."""
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 class Framework(ABC):
@@ -113,7 +98,7 @@ class Framework(ABC):
 
     def device_name(self) -> str:
         """The device, as its maker calls it."""
-        return _cpu_name()
+        return cpu_name()
 
     def capture(self, on: bool) -> None:
         """Tell a CUDA profiler around this process to start or to stop recording."""
@@ -405,29 +390,4 @@ def default_device(name: str) -> str:
     """``gpu`` where this machine has one that the framework can use, else ``cpu``."""
     if name == "cupy":
         return "gpu"
-    return "gpu" if name != "numpy" and _gpus() else "cpu"
-
-
-def available_threads() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> int:
-    """How many GPUs the CUDA driver sees, asked without importing a framework."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) == 0:
-        driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return "gpu" if name != "numpy" and gpu_count() else "cpu"

@@ -26,6 +26,7 @@ if find_spec("einops_fast") is None:
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
+from einops_fast.profiles.processors import available_threads, thread_environment
 from einops_fast.profiles.ranges import is_watched, phase, ranged, recorded
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ MOST_CALLS = 100
 def main(arguments: list[str] | None = None) -> int:
     """Run one mode of one problem: 0 if its result is right, 1 if it is wrong, 2 if it can't run here."""
     options = _parser().parse_args(arguments)
-    threads = options.threads or frameworks.available_threads()
-    os.environ.update(frameworks.thread_environment(threads))
+    threads = options.threads or available_threads()
+    os.environ.update(thread_environment(threads))
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 

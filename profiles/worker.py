@@ -19,6 +19,7 @@ from pathlib import Path
 import einops_fast
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.environment import environment, versions
+from einops_fast.profiles.processors import available_threads, thread_environment
 from einops_fast.profiles.records import Machine, Options, Record, decode, encode, skipped
 from einops_fast.profiles.studies import STUDIES
 
@@ -34,12 +35,12 @@ def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]
     Raises:
         KeyboardInterrupt: someone has stopped the process.
     """
-    threads = options.threads or frameworks.available_threads()
+    threads = options.threads or available_threads()
     root = str(Path(einops_fast.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", __name__, study, framework, json.dumps(asdict(options))]
     with tempfile.TemporaryFile("w+") as complaints:
-        environment = {**os.environ, **frameworks.thread_environment(threads), "PYTHONPATH": path}
+        environment = {**os.environ, **thread_environment(threads), "PYTHONPATH": path}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment
         ) as process:

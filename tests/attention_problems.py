@@ -18,7 +18,7 @@ from attention_oracle import oracle  # noqa: E402
 
 from einops_fast.attention import attend  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends import torch_attention, torch_attention_runs  # noqa: E402
+from einops_fast.backends import torch_attention, torch_attention_gradients, torch_attention_runs  # noqa: E402
 from einops_fast.backends.attention.triton import Triton  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_call import HopperCall  # noqa: E402
@@ -81,8 +81,8 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
     with (
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
-        mock.patch.object(torch_attention_runs, "forward_candidates", return_value=[forward]),
-        mock.patch.object(torch_attention_runs, "backward_candidates", return_value=[chosen]),
+        mock.patch.object(torch_attention_runs, "forward_tilings", return_value=[forward]),
+        mock.patch.object(torch_attention_gradients, "backward_tilings", return_value=[chosen]),
     ):
         yield
 

@@ -26,28 +26,33 @@ def _anywhere(tensor: Any) -> bool:
     return True
 
 
+def launched(names: list[str]) -> Any:
+    """Has the names of the kernels that are launched written to a list."""
+    pytest.importorskip("triton")
+    from einops_fast.backends.triton.kernel_call import KernelCall
+
+    call = KernelCall.__call__
+
+    def recorded(self: KernelCall, *arguments: Any) -> None:
+        names.append(self.function.fn.__name__)
+        call(self, *arguments)
+
+    return mock.patch.object(KernelCall, "__call__", recorded)
+
+
 @contextmanager
 def kernels(queued: bool = True) -> Iterator[None]:
     """Tensors go to the kernels also where there is no GPU: to the interpreter. All new memory holds NaN.
 
     Whether any kernel is ``queued`` is checked.
     """
-    pytest.importorskip("triton")
-    from einops_fast.backends.triton.kernel_call import KernelCall
-
     calls: list[str] = []
-    call = KernelCall.__call__
-
-    def recorded(self: KernelCall, *arguments: Any) -> None:
-        calls.append(self.function.fn.__name__)
-        call(self, *arguments)
-
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     try:
         with (
             mock.patch("einops_fast.backends.torch_operator.on_gpu", _anywhere),
-            mock.patch.object(KernelCall, "__call__", recorded),
+            launched(calls),
         ):
             assert torch.empty(3, device=DEVICE).isnan().all()
             yield

@@ -32,7 +32,7 @@ from attention_problems import attention, check, check_half, hopper_calls, rms, 
 from families import DEVICE, FAMILIES, allowed, compiles, error_of, executed
 from fused_steps import fused_step
 from gluon_on_cpu import hopper_on_cpu, rows_on_cpu
-from ops_problems import assert_near, kernels
+from ops_problems import assert_near, kernels, launched
 from test_integer_kernels import Poisoned as PoisonedIntegers
 from test_kernels import MEMORY
 from test_ops_candidates import FUNCTIONS, forget, found, operands
@@ -42,7 +42,6 @@ from einops_fast.backends.triton import norm_plan, softmax_plan
 from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.cost import is_integer
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
@@ -204,17 +203,6 @@ def few_processors() -> Iterator[None]:
     limits = mock.patch.object(TorchMemory, "limits", lambda self, device: (self.shared(device), 4))
     with limits, rows_on_cpu() if DEVICE == "cpu" else nullcontext():
         yield
-
-
-def launched(names: list[str]) -> Any:
-    """Has names of the kernels written to a list."""
-    call = KernelCall.__call__
-
-    def recorded(self: KernelCall, *arguments: Any) -> None:
-        names.append(self.function.fn.__name__)
-        call(self, *arguments)
-
-    return mock.patch.object(KernelCall, "__call__", recorded)
 
 
 def ring(name: str, dtype: str, columns: int, kernel: str) -> str:

@@ -30,7 +30,7 @@ triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends import torch_attention_runs
+from einops_fast.backends import torch_attention_gradients, torch_attention_runs
 from einops_fast.backends.triton.attention import hopper_call, mask_bounds
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.tilings import shared_memory
@@ -53,12 +53,16 @@ def report(function, compiled, most):
 KernelCall.compile = lambda self, *arrays: report(self.function, compile(self, *arrays), shared_memory(on))
 on_hopper = hopper_call.compiled_for
 hopper_call.compiled_for = lambda function, *given: report(function, on_hopper(function, *given), shared_memory((9, 0)))
-of_hopper = "suits_hopper", "suits_hopper_backward", "suits_decode"
-suits = [getattr(torch_attention_runs, name) for name in of_hopper]
+of_hopper = (
+    (torch_attention_runs, "suits_hopper"),
+    (torch_attention_gradients, "suits_hopper_backward"),
+    (torch_attention_runs, "suits_decode"),
+)
+suits = [getattr(*each) for each in of_hopper]
 for case in sys.argv[2:]:
     dtype, length, head_dim, v_head_dim, *flags = case.split()
-    for name, suit in zip(of_hopper, suits, strict=True):
-        setattr(torch_attention_runs, name, suit if "hopper" in flags else lambda *of: False)
+    for (module, name), suit in zip(of_hopper, suits, strict=True):
+        setattr(module, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
     keys = 4096 if "long" in flags else 512
     odd = "odd" in flags

@@ -255,7 +255,7 @@ def test_a_torch_event_is_no_host_time(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("einops_fast.backends.torch._PLAIN", (SimpleNamespace,))
+    monkeypatch.setattr("einops_fast.backends.torch.PLAIN", (SimpleNamespace,))
     array = SimpleNamespace(is_cuda=True, device="cuda:1")
     start, end = backend.mark(array), backend.mark(array)
     assert backend.between(start, end) == 0.005

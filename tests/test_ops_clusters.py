@@ -14,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import rows_on_cpu  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf, randn  # noqa: E402
 from row_problems import (  # noqa: E402
     apart,
     check_hidden_gradient,
@@ -30,7 +30,6 @@ from einops_fast.backends.triton import cluster_tilings, norm_plan, softmax_plan
 from einops_fast.backends.triton.cluster_tilings import Share  # noqa: E402
 from einops_fast.backends.triton.cluster_way import fit  # noqa: E402
 from einops_fast.backends.triton.contest import Contest  # noqa: E402
-from einops_fast.backends.triton.kernel_call import KernelCall  # noqa: E402
 from einops_fast.backends.triton.occupancy import clusters_at_a_time  # noqa: E402
 from einops_fast.backends.triton.rows import rows_of  # noqa: E402
 
@@ -86,12 +85,6 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
-        call = KernelCall.__call__
-
-        def recorded(self: KernelCall, *arguments: Any) -> None:
-            ran.append(self.function.fn.__name__)
-            call(self, *arguments)
-
         for name in ("EXPONENTIALS", "GRADIENTS_OF_EXPONENTIALS"):
             stack.enter_context(mock.patch.object(softmax_plan, name, one))
         for name in ("NORM", "CENTRED_NORM", "NORM_OF_SUM"):
@@ -99,7 +92,7 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
         stack.enter_context(mock.patch.object(norm_plan, "GRADIENTS_OF_NORM", several))
         stack.enter_context(mock.patch.object(cluster_tilings, "_LEAST_COLUMNS", 300))
         stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
-        stack.enter_context(mock.patch.object(KernelCall, "__call__", recorded))
+        stack.enter_context(launched(ran))
         stack.enter_context(mock.patch.object(Contest, "choose", by_clusters))
         forget_plans()
         yield ran

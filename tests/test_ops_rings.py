@@ -13,7 +13,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import rows_on_cpu  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf, randn  # noqa: E402
 from row_problems import (  # noqa: E402
     apart,
     check_hidden_gradient,
@@ -26,7 +26,6 @@ from row_problems import (  # noqa: E402
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch_memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton import ring_tilings  # noqa: E402
-from einops_fast.backends.triton.kernel_call import KernelCall  # noqa: E402
 from einops_fast.backends.triton.ring_tilings import Cut, Ring, ring_for, ring_of_cut  # noqa: E402
 from einops_fast.backends.triton.rows import Rows, rows_of  # noqa: E402
 
@@ -54,21 +53,15 @@ def rings(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 def _rings(small: Any) -> Iterator[list[str]]:
     ran: list[str] = []
-    with nullcontext() if DEVICE == "cuda" else rows_on_cpu():
-        call = KernelCall.__call__
-
-        def recorded(self: KernelCall, *arguments: Any) -> None:
-            ran.append(self.function.fn.__name__)
-            call(self, *arguments)
-
-        with (
-            mock.patch.object(ring_tilings, "ring_of_cut", small),
-            mock.patch.object(ring_tilings, "_long", return_value=True),
-            mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
-            mock.patch.object(KernelCall, "__call__", recorded),
-        ):
-            forget_plans()
-            yield ran
+    with (
+        nullcontext() if DEVICE == "cuda" else rows_on_cpu(),
+        mock.patch.object(ring_tilings, "ring_of_cut", small),
+        mock.patch.object(ring_tilings, "_long", return_value=True),
+        mock.patch.object(TorchMemory, "limits", return_value=(1 << 17, 4)),
+        launched(ran),
+    ):
+        forget_plans()
+        yield ran
     forget_plans()
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import (
     TRIED,
@@ -18,11 +16,10 @@ from einops_fast.backends.attention.cpu_gradients import (
 )
 from einops_fast.backends.attention.four_axes import FourAxes
 from einops_fast.backends.attention.sdpa import Sdpa, is_plain
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.tracing import is_tracing
 
 __all__ = ["Cpu"]
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_masked(spec: AttentionSpec) -> bool:
@@ -62,7 +59,7 @@ class Cpu(Sdpa):
         return reason
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        if spec.lse and any(type(each) not in _PLAIN for each in (inputs.q, inputs.k, inputs.v)):
+        if spec.lse and any(type(each) not in PLAIN for each in (inputs.q, inputs.k, inputs.v)):
             return "it returns the log of the denominator of plain tensors only"
         return None
 

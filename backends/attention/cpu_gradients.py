@@ -16,6 +16,7 @@ from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.reference import reference_attention
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_function import recorded
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.dtypes import dtype_name
 
 __all__ = ["TRIED", "attention_with_log", "differentiable_twice", "native", "with_wide_gradients"]
@@ -33,8 +34,6 @@ TRIED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 _NODE = "ScaledDotProductFlashAttentionForCpuBackward0"
 """What autograd calls the one of torch's ways whose gradients it can't differentiate."""
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _FEW = 1 << 14
 """Elements of a head's keys up to which gradients in bfloat16 take longer than those in float32 and all conversions."""
@@ -81,7 +80,7 @@ def with_wide_gradients(
 
     For what :func:`attention_with_log` can do; else it is :func:`differentiable_twice`.
     """
-    plain = q.is_cpu and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    plain = q.is_cpu and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
     if not plain or dropout_p or not _is_wide(q, k) or (mask is not None and mask.requires_grad):
         return differentiable_twice(q, k, v, mask, dropout_p, is_causal, **options)
     scale = options.get("scale")

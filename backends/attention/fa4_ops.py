@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.torch_operator import Operator
+
 __all__ = ["fa4_forward"]
 
 _ARRAYS = (
@@ -20,25 +22,7 @@ _ARRAYS = (
     "Tensor? cache_seqlens, Tensor? block_table"
 )
 _CONSTANTS = "float scale, bool causal, int? left, int? right, float softcap, SymInt? longest_q, SymInt? longest_kv"
-_ARRAY_COUNT, _CONSTANT_COUNT = 8, 7
-
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-_FORWARD, _BACKWARD = "einops_fast::fa4_forward", "einops_fast::fa4_backward"
-torch.library.define(_FORWARD, f"({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", tags=_TAGS)
-torch.library.define(
-    _BACKWARD,
-    f"(Tensor? d_out, Tensor? d_lse, Tensor out, Tensor lse, {_ARRAYS}, {_CONSTANTS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-
-#: The result, like q, and the logarithms, per head and position, of q, k and v with axes ``(batch, positions, heads,
-#: features)``, or without the first one of packed sequences; of k and v ``(pages, positions, heads, features)`` with a
-#: block table.
-fa4_forward: Any = torch.ops.einops_fast.fa4_forward.default
-
-#: Gradients of q, k, v and the sinks; an empty one where there are no sinks.
-fa4_backward: Any = torch.ops.einops_fast.fa4_backward.default
+_ARRAY_COUNT = 8
 
 
 def _shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -71,7 +55,6 @@ def _options(
     }
 
 
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
 def _compute(
     q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any, cached: Any, table: Any, *constants: Any
 ) -> tuple[Any, Any]:
@@ -89,17 +72,15 @@ def _compute(
     return out, lse
 
 
-@torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _fake(q: Any, k: Any, v: Any, sinks: Any, starts: Any, *others: Any) -> tuple[Any, Any]:
     shape, lse_shape = _shapes(q, v, starts is not None)
     return q.new_empty(shape), q.new_empty(lse_shape, dtype=torch.float32)
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _compute_gradients(
-    d_out: Any, d_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any,
+def _gradients(
+    out: Any, lse: Any, d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any,
     cached: Any, table: Any, *constants: Any,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     assert cached is None
     assert table is None
     memory = {}
@@ -110,15 +91,13 @@ def _compute_gradients(
             q, k, v, out, torch.zeros_like(out) if d_out is None else d_out, lse, cu_seqlens_q=starts,
             cu_seqlens_k=kv_starts, dlse=d_lse, learnable_sink=sinks, **memory, **_options(*constants),
         )  # fmt: skip
-    return d_q, d_k, d_v, rest[0] if rest else lse.new_empty(0)
+    return d_q, d_k, d_v, rest[0] if rest else None
 
 
-@torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
-def _fake_gradients(
-    d_out: Any, d_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, sinks: Any, *others: Any
-) -> tuple[Any, Any, Any, Any]:
-    gradients = [torch.empty_like(each) for each in (q, k, v)]
-    return gradients[0], gradients[1], gradients[2], lse.new_empty(0) if sinks is None else torch.empty_like(sinks)
+def _gradient_shapes(
+    out: Any, lse: Any, d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, sinks: Any, *others: Any
+) -> tuple[Any, ...]:
+    return tuple([None if each is None else torch.empty_like(each) for each in (q, k, v, sinks)])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
@@ -129,18 +108,29 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
 
 def _backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
     *arrays, out, lse = ctx.saved_tensors
-    missing = (None,) * (_ARRAY_COUNT + _CONSTANT_COUNT - 4)
     if d_out is None and d_lse is None:
-        return (None,) * 4 + missing
-    d_q, d_k, d_v, d_sinks = fa4_backward(d_out, d_lse, out, lse, *arrays, *ctx.constants)
-    return (d_q, d_k, d_v, None if arrays[3] is None else d_sinks, *missing)
-
-
-torch.library.register_autograd(_FORWARD, _backward, setup_context=_setup)
+        return (None,) * _ARRAY_COUNT
+    d_q, d_k, d_v, d_sinks = fa4_backward(out, lse, d_out, d_lse, *arrays, *ctx.constants)
+    return (d_q, d_k, d_v, None if arrays[3] is None else d_sinks, *(None,) * (_ARRAY_COUNT - 4))
 
 
 def _no_more(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError("FlashAttention-4 has no second derivatives: use attention_backend('math') for them")
 
 
-torch.library.register_autograd(_BACKWARD, _no_more, setup_context=lambda ctx, inputs, output: None)
+#: The result, like q, and the logarithms, per head and position, of q, k and v with axes ``(batch, positions, heads,
+#: features)``, or without the first one of packed sequences; of k and v ``(pages, positions, heads, features)`` with a
+#: block table.
+fa4_forward = Operator(
+    f"fa4_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", _compute, _fake, _setup, _backward
+).traced
+
+#: Gradients of q, k, v and the sinks; an empty one where there are no sinks.
+fa4_backward = Operator(
+    f"fa4_backward(Tensor out, Tensor lse, Tensor? d_out, Tensor? d_lse, {_ARRAYS}, {_CONSTANTS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradient_shapes,
+    lambda ctx, inputs, output: None,
+    _no_more,
+).traced

@@ -14,6 +14,7 @@ import torch
 from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
 
@@ -120,7 +121,6 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
     return _NO_MERGE
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_MERGE = "its batch axes can't be seen as one of batch and one of heads without a copy"
 
 
@@ -191,7 +191,7 @@ class OnFourAxes(Implementation):
         spec, axes = plan.spec, self.axes(plan.spec)
         if isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views):
             return None
-        if any(type(array) not in _PLAIN or array.dtype not in (torch.bool, arrays[0].dtype) for array in arrays):
+        if any(type(array) not in PLAIN or array.dtype not in (torch.bool, arrays[0].dtype) for array in arrays):
             return None
         run = self.plain(spec, axes)
         if run is None:

@@ -17,7 +17,8 @@ from einops_fast.backends.triton.ring_softmax import base_two_exp
 from einops_fast.backends.triton.row_cluster import part_of_row, parts_of, with_parts
 from einops_fast.backends.triton.row_pieces import most_of, total_of
 from einops_fast.backends.triton.row_tiles import row_place, store_tile
-from einops_fast.backends.triton.softmax import softmax_gradient_tile, softmax_reference, softmax_summand
+from einops_fast.backends.triton.softmax import softmax_reference
+from einops_fast.backends.triton.softmax_gradient import softmax_gradient_tile, softmax_summand
 
 __all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 

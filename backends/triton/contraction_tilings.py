@@ -200,7 +200,7 @@ def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: s
         if name and not name.startswith(f"contraction {shape[0]}×"):
             continue
         for tiling in _of_shape(problem, cut, shape, dtype, precision):
-            for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling, problem)):
+            for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling)):
                 yield from _splits(_fitting(each, item), on)
 
 
@@ -259,7 +259,7 @@ def _of_shape(
     )
 
 
-def _in_two_parts(tiling: ContractionTiling, problem: Contraction) -> Iterator[ContractionTiling]:
+def _in_two_parts(tiling: ContractionTiling) -> Iterator[ContractionTiling]:
     """Tiles whose columns are a power of two and a smaller one, where that leaves less of them empty."""
     first, second = tiling.columns.groups
     if tiling.scattered or tiling.columns.outer or first.block > 1:

@@ -99,9 +99,10 @@ def softmax_gradient_ring_kernel(
 ):
     """Write the gradient of the scores of each row.
 
-    The arrays are those of :func:`~einops_fast.backends.triton.softmax.softmax_gradient_kernel`; ``totals`` isn't used.
-    The other arguments are those of :func:`~einops_fast.backends.triton.ring_softmax.softmax_ring_kernel`; ``masked``
-    says whether some elements were hidden.
+    The arrays are those of :func:`~einops_fast.backends.triton.softmax_gradient.softmax_gradient_kernel`; ``totals``
+    isn't used. The other arguments are those of
+    :func:`~einops_fast.backends.triton.ring_softmax.softmax_ring_kernel`; ``masked`` says whether some elements were
+    hidden.
     """
     of_threads: gl.constexpr = field(t, "of_threads")
     results = ring_of(out, t)

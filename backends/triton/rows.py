@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
-from einops_fast.layout import VECTOR, contiguous_in_order
+from einops_fast.layout import VECTOR, dense_strides
 
 __all__ = [
     "PROCESSORS",
@@ -313,22 +313,6 @@ def _in_parts(rows: Rows, tiling: RowTiling) -> RowTiling:
     parts = max(1, min(_MOST_PARTS, -(-2 * PROCESSORS // programs), -(-blocks // 4)))
     parts = -(-blocks // -(-blocks // parts))  # none of them without a block
     return replace(tiling, block=block, parts=parts, warps=min(tiling.warps, 8))
-
-
-def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps and in the same order of axes; expanded axes become the slowest.
-
-    >>> dense_strides((2, 3, 4), (0, 1, 8))
-    (12, 1, 3)
-    """
-    step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if stride != step:
-            break
-        step *= size
-    else:
-        return tuple(strides)  # C order, as most are
-    return contiguous_in_order(shape, sorted(range(len(shape)), key=lambda at: (strides[at] != 0, -strides[at])))
 
 
 def neighbours(rows: Rows, size: int) -> int:

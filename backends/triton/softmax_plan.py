@@ -22,12 +22,8 @@ from einops_fast.backends.triton.ring_softmax import softmax_through_ring
 from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.row_candidates import cut_tilings, row_call, row_tilings, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
-from einops_fast.backends.triton.softmax import (
-    SoftmaxFeatures,
-    SoftmaxStrides,
-    softmax_gradient_kernel,
-    softmax_kernel,
-)
+from einops_fast.backends.triton.softmax import SoftmaxFeatures, SoftmaxStrides, softmax_kernel
+from einops_fast.backends.triton.softmax_gradient import softmax_gradient_kernel
 
 __all__ = ["softmax_contest", "softmax_gradient_contest"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any
@@ -18,7 +17,7 @@ from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
-from einops_fast.plan_cache import recall, remember_alike
+from einops_fast.plan_cache import keep, recall, remember_alike
 from einops_fast.tracing import is_tracing
 from einops_fast.tuning import current_mode, unchecked_mode
 
@@ -198,7 +197,7 @@ def attend(
         backend, arrays = own_call(arrays)
         found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
         if key is not None:
-            _remember(key, found)
+            keep(_calls, key, found)
     run = found.chosen.get(circumstances) or found.choose(arrays, circumstances)
     if question is not None and key is not None and circumstances in found.chosen:
         like = found.like(backend, arrays)
@@ -283,16 +282,7 @@ def _by_name(run: Callable[[Mapping[str, Any]], Any], names: tuple[str, ...]) ->
     return lambda *arrays: run(dict(zip(names, arrays, strict=True)))
 
 
-_LIMIT = 4096
 _calls: dict[Hashable, _Call] = {}
-_lock = threading.Lock()
-
-
-def _remember(key: Hashable, call: _Call) -> None:
-    with _lock:
-        while len(_calls) >= _LIMIT:
-            _calls.pop(next(iter(_calls)))
-        _calls[key] = call
 
 
 def _traced(

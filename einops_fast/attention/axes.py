@@ -215,23 +215,7 @@ def bind_axes(
         ShapeError: an axis has two sizes that don't fit.
     """
     terms = (pattern.q, pattern.k, pattern.v)
-    found: dict[str, tuple[int, int]] = {}  # size, and in which operand
-    for at, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        for letter, size in zip(term, shape, strict=True):
-            if letter not in found:
-                found[letter] = size, at
-                continue
-            known, other = found[letter]
-            if known == size:
-                continue
-            fixed = letter in (pattern.head_dim, pattern.keys, pattern.pages)
-            if fixed or (known != 1 and size != 1):
-                raise ShapeError(
-                    f"axis '{pattern.spelling(letter)}' has {_place(letter, size, at, terms, shapes)} "
-                    f"but {_place(letter, known, other, terms, shapes)}"
-                )
-            if known == 1:
-                found[letter] = size, at
+    found = _sizes(pattern, terms, shapes)
     sizes = {letter: size for letter, (size, _) in found.items()}
     asked = "".join(letter for letter in pattern.result if letter not in (pattern.queries, pattern.v_head_dim))
     groups = merged = None
@@ -240,10 +224,10 @@ def bind_axes(
         if sizes[kv_heads] in (1, sizes[heads]):
             merged = kv_heads, heads
         elif sizes[kv_heads] == 0 or sizes[heads] % sizes[kv_heads]:
+            theirs = _place(kv_heads, *found[kv_heads], terms, shapes)
             raise ShapeError(
-                f"axis '{pattern.spelling(heads)}' has size {sizes[heads]} in q (axis {pattern.q.index(heads)} of "
-                f"shape {tuple(shapes[0])}), which isn't a multiple of axis '{pattern.spelling(kv_heads)}', of size "
-                f"{_place(kv_heads, sizes[kv_heads], found[kv_heads][1], terms, shapes).removeprefix('size ')}"
+                f"axis '{pattern.spelling(heads)}' has {_place(heads, sizes[heads], 0, terms, shapes)}, which isn't a "
+                f"multiple of axis '{pattern.spelling(kv_heads)}', of {theirs}"
             )
         else:
             groups = heads, kv_heads
@@ -284,6 +268,28 @@ def bind_axes(
     if pattern.pages:
         k_batch, v_batch = ((sizes[pattern.pages], *each[1:]) for each in (k_batch, v_batch))
     return Axes(pattern, sizes, batch, asked, groups, merged, q_batch, k_batch, v_batch, total)
+
+
+def _sizes(pattern: Pattern, terms: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, tuple[int, int]]:
+    """Of each axis the size, and which operand has it; where one is expanded, that of the other."""
+    found: dict[str, tuple[int, int]] = {}
+    for at, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        for letter, size in zip(term, shape, strict=True):
+            if letter not in found:
+                found[letter] = size, at
+                continue
+            known, other = found[letter]
+            if known == size:
+                continue
+            fixed = letter in (pattern.head_dim, pattern.keys, pattern.pages)
+            if fixed or (known != 1 and size != 1):
+                raise ShapeError(
+                    f"axis '{pattern.spelling(letter)}' has {_place(letter, size, at, terms, shapes)} "
+                    f"but {_place(letter, known, other, terms, shapes)}"
+                )
+            if known == 1:
+                found[letter] = size, at
+    return found
 
 
 def _place(letter: str, size: int, at: int, terms: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:

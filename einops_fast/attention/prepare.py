@@ -10,12 +10,11 @@ from einops_fast.attention.axes import Axes, View, bind_axes
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
-from einops_fast.dtypes import dtype_name
+from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 __all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 # What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores, "wider"
@@ -117,7 +116,7 @@ def make_plan(
     dtype = _check_types(arrays, framework)
     axes = _bind(pattern, shapes, arrays, patterns, longest)
     settings = _settings(options, axes, "cache_seqlens" in arrays)
-    views = _views(axes, arrays, patterns, shapes, longest is not None)
+    views = _views(axes, arrays, patterns, shapes)
     by_name = {name: view for name, view, _ in views}
     canonical = [_strides(by_name[name], array, framework) for name, array in (("q", q), ("k", k), ("v", v))]
     order, perm, shape = axes.result(pattern.v_head_dim)
@@ -125,7 +124,7 @@ def make_plan(
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
 
     def seen(name: str) -> tuple[int, ...] | None:
-        return _seen(by_name[name], arrays[name], full) if name in arrays else None
+        return _seen(by_name[name], arrays[name]) if name in arrays else None
 
     spec = AttentionSpec(
         batch=full[:-2],
@@ -276,7 +275,6 @@ def _views(
     arrays: Mapping[str, Any],
     patterns: Mapping[str, str | None],
     shapes: list[tuple[int, ...]],
-    varlen: bool,
 ) -> tuple[tuple[str, View, str | None], ...]:
     pattern = axes.pattern
     kv_batch = pattern.pages + axes.batch[1:] if pattern.pages else axes.batch
@@ -344,7 +342,7 @@ def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _seen(view: View, array: Any, full: tuple[int, ...]) -> tuple[int, ...]:
+def _seen(view: View, array: Any) -> tuple[int, ...]:
     """Shape of the canonical view."""
     sizes = list(view.split or array.shape)
     if view.perm is not None:

@@ -13,10 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.blocks import holding, holding_traced, traced_value
+from einops_fast.blocks import holding_anywhere, traced_value
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
-from einops_fast.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -219,12 +218,7 @@ def attention_backend(*names: str) -> Iterator[None]:
     for name in names:
         if name not in _entries:
             raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
-    distinct = tuple(dict.fromkeys(names))
-    if is_tracing():
-        with holding_traced("attention_backend", distinct):
-            yield
-        return
-    with holding(_restriction, distinct):
+    with holding_anywhere("attention_backend", _restriction, tuple(dict.fromkeys(names))):
         yield
 
 

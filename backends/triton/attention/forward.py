@@ -55,7 +55,6 @@ def _step(
     v,
     head,
     strides,
-    lengths,
     numbers,
     f: tl.constexpr,
     block: tl.constexpr,
@@ -127,7 +126,6 @@ def _tile(
     extras,
     strides,
     sizes,
-    lengths,
     numbers,
     head,
     start,
@@ -184,18 +182,18 @@ def _tile(
         for at in range(begin, min(full_begin, end), block_n):
             first, rest, total, most = _step(
                 first, rest, total, most, queries, more_queries, at, i, q_segments, seed, k, v,
-                head, strides, lengths, numbers, f, block_n, True,
+                head, strides, numbers, f, block_n, True,
             )  # fmt: skip
     if not field(f, "irregular"):
         for at in range(full_begin, full_end, block_n):
             first, rest, total, most = _step(
                 first, rest, total, most, queries, more_queries, at, i, q_segments, seed, k, v,
-                head, strides, lengths, numbers, f, block_n, False,
+                head, strides, numbers, f, block_n, False,
             )  # fmt: skip
     for at in range(full_end, end, block_n):
         first, rest, total, most = _step(
             first, rest, total, most, queries, more_queries, at, i, q_segments, seed, k, v,
-            head, strides, lengths, numbers, f, block_n, True,
+            head, strides, numbers, f, block_n, True,
         )  # fmt: skip
 
     divisor = tl.where(total == 0, 1.0, total)
@@ -275,6 +273,6 @@ def forward_kernel(
         k += counted(element, sizes, strides.k, 0, outer)
         v += counted(element, sizes, strides.v, 0, outer)
         _tile(
-            q, k, v, out, lse, extras, strides, sizes, lengths, numbers, head, start, i, i < head.q_len, start, last,
+            q, k, v, out, lse, extras, strides, sizes, numbers, head, start, i, i < head.q_len, start, last,
             part, f, block_m, block_n, packed, parts,
         )  # fmt: skip

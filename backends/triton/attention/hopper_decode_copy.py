@@ -10,16 +10,12 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from einops_fast.backends.triton.attention.hopper_decode_work import keys_seen, outer_of
 from einops_fast.backends.triton.attention.hopper_pipes import room
+from einops_fast.backends.triton.attention.hopper_tiles import has
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["copy_blocks"]
 
 _K, _V = gl.constexpr(0), gl.constexpr(1)
-
-
-@gluon.constexpr_function
-def _has(tiling, operand, axis):
-    return tiling.has[operand][axis]
 
 
 @gluon.constexpr_function
@@ -32,9 +28,9 @@ def _pages_axis(tiling):
 def _place(tile, page, row, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Where a block of keys or values begins."""
     a, b, c = outer_of(tile, numbers, tiling)
-    a = a if _has(tiling, operand, 0) else 0
-    b = b if _has(tiling, operand, 1) else 0
-    c = c if _has(tiling, operand, 2) else 0
+    a = a if has(tiling, operand, 0) else 0
+    b = b if has(tiling, operand, 1) else 0
+    c = c if has(tiling, operand, 2) else 0
     pages: gl.constexpr = _pages_axis(tiling)
     if pages == 0:
         a = page
