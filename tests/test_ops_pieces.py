@@ -14,6 +14,7 @@ from ops_problems import LAYOUTS, gradients, laid_out, leaf, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends import torch_pieces, torch_row_losses, torch_softmax  # noqa: E402
+from einops_fast.backends.torch_activation import activation_by_torch  # noqa: E402
 from einops_fast.backends.torch_row_losses import RowLoss  # noqa: E402
 from einops_fast.backends.torch_softmax_pieces import softmax_in_pieces  # noqa: E402
 
@@ -28,6 +29,7 @@ def pieces() -> Iterator[Any]:
         mock.patch.object(torch_pieces, "_ELEMENTS", 7),
         mock.patch.object(torch_pieces, "_FEW_ROWS", 1),
         mock.patch("einops_fast.backends.torch_softmax_pieces._LARGE", 0),
+        mock.patch("einops_fast.backends.torch_activation_pieces._LARGE", 40),
         mock.patch.object(torch_softmax, "softmax_in_pieces", wraps=softmax_in_pieces) as called,
     ):
         yield called
@@ -237,3 +239,49 @@ def test_activation_over_its_input(dtype: str, activation: str) -> None:
         assert torch.equal(
             found, gradients(lambda x, each=each: ops.dropout_bias_activation(x, each, activation), [leaf(x)])[0]
         )
+
+
+ACTIVATIONS = ["leaky_relu", "gelu", "gelu_tanh", "silu"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_errors_of_activations(rows: int, layout: str, dtype: str, activation: str) -> None:
+    """Against float64, those of torch's functions in the same dtype are no smaller, in pieces or whole."""
+    x, bias = (leaf(laid_out(numbers(*shape, dtype=dtype), layout)) for shape in ((rows, 4, 5), (5,)))
+
+    def by_torch(x: Any, bias: Any) -> Any:
+        return activation_by_torch(x + bias, None, activation)
+
+    exact = gradients(by_torch, [leaf(x.double()), leaf(bias.double())])
+    function = partial(ops.dropout_bias_activation, activation=activation)
+    ours, theirs = gradients(function, [x, bias]), gradients(by_torch, [x, bias])
+    assert ours[0].stride() == theirs[0].stride()
+    for got, native, wanted in zip(ours, theirs, exact, strict=True):
+        assert got.dtype == native.dtype
+        error, allowed = ((each - wanted).norm() for each in (got, native))
+        assert error <= 1.05 * allowed
+    with torch.no_grad():
+        assert torch.equal(function(x, bias), ours[0])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_of_activations(activation: str) -> None:
+    """Gradients of gradients, of one operand or both, and gradients in a batch."""
+
+    def second(x: Any, bias: Any) -> Any:
+        found = ops.dropout_bias_activation(x, bias, activation)
+        both = torch.autograd.grad((found.float() ** 2).sum(), (x, bias), create_graph=True)
+        return torch.autograd.grad(sum((each.float() ** 2).sum() for each in both), (x, bias))
+
+    x, bias = numbers(4, 5, dtype="bfloat16"), numbers(5, dtype="bfloat16", seed=1)
+    found, expected = (second(leaf(x.to(kind)), leaf(bias.to(kind))) for kind in (torch.bfloat16, torch.float64))
+    for got, wanted in zip(found, expected, strict=True):
+        assert (got - wanted).norm() <= 0.02 * wanted.norm()
+    x, back = leaf(x), numbers(2, 4, 5, dtype="bfloat16", seed=2)
+    result = ops.dropout_bias_activation(x, bias, activation)
+    batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
+    for got, each in zip(batch, back, strict=True):
+        torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
