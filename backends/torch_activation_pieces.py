@@ -76,7 +76,7 @@ def _compute(x: Any, bias: Any, activation: str, *, keeps: bool = False) -> tupl
     tensors, _ = outermost_first((x, bias.float(), *found), found[0])
     room = None
     for given, added, out, *totals in pieces(tensors):
-        room = room_for(given, torch.float32, room)
+        room = room_for(given, torch.float32, last=room)
         torch.add(room.copy_(given), added, out=room)
         for each in totals:
             each.copy_(room)

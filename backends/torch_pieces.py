@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -17,6 +18,20 @@ _ELEMENTS = 1 << 17
 
 _FEW_ROWS = 16
 """Of long rows: enough that a piece takes longer than calling the functions for it."""
+
+
+_MOST_KEPT = 1 << 22
+"""Bytes of memory that is kept from call to call: those of a piece, for a few threads."""
+
+
+class _Kept(threading.local):
+    """What a thread keeps."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[tuple[int, torch.dtype, torch.device], Any] = {}
+
+
+_kept = _Kept()
 
 
 def rows_of_piece(columns: int) -> int:
@@ -47,14 +62,28 @@ def _pieces(tensors: Sequence[Any], whole: int | None, most: int) -> Iterable[Se
     return parts if length else chain.from_iterable(_pieces(each, whole, most) for each in parts)
 
 
-def room_for(piece: Any, dtype: torch.dtype, last: Any = None) -> Any:
-    """Memory for what there is of one piece at a time, in C order: what there was of the last one, if that fits.
+def room_for(piece: Any, dtype: torch.dtype, at: int = 0, last: Any = None) -> Any:
+    """Memory for what there is of one piece at a time, in C order, with anything in it.
 
-    It isn't kept from call to call: what the allocator has got back last is in the cache, and what was kept isn't.
+    It is kept for the thread's next call, or the system might find pages for it again and again, which takes as long as
+    a function or two.
+
+    Args:
+        piece: what it is for.
+        dtype: of what is in it.
+        at: which of the rooms of its dtype, each of which is used for one thing at a time.
+        last: that of the piece before, which mostly fits.
     """
     if last is not None and last.shape == piece.shape:
         return last
-    return torch.empty(piece.shape, dtype=dtype, device=piece.device)
+    kept, key, count = _kept.rooms, (at, dtype, piece.device), piece.numel()
+    found = kept.get(key)
+    if found is None or found.numel() < count:
+        with torch.inference_mode(False):  # what is made in it can't be written to elsewhere
+            found = torch.empty(count, dtype=dtype, device=piece.device)
+        if found.nbytes <= _MOST_KEPT:
+            kept[key] = found
+    return found[:count].view(piece.shape)
 
 
 def dense_like(x: Any, dtype: torch.dtype) -> Any:

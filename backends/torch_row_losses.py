@@ -58,7 +58,7 @@ class RowLoss(NamedTuple):
             if inside:
                 logs = part
             else:
-                room = room_for(part, dtype, room)
+                room = room_for(part, dtype, last=room)
                 logs = room.copy_(part)
             lse = logs.logsumexp(1) if self.z_loss else None
             torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache

@@ -139,14 +139,14 @@ def _compute(
         results, masks = others[: len(found)], others[len(found) :]
         here = results[-1]
         if here.dtype != kind or not here.is_contiguous():
-            here = room = room_for(score, kind, room)
+            here = room = room_for(score, kind, 0, room)
         if score.dtype != kind:
             score = here.copy_(score)
         if scale != 1.0:
             score = torch.mul(score, scale, out=here)
         for each in masks:
             if each.dtype != kind:
-                of_mask = room_for(each, kind, of_mask)
+                of_mask = room_for(each, kind, 1, of_mask)
                 each = _numbers(each, kind, of_mask)
             score = torch.add(score, each, out=here)
         native(score, at, False, out=here)  # over its own input, which is in the cache
@@ -212,16 +212,16 @@ def _gradient(
         if dtype == kind and into.is_contiguous():
             room = into
         else:
-            room = of_back = room_for(own, kind, of_back)
+            room = of_back = room_for(own, kind, 0, of_back)
         if own.dtype != kind:
-            of_own = room_for(own, kind, of_own)
+            of_own = room_for(own, kind, 1, of_own)
             own = of_own.copy_(own)
         if back.dtype != kind:
             back = room.copy_(back)
         if scale != 1.0:
             back = torch.mul(back, scale, out=room)
         if constants and not (of_numbers and isfinite(own.sum().item())):
-            of_seen = room_for(own, kind, of_seen)
+            of_seen = room_for(own, kind, 2, of_seen)
             back = torch.mul(back, torch.ne(own, _HIDDEN, out=of_seen), out=room)
         native(back, own, at, kind, **{name: room})
         if room is not into:

@@ -212,6 +212,15 @@ def test_gradients_in_a_batch(function: Any) -> None:
         torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
 
 
+def test_memory_from_inference_mode() -> None:
+    """What is kept is written to elsewhere, later."""
+    x, mask = leaf(numbers(*SHAPE, dtype="bfloat16")), added(*SHAPE)
+    torch_pieces._kept.rooms.clear()
+    with torch.inference_mode():
+        found = ops.softmax(x, mask=mask)
+    torch.testing.assert_close(gradients(partial(ops.softmax, mask=mask), [x])[0], found.clone())
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_losses_of_rows(gradient: bool, dtype: str) -> None:
