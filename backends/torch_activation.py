@@ -57,7 +57,7 @@ def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
         if not p and gains_by_pieces(x, bias, activation):
-            return activation_in_pieces(x, bias, activation, partial(activation_by_torch, activation=activation))
+            return activation_in_pieces(x, bias, activation)
         return activation_by_torch(x, bias, activation, p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from einops_fast.backends.torch_function import recorded
-from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import is_known
 from einops_fast.backends.torch_pieces import dense_like, outermost_first, pieces, room_for
 
@@ -33,11 +32,19 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
 }
 """Activations that torch has over their own input."""
 
+
+def _silu_gradient(back: Any, x: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward(back, x)
+    share = x.sigmoid()  # torch has no derivative of the other function
+    return back * (share * (1 + x * (1 - share)))
+
+
 _GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
     "leaky_relu": partial(_aten.leaky_relu_backward, negative_slope=0.01, self_is_result=False),
     "gelu": _aten.gelu_backward,
     "gelu_tanh": partial(_aten.gelu_backward, approximate="tanh"),
-    "silu": _aten.silu_backward,
+    "silu": _silu_gradient,
 }
 """Their gradients, from that of the result and the input."""
 
@@ -53,15 +60,10 @@ def gains_by_pieces(x: Any, bias: Any, activation: str) -> bool:
     )
 
 
-def activation_in_pieces(x: Any, bias: Any, activation: str, whole: Callable[[Any, Any], Any]) -> Any:
-    """Rounded once, and recorded where a gradient is needed.
-
-    Args:
-        x, bias, activation: what :func:`gains_by_pieces` is true of.
-        whole: the same of whole tensors, by functions that can be differentiated again.
-    """
+def activation_in_pieces(x: Any, bias: Any, activation: str) -> Any:
+    """What :func:`gains_by_pieces` is true of: rounded once, and recorded where a gradient is needed."""
     if torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad):
-        return _record(x, bias, activation, whole)
+        return _record(x, bias, activation)[0]
     return _compute(x, bias, activation)[0]
 
 
@@ -85,24 +87,28 @@ def _compute(x: Any, bias: Any, activation: str, *, keeps: bool = False) -> tupl
 
 
 class ActivationInPieces(torch.autograd.Function):
-    """What autograd sees: it keeps the sum, and what was summed only for gradients of gradients."""
+    """What autograd sees: it keeps the sum, as a result of its own, by way of which gradients have gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, bias: Any, activation: str, whole: Any) -> Any:
-        out, total = _compute(x, bias, activation, keeps=True)
-        ctx.save_for_backward(x, bias, total)
-        ctx.given = activation, whole
-        return out
+    def forward(ctx: Any, x: Any, bias: Any, activation: str) -> Any:
+        found = _compute(x, bias, activation, keeps=True)
+        ctx.save_for_backward(found[1])
+        ctx.given = activation, bias.shape
+        ctx.set_materialize_grads(False)
+        return found
 
     @staticmethod
-    def backward(ctx: Any, d_out: Any) -> Any:
-        x, bias, total = ctx.saved_tensors
-        activation, whole = ctx.given
-        of_x, of_bias, *_ = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            return (*gradients_by_torch(whole, (x, bias), (of_x, of_bias), d_out), None, None)
-        dx = _GRADIENTS[activation](d_out, total)
-        return dx if of_x else None, dx.sum_to_size(bias.shape) if of_bias else None, None, None
+    def backward(ctx: Any, d_out: Any, d_total: Any = None) -> Any:
+        (total,) = ctx.saved_tensors
+        activation, shape = ctx.given
+        dx = d_total
+        if d_out is not None:
+            own = _GRADIENTS[activation](d_out, total)
+            dx = own if d_total is None else own + d_total
+        if dx is None:
+            return None, None, None
+        of_x, of_bias, _ = ctx.needs_input_grad
+        return dx if of_x else None, dx.sum_to_size(shape) if of_bias else None, None
 
 
 _record = recorded(ActivationInPieces)

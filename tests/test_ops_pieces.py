@@ -294,3 +294,16 @@ def test_derivatives_of_activations(activation: str) -> None:
     batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
     for got, each in zip(batch, back, strict=True):
         torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
+
+
+def test_input_of_an_activation_may_be_written_over() -> None:
+    """Nothing needs it, or the bias, once there is a result."""
+    x, bias = (leaf(numbers(*shape, dtype="bfloat16")) for shape in ((4, 5), (5,)))
+    before = x * 1
+    expected = gradients(ops.bias_gelu, [x, bias])[1]
+    found = ops.bias_gelu(before, bias)
+    with torch.no_grad():
+        before.zero_()
+        bias.zero_()
+    back = randn(*found.shape, dtype="bfloat16", seed=7).cpu()
+    torch.testing.assert_close(torch.autograd.grad(found, x, back)[0], expected)
