@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch_activation_pieces import IN_PLACE, activation_in_pieces, gains_by_pieces
 from einops_fast.backends.torch_dropout import dropout_by_torch
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
@@ -48,15 +49,6 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
     "silu": F.silu,
 }
 
-_IN_PLACE: dict[str, Callable[[Any], Any]] = {
-    "relu": partial(F.relu, inplace=True),
-    "leaky_relu": partial(F.leaky_relu, inplace=True),
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
-    "silu": partial(F.silu, inplace=True),
-}
-"""Those that torch has over their own input, where no gradient needs that: a large array less to find memory for."""
-
 _SEVERAL = ("squared_relu", "smelu", "star_relu")
 """Those that take several functions of torch's."""
 
@@ -64,6 +56,8 @@ _SEVERAL = ("squared_relu", "smelu", "star_relu")
 def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
+        if not p and gains_by_pieces(x, bias, activation):
+            return activation_in_pieces(x, bias, activation)
         return activation_by_torch(x, bias, activation, p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 
@@ -77,7 +71,7 @@ def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> A
     else:
         before = x if bias is None else x + bias
     ours = before is not x and is_known(x) and not before.requires_grad
-    found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
+    found = (IN_PLACE if ours and activation in IN_PLACE else _BY_TORCH)[activation](before)
     return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 
 

@@ -75,7 +75,7 @@ def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
 
 
 def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, reduction: str) -> Any:
-    if x.dim() > 1:
+    if x.dim() > 1 and dim != 1:
         x = x.movedim(dim, 1)
         target = target.movedim(dim, 1) if target.is_floating_point() else target
     target = target.to(x.dtype) if target.is_floating_point() else target.long()

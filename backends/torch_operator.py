@@ -186,16 +186,11 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
     return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not transformed()
 
 
-def is_known(tensor: Any) -> bool:
-    """Whether what to do may follow from a tensor's values: they are on the host, and nobody traces or transforms."""
-    return (
-        type(tensor) in PLAIN
-        and tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and not transformed()
-        and not _is_batched(tensor)
-    )
+def is_known(*tensors: Any) -> bool:
+    """Whether what to do may follow from tensors' values: they are on the host, and nobody traces or transforms."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed():
+        return False
+    return all(type(each) in PLAIN and each.is_cpu and not _is_batched(each) for each in tensors)
 
 
 def is_aligned(*tensors: Any) -> bool:

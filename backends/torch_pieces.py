@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
 from einops_fast.backends.triton.rows import dense_strides
 
-__all__ = ["Room", "dense_like", "outermost_first", "pieces", "rows_of_piece"]
+__all__ = ["dense_like", "outermost_first", "pieces", "room_for", "rows_of_piece"]
 
 _ELEMENTS = 1 << 17
 """Of a piece, for each thread: several arrays of so many float32 are in its L2 cache."""
 
 _FEW_ROWS = 16
 """Of long rows: enough that a piece takes longer than calling the functions for it."""
+
 
 _MOST_KEPT = 1 << 22
 """Bytes of memory that is kept from call to call: those of a piece, for a few threads."""
@@ -37,8 +39,10 @@ def rows_of_piece(columns: int) -> int:
     return max(_ELEMENTS * torch.get_num_threads() // columns, _FEW_ROWS)
 
 
-def pieces(tensors: Sequence[Any], whole: int | None = None) -> Iterator[Sequence[Any]]:
+def pieces(tensors: Sequence[Any], whole: int | None = None) -> Iterable[Sequence[Any]]:
     """The tensors, piece by piece, cut along their first axes.
+
+    What runs between two pieces is itself no longer in the cache: there is little of it.
 
     Args:
         tensors: of one shape.
@@ -47,47 +51,39 @@ def pieces(tensors: Sequence[Any], whole: int | None = None) -> Iterator[Sequenc
     return _pieces(tensors, whole, _ELEMENTS * torch.get_num_threads())
 
 
-def _pieces(tensors: Sequence[Any], whole: int | None, most: int) -> Iterator[Sequence[Any]]:
+def _pieces(tensors: Sequence[Any], whole: int | None, most: int) -> Iterable[Sequence[Any]]:
     count, shape = tensors[0].numel(), tensors[0].shape
     axis = None if count <= most else next((at for at, size in enumerate(shape) if at != whole and size > 1), None)
     if axis is None:
-        yield tensors
-        return
-    length = max(1, most * shape[axis] // count)
-    for parts in zip(*[each.split(length, axis) for each in tensors], strict=True):
-        yield from _pieces(parts, whole, most)
+        return (tensors,)
+    length = most * shape[axis] // count
+    number = -(-shape[axis] // max(length, 1))
+    parts = zip(*[each.chunk(number, axis) for each in tensors], strict=True)
+    return parts if length else chain.from_iterable(_pieces(each, whole, most) for each in parts)
 
 
-class Room:
-    """Memory for what there is of one piece at a time.
+def room_for(piece: Any, dtype: torch.dtype, at: int = 0, last: Any = None) -> Any:
+    """Memory for what there is of one piece at a time, in C order, with anything in it.
 
-    It is kept for the thread's next call, or the system would find pages for it again and again, which takes as long as
+    It is kept for the thread's next call, or the system might find pages for it again and again, which takes as long as
     a function or two.
 
     Args:
-        at: which of the rooms of its dtype, each of which is used for one thing at a time.
+        piece: what it is for.
         dtype: of what is in it.
+        at: which of the rooms of its dtype, each of which is used for one thing at a time.
+        last: that of the piece before, which mostly fits.
     """
-
-    def __init__(self, at: int, dtype: torch.dtype) -> None:
-        self._key, self._dtype = (at, dtype), dtype
-        self._last: Any = None
-
-    def of(self, piece: Any) -> Any:
-        """A tensor of the piece's shape, in C order, with anything in it."""
-        if self._last is None or self._last.shape != piece.shape:
-            self._last = self._flat(piece.numel(), piece.device).view(piece.shape)
-        return self._last
-
-    def _flat(self, count: int, device: torch.device) -> Any:
-        kept, key = _kept.rooms, (*self._key, device)
-        found = kept.get(key)
-        if found is None or found.numel() < count:
-            with torch.inference_mode(False):  # what is made in it can't be written to elsewhere
-                found = torch.empty(count, dtype=self._dtype, device=device)
-            if found.nbytes <= _MOST_KEPT:
-                kept[key] = found
-        return found[:count]
+    if last is not None and last.shape == piece.shape:
+        return last
+    kept, key, count = _kept.rooms, (at, dtype, piece.device), piece.numel()
+    found = kept.get(key)
+    if found is None or found.numel() < count:
+        with torch.inference_mode(False):  # what is made in it can't be written to elsewhere
+            found = torch.empty(count, dtype=dtype, device=piece.device)
+        if found.nbytes <= _MOST_KEPT:
+            kept[key] = found
+    return found[:count].view(piece.shape)
 
 
 def dense_like(x: Any, dtype: torch.dtype) -> Any:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch_cross_entropy import cross_entropy_by_kernel, write_gradient
 from einops_fast.backends.torch_operator import by_kernel
-from einops_fast.backends.torch_pieces import Room, rows_of_piece
+from einops_fast.backends.torch_pieces import room_for, rows_of_piece
 
 __all__ = ["RowLoss"]
 
@@ -49,13 +49,17 @@ class RowLoss(NamedTuple):
         if d_losses is not None:
             back = torch.where(counts, d_losses.to(dtype), 0.0)
             number = torch.where(counts, target, 0)[:, None]
-        room, found = Room(0, dtype), []
+        room, found = None, []
         size = rows_of_piece(logits.shape[1])
         for start in range(0, len(logits), size):
             at = slice(start, start + size)
             part, to_part = logits[at], None if back is None else back[at]
             inside = part.dtype == dtype and back is not None
-            logs = part if inside else room.of(part).copy_(part)
+            if inside:
+                logs = part
+            else:
+                room = room_for(part, dtype, last=room)
+                logs = room.copy_(part)
             lse = logs.logsumexp(1) if self.z_loss else None
             torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache
             found.append(self._losses(logs, target[at], counts[at], weight, lse))

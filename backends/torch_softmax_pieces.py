@@ -16,7 +16,7 @@ import torch
 
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_operator import is_known
-from einops_fast.backends.torch_pieces import Room, dense_like, outermost_first, pieces
+from einops_fast.backends.torch_pieces import dense_like, outermost_first, pieces, room_for
 
 __all__ = ["gains_by_pieces", "gradient_by_torch", "masked_softmax", "softmax_in_pieces"]
 
@@ -38,7 +38,9 @@ _AS_INTEGERS = {
 
 def gains_by_pieces(x: Any, mask: Any) -> bool:
     """Whether pieces are possible, and take less time than whole tensors do."""
-    return bool(x.numel() >= _LARGE and is_known(x) and x.dtype in _AS_INTEGERS and (mask is None or is_known(mask)))
+    if x.numel() < _LARGE or x.dtype not in _AS_INTEGERS:
+        return False
+    return is_known(x) if mask is None else is_known(x, mask)
 
 
 def softmax_in_pieces(
@@ -108,7 +110,7 @@ def _compute(
     x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, wanted: torch.dtype,
     *, keeps: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The result and, if the gradient ``keeps`` it and it has more digits, what was rounded to that."""
+    """The result and, if the gradient ``keeps`` it and something given has more digits, what was rounded to that."""
     added = mask is not None and mask.dtype != torch.bool
     # Hiding doesn't round, and so needs no more digits.
     kind = torch.float32 if x.dtype in _HALVES and (scale != 1.0 or added) else x.dtype
@@ -116,8 +118,9 @@ def _compute(
         kind = torch.promote_types(kind, mask.dtype)
     if wanted != kind:
         kind = torch.promote_types(kind, wanted)
+    given = torch.promote_types(x.dtype, mask.dtype) if added else x.dtype
     found = [dense_like(x, wanted)]
-    if keeps and kind != wanted:
+    if keeps and torch.promote_types(given, wanted) != wanted:
         found.append(dense_like(x, kind))
     out = found[-1]
     hides = []
@@ -131,19 +134,21 @@ def _compute(
     at_once = x.dtype == wanted == kind and all(each.dtype == kind for each in hides)
     tensors, at = outermost_first((x, *found, *hides), out, dim)
     native = torch._log_softmax if log else torch._softmax
-    room, of_mask = Room(0, kind), Room(1, kind)
+    room = of_mask = None
     for score, *others in (tensors,) if at_once else pieces(tensors, at):
         results, masks = others[: len(found)], others[len(found) :]
         here = results[-1]
         if here.dtype != kind or not here.is_contiguous():
-            here = room.of(score)
+            here = room = room_for(score, kind, 0, room)
         if score.dtype != kind:
             score = here.copy_(score)
         if scale != 1.0:
             score = torch.mul(score, scale, out=here)
         for each in masks:
-            numbers = each if each.dtype == kind else _numbers(each, kind, of_mask.of(each))
-            score = torch.add(score, numbers, out=here)
+            if each.dtype != kind:
+                of_mask = room_for(each, kind, 1, of_mask)
+                each = _numbers(each, kind, of_mask)
+            score = torch.add(score, each, out=here)
         native(score, at, False, out=here)  # over its own input, which is in the cache
         for each in results:
             if each is not here:
@@ -181,7 +186,7 @@ def _mend(
         else:
             own, own_mask = own.masked_fill(~seen, _HIDDEN), own_mask.masked_fill(~seen, 0)
     value: Any = _HIDDEN if log else 0.0
-    if not bool((_score(own, 1, own_mask, None, 0, scale).amax(1) == _HIDDEN).all()):
+    if _score(own, 1, own_mask, None, 0, scale).max().item() != _HIDDEN:
         value = masked_softmax(own, 1, log, own_mask, None, 0, scale, found[-1].dtype)
     for each in found:
         each.movedim(dim, -1)[rows] = value if isinstance(value, float) else value.to(each.dtype)
@@ -198,18 +203,26 @@ def _gradient(
         kind = torch.promote_types(kind, torch.float32)
     dx = dense_like(out, dtype)
     tensors, at = outermost_first((out, d_out, dx), out, dim)
-    at_once = dtype == kind and scale == 1.0 and not (log and masked)
-    of_back, of_own, of_seen = (Room(number, kind) for number in range(3))
+    # What is hidden is a constant, of which a logarithm's gradient isn't 0 by itself. Numbers often hide nothing.
+    constants = log and masked
+    of_numbers = hides[0] is None and hides[1] is None
+    at_once = dtype == kind and scale == 1.0 and not constants
+    of_back = of_own = of_seen = None
     for own, back, into in (tensors,) if at_once else pieces(tensors, at):
-        room = into if dtype == kind and into.is_contiguous() else of_back.of(own)
+        if dtype == kind and into.is_contiguous():
+            room = into
+        else:
+            room = of_back = room_for(own, kind, 0, of_back)
         if own.dtype != kind:
-            own = of_own.of(own).copy_(own)
+            of_own = room_for(own, kind, 1, of_own)
+            own = of_own.copy_(own)
         if back.dtype != kind:
             back = room.copy_(back)
         if scale != 1.0:
             back = torch.mul(back, scale, out=room)
-        if log and masked:  # what is hidden is a constant
-            back = torch.mul(back, torch.ne(own, _HIDDEN, out=of_seen.of(own)), out=room)
+        if constants and not (of_numbers and isfinite(own.sum().item())):
+            of_seen = room_for(own, kind, 2, of_seen)
+            back = torch.mul(back, torch.ne(own, _HIDDEN, out=of_seen), out=room)
         native(back, own, at, kind, **{name: room})
         if room is not into:
             into.copy_(room)
@@ -245,7 +258,7 @@ def gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, s
 
 
 class SoftmaxInPieces(torch.autograd.Function):
-    """What autograd sees: it keeps the result before it is rounded, and a boolean mask."""
+    """What autograd sees: it keeps the result, and a boolean mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, mask: Any, numbers: tuple[Any, ...]) -> Any:

@@ -14,6 +14,7 @@ from ops_problems import LAYOUTS, gradients, laid_out, leaf, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends import torch_pieces, torch_row_losses, torch_softmax  # noqa: E402
+from einops_fast.backends.torch_activation import activation_by_torch  # noqa: E402
 from einops_fast.backends.torch_row_losses import RowLoss  # noqa: E402
 from einops_fast.backends.torch_softmax_pieces import softmax_in_pieces  # noqa: E402
 
@@ -28,6 +29,7 @@ def pieces() -> Iterator[Any]:
         mock.patch.object(torch_pieces, "_ELEMENTS", 7),
         mock.patch.object(torch_pieces, "_FEW_ROWS", 1),
         mock.patch("einops_fast.backends.torch_softmax_pieces._LARGE", 0),
+        mock.patch("einops_fast.backends.torch_activation_pieces._LARGE", 40),
         mock.patch.object(torch_softmax, "softmax_in_pieces", wraps=softmax_in_pieces) as called,
     ):
         yield called
@@ -76,9 +78,13 @@ def compare(function: Any, tensors: list[Any], pieces: Any) -> None:
     assert pieces.call_count == 2
     with whole():
         expected = gradients(function, tensors)
-    for got, wanted in zip([*found, plain], [*expected, expected[0]], strict=True):
-        assert got.dtype == wanted.dtype
+    for got, wanted in zip([found[0], plain], [expected[0]] * 2, strict=True):
         torch.testing.assert_close(got, wanted, equal_nan=True)
+    for got, wanted in zip(found[1:], expected[1:], strict=True):
+        # Pieces keep the result as it is rounded for the gradients.
+        few = found[0].dtype in (torch.float16, torch.bfloat16)
+        most = {"rtol": 0.0, "atol": 8 * torch.finfo(found[0].dtype).eps} if few else {}
+        torch.testing.assert_close(got, wanted, equal_nan=True, **most)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -158,6 +164,46 @@ def test_second_derivatives_of_few_digits(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_errors_of_few_digits(temperature: float, kind: str, dtype: str, function: Any) -> None:
+    """Against float64, those of torch's functions in the same dtype are no smaller, whatever the mask's dtype."""
+    native = getattr(torch, function.__name__)
+    x, mask = leaf(3 * numbers(40, 50, dtype=dtype)), leaf(numbers(40, 50, dtype=kind, seed=1))
+    back = numbers(40, 50, dtype=dtype, seed=2)
+
+    def by_torch(x: Any, mask: Any) -> Any:
+        return native(x / temperature + mask, -1).to(x.dtype)
+
+    def run(function: Any, x: Any, mask: Any) -> list[Any]:
+        found = function(x, mask)
+        return [found, *torch.autograd.grad(found, (x, mask), back.to(found.dtype))]
+
+    exact = run(by_torch, leaf(x.double()), leaf(mask.double()))
+    ours, theirs = run(lambda x, mask: function(x, mask=mask, temperature=temperature), x, mask), run(by_torch, x, mask)
+    for got, native_one, wanted in zip(ours, theirs, exact, strict=True):
+        assert got.dtype == native_one.dtype
+        error, allowed = ((each - wanted).detach().norm() for each in (got, native_one))
+        assert error <= 1.05 * allowed
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(4, 5), (5,)])
+def test_an_added_mask_may_hide_nothing(shape: tuple[int, ...], dtype: str, function: Any, pieces: Any) -> None:
+    """Or something in some pieces only."""
+    mask = numbers(*shape, dtype=dtype, seed=1)
+    compare(partial(function, mask=mask), [leaf(numbers(*SHAPE, dtype=dtype))], pieces)
+    x = numbers(*SHAPE, dtype=dtype)
+    x[1, 2, 3] = -torch.inf
+    found = leaf(x)
+    back = torch.autograd.grad(function(found, mask=mask).exp().sum(), found)[0]
+    assert back.isfinite().all()
+    assert back[1, 2, 3] == 0
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradients_in_a_batch(function: Any) -> None:
     x, back = leaf(numbers(3, 5)), numbers(2, 3, 5, seed=1)
     result = function(x, mask=added(3, 5))
@@ -202,3 +248,62 @@ def test_activation_over_its_input(dtype: str, activation: str) -> None:
         assert torch.equal(
             found, gradients(lambda x, each=each: ops.dropout_bias_activation(x, each, activation), [leaf(x)])[0]
         )
+
+
+ACTIVATIONS = ["leaky_relu", "gelu", "gelu_tanh", "silu"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_errors_of_activations(rows: int, layout: str, dtype: str, activation: str) -> None:
+    """Against float64, those of torch's functions in the same dtype are no smaller, in pieces or whole."""
+    x, bias = (leaf(laid_out(numbers(*shape, dtype=dtype), layout)) for shape in ((rows, 4, 5), (5,)))
+
+    def by_torch(x: Any, bias: Any) -> Any:
+        return activation_by_torch(x + bias, None, activation)
+
+    exact = gradients(by_torch, [leaf(x.double()), leaf(bias.double())])
+    function = partial(ops.dropout_bias_activation, activation=activation)
+    ours, theirs = gradients(function, [x, bias]), gradients(by_torch, [x, bias])
+    assert ours[0].stride() == theirs[0].stride()
+    for got, native, wanted in zip(ours, theirs, exact, strict=True):
+        assert got.dtype == native.dtype
+        error, allowed = ((each - wanted).norm() for each in (got, native))
+        assert error <= 1.05 * allowed
+    with torch.no_grad():
+        assert torch.equal(function(x, bias), ours[0])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_of_activations(activation: str) -> None:
+    """Gradients of gradients, of one operand or both, and gradients in a batch."""
+
+    def second(x: Any, bias: Any) -> Any:
+        found = ops.dropout_bias_activation(x, bias, activation)
+        both = torch.autograd.grad((found.float() ** 2).sum(), (x, bias), create_graph=True)
+        return torch.autograd.grad(sum((each.float() ** 2).sum() for each in both), (x, bias))
+
+    x, bias = numbers(4, 5, dtype="bfloat16"), numbers(5, dtype="bfloat16", seed=1)
+    found, expected = (second(leaf(x.to(kind)), leaf(bias.to(kind))) for kind in (torch.bfloat16, torch.float64))
+    for got, wanted in zip(found, expected, strict=True):
+        assert (got - wanted).norm() <= 0.02 * wanted.norm()
+    x, back = leaf(x), numbers(2, 4, 5, dtype="bfloat16", seed=2)
+    result = ops.dropout_bias_activation(x, bias, activation)
+    batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
+    for got, each in zip(batch, back, strict=True):
+        torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
+
+
+def test_input_of_an_activation_may_be_written_over() -> None:
+    """Nothing needs it, or the bias, once there is a result."""
+    x, bias = (leaf(numbers(*shape, dtype="bfloat16")) for shape in ((4, 5), (5,)))
+    before = x * 1
+    expected = gradients(ops.bias_gelu, [x, bias])[1]
+    found = ops.bias_gelu(before, bias)
+    with torch.no_grad():
+        before.zero_()
+        bias.zero_()
+    back = randn(*found.shape, dtype="bfloat16", seed=7).cpu()
+    torch.testing.assert_close(torch.autograd.grad(found, x, back)[0], expected)
