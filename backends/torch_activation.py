@@ -25,12 +25,10 @@ from einops_fast.backends.torch_operator import (
 )
 from einops_fast.backends.triton.activation_plan import activation_contest
 from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.rows import dense_strides
+from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
-
-Strides = tuple[int, ...]
 
 
 def _smelu(x: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_operator import is_known
 from einops_fast.backends.torch_pieces import dense_like, outermost_first, pieces, room_for
+from einops_fast.backends.torch_types import HALVES
 
 __all__ = ["IN_PLACE", "activation_in_pieces", "gains_by_pieces"]
 
@@ -53,7 +54,7 @@ def gains_by_pieces(x: Any, bias: Any, activation: str) -> bool:
     """Whether this is for pieces: what takes two functions that would both round."""
     return (
         bias is not None
-        and x.dtype in (torch.float16, torch.bfloat16)
+        and x.dtype in HALVES
         and bias.dtype == x.dtype
         and activation in _GRADIENTS
         and is_known(x, bias)

@@ -13,8 +13,8 @@ from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dty
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
 from einops_fast.backends.triton.loss_sums import LossSums
-from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.errors import EinsumError
+from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
 
 __all__ = [
@@ -25,8 +25,6 @@ __all__ = [
     "reduced",
     "write_gradient",
 ]
-
-Strides = tuple[int, ...]
 
 
 def cross_entropy(

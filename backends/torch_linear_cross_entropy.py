@@ -19,7 +19,6 @@ from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
 from einops_fast.backends.torch_operator import (
     MEMORY,
-    PLAIN,
     Operator,
     autocasted,
     by_kernel,
@@ -28,6 +27,7 @@ from einops_fast.backends.torch_operator import (
     transformed,
 )
 from einops_fast.backends.torch_row_losses import RowLoss
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]

@@ -24,12 +24,10 @@ from einops_fast.backends.torch_operator import (
 )
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest, norm_gradient_contest
-from einops_fast.layout import contiguous_strides, dense_strides
+from einops_fast.layout import Strides, contiguous_strides, dense_strides
 from einops_fast.tuning import current_mode
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
-
-Strides = tuple[int, ...]
 
 
 def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:

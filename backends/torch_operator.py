@@ -22,7 +22,6 @@ from einops_fast.tuning import autotune, current_mode
 
 __all__ = [
     "MEMORY",
-    "PLAIN",
     "Layout",
     "Operator",
     "autocasted",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.triton.rows import dense_strides
+from einops_fast.layout import dense_strides
 
 __all__ = ["dense_like", "outermost_first", "pieces", "room_for", "rows_of_piece"]
 
@@ -18,7 +18,6 @@ _ELEMENTS = 1 << 17
 
 _FEW_ROWS = 16
 """Of long rows: enough that a piece takes longer than calling the functions for it."""
-
 
 _MOST_KEPT = 1 << 22
 """Bytes of memory that is kept from call to call: those of a piece, for a few threads."""

@@ -24,8 +24,8 @@ from einops_fast.backends.torch_softmax_pieces import (
     softmax_in_pieces,
 )
 from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.rows import dense_strides
 from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
+from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
 
 __all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
@@ -61,9 +61,6 @@ def softmax_by_torch(
         return native(x, dim, dtype=None if wanted == x.dtype else wanted)
     way = softmax_in_pieces if gains_by_pieces(x, mask) else masked_softmax
     return way(x, dim, log, mask, queries, shift, scale, wanted)
-
-
-Strides = tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)

@@ -17,12 +17,11 @@ import torch
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_operator import is_known
 from einops_fast.backends.torch_pieces import dense_like, outermost_first, pieces, room_for
+from einops_fast.backends.torch_types import HALVES
 
 __all__ = ["gains_by_pieces", "gradient_by_torch", "masked_softmax", "softmax_in_pieces"]
 
 _HIDDEN = float("-inf")
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 _LARGE = 1 << 15
 """Elements from which on memory takes longer than a function of ours takes to be recorded."""
@@ -81,7 +80,7 @@ def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: 
     """What the softmax is of: in float32 at least if anything is computed, as hiding doesn't round."""
     added = None if mask is None or mask.dtype == torch.bool else mask
     seen = mask if added is None else None
-    score = x.float() if x.dtype in _HALVES and (scale != 1.0 or added is not None) else x
+    score = x.float() if x.dtype in HALVES and (scale != 1.0 or added is not None) else x
     if scale != 1.0:
         score = score * scale if score is x else score.mul_(scale)
     if added is not None:
@@ -113,7 +112,7 @@ def _compute(
     """The result and, if the gradient ``keeps`` it and something given has more digits, what was rounded to that."""
     added = mask is not None and mask.dtype != torch.bool
     # Hiding doesn't round, and so needs no more digits.
-    kind = torch.float32 if x.dtype in _HALVES and (scale != 1.0 or added) else x.dtype
+    kind = torch.float32 if x.dtype in HALVES and (scale != 1.0 or added) else x.dtype
     if added and mask.dtype != kind:
         kind = torch.promote_types(kind, mask.dtype)
     if wanted != kind:
@@ -247,7 +246,7 @@ def _none_where_hidden(
 
 def gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: torch.dtype) -> Any:
     """By functions that can be differentiated again."""
-    out = out.float() if out.dtype in _HALVES else out
+    out = out.float() if out.dtype in HALVES else out
     d_out = d_out.to(out.dtype)
     if log:
         seen = d_out.masked_fill(out == _HIDDEN, 0.0) if masked else d_out

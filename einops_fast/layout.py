@@ -12,6 +12,7 @@ from einops_fast.steps import Arrange
 __all__ = [
     "VECTOR",
     "Axis",
+    "Strides",
     "Term",
     "arranged",
     "by_stride",
@@ -25,6 +26,9 @@ __all__ = [
     "reach",
     "readable_by_gemm",
 ]
+
+Strides = tuple[int, ...]
+"""Of an array, in elements; or its shape."""
 
 VECTOR = 16
 """Bytes that a thread of a GPU loads at once where strides allow it."""

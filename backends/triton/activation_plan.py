@@ -19,14 +19,12 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import column_tilings, element_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
 from einops_fast.cost import ITEM_SIZES
-from einops_fast.layout import contiguous_strides
+from einops_fast.layout import Strides, contiguous_strides
 
 __all__ = ["activation_contest"]
 
 _DIGITS = {"float16": 11, "bfloat16": 8}
 """Binary digits of types that have few."""
-
-Strides = tuple[int, ...]
 
 
 class _Elements(Way):

@@ -17,10 +17,9 @@ from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import loss_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.cost import ITEM_SIZES
+from einops_fast.layout import Strides
 
 __all__ = ["cross_entropy_contest"]
-
-Strides = tuple[int, ...]
 
 
 class _Rows(Way):

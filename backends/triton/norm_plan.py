@@ -36,11 +36,10 @@ from einops_fast.backends.triton.row_candidates import (
 )
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
 from einops_fast.cost import ITEM_SIZES
-from einops_fast.layout import contiguous_strides
+from einops_fast.layout import Strides, contiguous_strides
 
 __all__ = ["NormProblem", "norm_contest", "norm_gradient_contest"]
 
-Strides = tuple[int, ...]
 
 _STATISTICS = 2
 """Which of the arrays has one element for each row."""

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from einops_fast.backends.triton.tiling import Axis, by_stride, merge_axes, power_of_two
-from einops_fast.layout import VECTOR, dense_strides
+from einops_fast.layout import VECTOR
 
 __all__ = [
     "PROCESSORS",
     "RowTiling",
     "Rows",
     "column_tiling",
-    "dense_strides",
     "dropping",
     "element_tiling",
     "fitting",

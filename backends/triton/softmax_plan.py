@@ -24,10 +24,9 @@ from einops_fast.backends.triton.row_candidates import cut_tilings, row_call, ro
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.backends.triton.softmax import SoftmaxFeatures, SoftmaxStrides, softmax_kernel
 from einops_fast.backends.triton.softmax_gradient import softmax_gradient_kernel
+from einops_fast.layout import Strides
 
 __all__ = ["softmax_contest", "softmax_gradient_contest"]
-
-Strides = tuple[int, ...]
 
 
 class _Rows(Way):
