@@ -8,7 +8,6 @@ stays in the cache until all of its lines are used up; that is the blocking of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice, product
 from math import prod
@@ -82,6 +81,9 @@ def copy_in_blocks(target: Any, source: Any, extents: Sequence[int], threads: in
     if threads == 1:
         _copy(target, source, _blocks(source.shape, extents))
         return
+    # Imported here because most programs don't need it.
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(threads) as pool:
         shares = [islice(_blocks(source.shape, extents), first, None, threads) for first in range(threads)]
         for done in [pool.submit(_copy, target, source, share) for share in shares]:
