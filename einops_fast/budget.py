@@ -15,7 +15,7 @@ from time import perf_counter
 
 __all__ = ["forget_spending", "may_spend", "spending"]
 
-_AT_ONCE = 30.0
+_AT_ONCE = 60.0
 """Seconds that a kind of problem may take before anything has to pass."""
 
 _SHARE = 0.05

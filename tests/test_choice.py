@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from einops_fast import disk_cache
+from einops_fast import budget, disk_cache
 
 pytest.importorskip("triton")
 torch: Any = pytest.importorskip("torch")
@@ -249,7 +249,9 @@ def test_time_is_up_for_ever_new_shapes(
 ) -> None:
     """Of one kind: others have time of their own, and what comes back is chosen for when some has passed."""
     measure = module.measure
-    monkeypatch.setattr(module, "measure", lambda *arguments: (passing.append(20.0), measure(*arguments))[1])
+    monkeypatch.setattr(
+        module, "measure", lambda *arguments: (passing.append(0.7 * budget._AT_ONCE), measure(*arguments))[1]
+    )
     reads: list[Any] = []
     monkeypatch.setattr(module, "remembered", lambda key: reads.append(key))
 
@@ -266,7 +268,7 @@ def test_time_is_up_for_ever_new_shapes(
     assert late("array")[0] == late("array")[0] == "library"
     assert late.chosen is None
     assert len(reads) == 1
-    passing.append(2000.0)
+    passing.append(1e4)
     assert late("array")[0] == "two"
 
 

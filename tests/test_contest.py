@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from fake_memory import FakeMemory
 
-from einops_fast import cli, disk_cache
+from einops_fast import budget, cli, disk_cache
 from einops_fast.backends.triton import contest as module
 from einops_fast.backends.triton import measuring
 from einops_fast.backends.triton.contest import Call, Contest, Way, forget_contests
@@ -207,7 +207,9 @@ def test_time_is_up_for_ever_new_sizes(
     memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure, reads = module.measure, []
-    monkeypatch.setattr(module, "measure", lambda *arguments: (passing.append(40.0), measure(*arguments))[1])
+    monkeypatch.setattr(
+        module, "measure", lambda *arguments: (passing.append(1.4 * budget._AT_ONCE), measure(*arguments))[1]
+    )
     monkeypatch.setattr(measuring, "remembered", lambda key: reads.append(key))
     assert chosen(contest(memory, RULE, FAST, rows=1)) == "fast"
     late = contest(memory, RULE, FAST, rows=2)
