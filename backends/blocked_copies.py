@@ -51,10 +51,10 @@ def block_extents(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -
         return None
     along_array = sorted(moving, key=lambda axis: abs(strides[axis]))
     fastest, inside = along_array[0], range(along_array[0] + 1, len(shape))
+    # What a copy as a whole reads before it comes back to a line, and how far it is from one line to the next.
+    lines = prod([shape[axis] for axis in inside])
     apart = min((abs(strides[axis]) * item for axis in inside if axis in moving), default=0)
-    if min(shape[fastest], shape[-1]) < _SHORT or prod(map(shape.__getitem__, inside)) < (
-        _PAGES if apart >= _PAGE else _LINES
-    ):
+    if min(shape[fastest], shape[-1]) < _SHORT or lines < (_PAGES if apart >= _PAGE else _LINES):
         return None
     along_copy = range(len(shape) - 1, -1, -1)
     extents = [1] * len(shape)

@@ -54,7 +54,6 @@ _NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isin
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
-
 _is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 """Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
-
-from einops_fast.backends import get_backend
+from optional_mxnet import mxnet_or_skip
 
 FRAMEWORKS = ("numpy", "torch", "mxnet", pytest.param("cupy", marks=pytest.mark.gpu))
 
@@ -26,17 +24,9 @@ def _array(framework: str, value: np.ndarray[Any, Any]) -> Any:
     if framework == "numpy":
         return value
     if framework == "mxnet":
-        return _mxnet().np.array(value, dtype=value.dtype)
+        return mxnet_or_skip().np.array(value, dtype=value.dtype)
     module = pytest.importorskip(framework)
     return module.from_numpy(value) if framework == "torch" else module.asarray(value)
-
-
-def _mxnet() -> Any:
-    try:
-        get_backend("mxnet")
-    except (ImportError, OSError):
-        pytest.skip("needs MXNet")
-    return importlib.import_module("mxnet")
 
 
 def numbers(array: Any) -> np.ndarray[Any, Any]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
 import pytest
-
-from einops_fast.backends.mxnet_import import import_mxnet
+from optional_mxnet import mxnet_or_skip
 
 torch: Any = pytest.importorskip("torch")
 
@@ -64,9 +62,7 @@ def kernels(queued: bool = True) -> Iterator[None]:
 def namespace(framework: str) -> Any:
     """The functions of a framework that are NumPy's; skips the test where it isn't installed."""
     if framework == "mxnet":
-        if find_spec("mxnet") is None:
-            pytest.skip("needs MXNet")
-        return import_mxnet().np
+        return mxnet_or_skip().np
     return pytest.importorskip(framework)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optional_mxnet import mxnet_or_skip
 
 from einops_fast import attention
 from einops_fast.attention.memory import score_memory
-from einops_fast.backends import get_backend
 
 ROOT = Path(__file__).parents[1]
 LENGTH = 2048
@@ -67,18 +67,8 @@ print(peak() - before)
 """
 
 
-def needs_mxnet() -> Any:
-    try:
-        get_backend("mxnet")
-    except (ImportError, OSError):
-        pytest.skip("needs MXNet")
-    import mxnet
-
-    return mxnet
-
-
 def test_mxnet_holds_no_scores_for_gradients() -> None:
-    needs_mxnet()
+    mxnet_or_skip()
     command = [sys.executable, "-c", _RECORDED.replace("LENGTH", str(2 * LENGTH))]
     found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     # Four times as many scores as above.
@@ -87,7 +77,7 @@ def test_mxnet_holds_no_scores_for_gradients() -> None:
 
 @pytest.mark.parametrize("wanted", ["q k v bias sinks", "v", "bias", "k sinks"])
 def test_gradients_of_mxnet_in_pieces_are_those_of_the_whole(wanted: str) -> None:
-    mxnet = needs_mxnet()
+    mxnet = mxnet_or_skip()
     rng = np.random.default_rng(0)
     shapes = {"q": (2, 9, 4, 8), "k": (2, 7, 2, 8), "v": (2, 7, 2, 6), "bias": (4, 9, 7), "sinks": (4,), "mask": (2, 7)}
     given = {name: mxnet.np.array(rng.normal(size=shape)) for name, shape in shapes.items()}
@@ -112,7 +102,7 @@ def test_gradients_of_mxnet_in_pieces_are_those_of_the_whole(wanted: str) -> Non
 
 
 def test_mxnet_drops_the_same_weights_for_gradients() -> None:
-    mxnet = needs_mxnet()
+    mxnet = mxnet_or_skip()
     v = mxnet.np.ones((1, 64, 1, 4))
     v.attach_grad()
     with score_memory(1 << 12), mxnet.autograd.record():

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain
 from math import prod
 from typing import Any
@@ -25,6 +23,7 @@ import pytest
 from equations import WAYS, Case, cases, contractions, expected, operands, preferring, relayout
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional_mxnet import mxnet_or_skip
 
 from einops_fast import einsum as front
 from einops_fast import fast_einsum, plan_cache
@@ -84,10 +83,7 @@ def _torch(device: str) -> Framework:
 
 @cache
 def _mxnet() -> Framework:
-    if find_spec("mxnet") is None:
-        pytest.skip("needs MXNet")
-    get_backend("mxnet")  # imports MXNet, which may take more than an import
-    mxnet = import_module("mxnet.numpy")
+    mxnet = mxnet_or_skip().np
     return Framework(
         lambda array, dtype: mxnet.array(array, dtype=dtype), mxnet.ndarray.asnumpy, mxnet.einsum, backend="mxnet"
     )
