@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 __all__ = ["ask_torch", "is_followed", "is_tracing"]
 
-_is_compiling: Callable[[], bool] | None = None
+
+def _asked_of_torch() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+# A function from the start: torch.compile can't remember that it has read something else here, if torch is asked for
+# the first time by what it traces.
+_is_compiling: Callable[[], bool] = _asked_of_torch
 
 
 def ask_torch(is_compiling: Callable[[], bool], is_followed_now: Callable[[], bool]) -> None:
@@ -19,10 +27,7 @@ def ask_torch(is_compiling: Callable[[], bool], is_followed_now: Callable[[], bo
 
 def is_tracing() -> bool:
     """Whether torch.compile is tracing the caller (then torch is imported already)."""
-    if _is_compiling is not None:
-        return _is_compiling()
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return _is_compiling()
 
 
 #: The same of what torch.compile follows line by line, at less expense: it leaves out torch.export's other way, where

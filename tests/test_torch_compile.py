@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from torch_operands import EQUATIONS, LARGE, Einsum, tensors, terms_of
 
-from einops_fast import SubscriptsError, autotune, contract_expression, fast_einsum, traced
+from einops_fast import SubscriptsError, autotune, contract_expression, fast_einsum, traced, tracing
 from einops_fast.plan_cache import clear_plans
 from einops_fast.tuning import current_mode
 
@@ -131,6 +131,29 @@ def test_compiled_order(order: str, dynamic: bool) -> None:
         torch.testing.assert_close(got, (a @ b).mT)
         if order != "K":
             assert got.stride() == fast_einsum("ij,jk->ki", *operands, order=order).stride()
+
+
+def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose first call of ours is compiled."""
+    monkeypatch.setattr(tracing, "_is_compiling", tracing._asked_of_torch)
+    monkeypatch.setattr(tracing, "is_followed", tracing.is_tracing)
+
+    def ask() -> bool:
+        tracing.ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+        return True
+
+    ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def function(a: Any) -> Any:
+        before = tracing.is_tracing(), tracing.is_followed()
+        ask()
+        return a + 1 if all(before) and tracing.is_tracing() and tracing.is_followed() else a
+
+    torch.compiler.reset()
+    run = torch.compile(function, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert run(torch.zeros(())) == 1
+    assert not tracing.is_tracing() and not tracing.is_followed()
 
 
 # ---- NumPy arrays, which the compiler turns into tensors
