@@ -153,7 +153,8 @@ def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.Mo
     run = torch.compile(function, fullgraph=True, backend="eager")
     for _ in range(2):
         assert run(torch.zeros(())) == 1
-    assert not tracing.is_tracing() and not tracing.is_followed()
+    assert not tracing.is_tracing()
+    assert not tracing.is_followed()
 
 
 # ---- NumPy arrays, which the compiler turns into tensors
