@@ -53,7 +53,7 @@ def compile_ahead(
 def main(jobs: Sequence[tuple[str, str, bool, str]]) -> None:
     """Call each of these once; what fails will fail again where it's told."""
     framework = load("torch", "gpu", 1)
-    known = {case.name: case for case in FAMILIES["public"]}
+    known = {case.name: case for family in FAMILIES.values() for case in family}
     for name, dtype, backward, what in jobs:
         case = known[name]
         with suppress(Exception):

@@ -205,6 +205,31 @@ FAMILIES: dict[str, tuple[AttentionCase, ...]] = {
 
 FAMILIES["public"] = tuple(case for family in FAMILIES.values() for case in family)
 
+FAMILIES["models"] = (
+    _case("model-gpt2", 8, 12, 1024, 64, causal=True),
+    _case("model-llama3-8b", 1, 32, 4096, 128, kv_heads=8, causal=True),
+    _case("model-qwen2-7b", 1, 28, 3000, 128, kv_heads=4, causal=True),
+    _case("model-phi3", 2, 32, 2048, 96, causal=True),
+    _case("model-gemma-2b", 1, 8, 4096, 256, kv_heads=1, causal=True),
+    _case("model-deepseek", 2, 16, 4096, 192, causal=True, v_head_dim=128),
+    _case("model-bert", 32, 16, 384, 64),
+    _case("model-t5", 8, 16, 512, 64, bias=True),
+    _case("model-vit-b", 64, 12, 197, 64),
+    _case("model-siglip", 16, 16, 729, 72),
+    _case("model-swin", 2048, 3, 49, 32, bias=True),
+    _case("model-whisper", 8, 20, 1500, 64),
+    _case("model-whisper-cross", 8, 20, 448, 64, kv_len=1500),
+    _case("model-flux", 1, 24, 4608, 128),
+    _case("model-sdxl", 4, 10, 4096, 64),
+    _case("model-sdxl-cross", 4, 20, 1024, 64, kv_len=77),
+    _case("model-sd-40", 4, 8, 4096, 40),
+    _case("model-sd-80", 4, 8, 1024, 80),
+    _case("model-sd-160", 8, 8, 256, 160),
+    _case("model-evoformer", 256, 4, 256, 32, bias=True),
+    _case("model-small", 4, 4, 100, 64, causal=True),
+)
+"""As models call it: lengths that are no power of two, cross-attention, few heads, many windows."""
+
 
 def scaled(case: AttentionCase, device: str) -> AttentionCase:
     """The case as it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""

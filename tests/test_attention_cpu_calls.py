@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "bias": (
         lambda q, k, v: attention(P, q, k, v, bias=randn(4, 3, 4, dtype=q.dtype)),
-        lambda q, k, v: native(q, k, v, randn(4, 3, 4, dtype=q.dtype)),
+        lambda q, k, v: native(q, k, v, randn(4, 3, 4, dtype=q.dtype)[None]),
     ),
     "drop-in": (scaled_dot_product_attention, native),
     "drop-in, causal": (
@@ -188,8 +187,8 @@ def test_a_mask_whose_axes_are_copied_to_become_one() -> None:
         torch.testing.assert_close(attention(pattern, *arrays, mask=mask), expected.unflatten(0, (2, 2)))
 
 
-@pytest.mark.parametrize("completes", [False, True])
-def test_who_takes_four_axes_only_is_given_four(completes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def seen_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many axes the arrays of each call have that torch's function gets, from now on."""
     from einops_fast.backends.attention import cpu
 
     dims = []
@@ -198,13 +197,57 @@ def test_who_takes_four_axes_only_is_given_four(completes: bool, monkeypatch: py
         dims.append([array.dim() for array in arrays])
         return native(*arrays, **options)
 
-    q, k = randn(4, 3, 8), randn(1, 4, 5, 8, seed=1)
-    monkeypatch.setattr(cpu.Cpu, "completes", completes)
     monkeypatch.setattr(cpu, "native", strict)
+    monkeypatch.setattr(attend, "_calls", {})
     clear_plans()
-    with mock.patch.object(attend, "_calls", {}):
-        for _ in range(2):
-            found = attention("h i d, b h j d, b h j e -> b h i e", q, k, k)
-            torch.testing.assert_close(found, native(q[None], k, k))
+    return dims
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lacking"),
+    [
+        ("h i d, b h j d, b h j e -> b h i e", "q"),
+        ("b h i d, h j d, h j e -> b h i e", "kv"),
+        ("i h d, j h d, j h e -> i h e", "qkv"),
+        ("h i d, h j d, h j e -> h e i", "qkv"),
+    ],
+)
+def test_arrays_without_the_batch_have_four_axes_for_torch(
+    pattern: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three it would take its slow way, as would cuDNN's operator."""
+    dims = seen_by_torch(monkeypatch)
+    arrays = {"q": randn(1, 4, 3, 8), "k": randn(1, 4, 5, 8, seed=1), "v": randn(1, 4, 5, 8, seed=2)}
+    expected = native(*arrays.values())
+    given = [array[0] if name in lacking else array for name, array in arrays.items()]
+    if pattern.startswith("i h"):
+        given = [array.transpose(0, 1) for array in given]
+    for _ in range(2):
+        found = attention(pattern, *given)
+        if pattern.startswith("i h"):
+            found = found.transpose(0, 1)
+        if pattern.endswith("e i"):
+            found = found.transpose(-1, -2)
+        torch.testing.assert_close(found if found.dim() == 4 else found[None], expected)
     clear_plans()
-    assert dims == [[3 if completes else 4, 4, 4]] * 2
+    assert dims == [[4, 4, 4]] * 2
+
+
+@pytest.mark.parametrize("kind", ["bias", "mask"])
+@pytest.mark.parametrize(("term", "axes"), [("h i j", 4), ("i j", 2), ("b i j", 4), ("b h i j", 4), ("b j", 4)])
+def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(
+    kind: str, term: str, axes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three it would make all scores: five times as long."""
+    dims = seen_by_torch(monkeypatch)
+    sizes = {"b": 2, "h": 4, "i": 3, "j": 5}
+    q, k = randn(2, 4, 3, 8), randn(2, 4, 5, 8, seed=1)
+    extra = randn(*(sizes[letter] for letter in term.split()), seed=2)
+    extra = extra if kind == "bias" else extra > -1
+    whole = extra[tuple(slice(None) if letter in term else None for letter in "bhij")]
+    expected = native(q, k, k, whole.expand(2, 4, 3, 5))
+    for _ in range(2):
+        found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **{kind: (term, extra)})
+        torch.testing.assert_close(found, expected)
+    clear_plans()
+    assert dims == [[4, 4, 4, axes]] * 2

@@ -34,7 +34,7 @@ class Cpu(Sdpa):
 
     name = "cpu"
     expands = True
-    completes = True
+    flat = True
     spreads = False
 
     def lacks(self, spec: AttentionSpec) -> str | None:

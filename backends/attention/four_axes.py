@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -160,8 +160,8 @@ class OnFourAxes(Implementation):
 
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
-    #: Whether what :meth:`plain` gives takes arrays without leading axes of size 1, beside others that have them.
-    completes: ClassVar[bool] = False
+    #: Whether what :meth:`plain` gives takes a bias or mask that has axes for queries and keys only.
+    flat: ClassVar[bool] = False
     #: The spec that was asked about last, and the answer: who can do a call is asked again how.
     _last: tuple[AttentionSpec, FourAxes | str] | None = None
 
@@ -202,14 +202,13 @@ class OnFourAxes(Implementation):
             return plan.result(axes.back(found), permute)
 
         seen = _seen(plan, axes)
+        flat = [self.flat and at > 2 and array.dim() == 2 for at, array in enumerate(arrays)]
+        there = [_way(array, view, each) for array, view, each in zip(arrays, seen, flat, strict=True)]
         example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
-        orders = [_order(array, view, self.completes) for array, view in zip(arrays, seen, strict=True)]
-        back = _order(example, result, False)
-        if None in orders or back is None:
+        back = _way(example, result)
+        if back is None or None in there:
             return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
-        if orders == [()] * len(orders) and back == ():
-            return run
-        return _permuted(run, [order or None for order in orders], back or None)
+        return _on_the_way(run, [way for way in there if way], back)
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
         """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
@@ -236,25 +235,61 @@ def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
     return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
 
 
-def _order(array: Any, view: Callable[[Any], Any], completes: bool) -> tuple[int, ...] | None:
-    """The order of axes in which an array is what a view of it is; empty for its own, ``None`` if there is none.
+class _Way(NamedTuple):
+    """How an array becomes a view of it, by axes alone.
+
+    Attributes:
+        change: puts an axis of size 1 in, or takes one out, if need be.
+        at: its place.
+        order: of the axes after that; empty for the one that they have.
+    """
+
+    change: Callable[[Any, int], Any] | None = None
+    at: int = 0
+    order: tuple[int, ...] = ()
+
+    def go(self, array: Any) -> Any:
+        """The view."""
+        change, at, order = self
+        if change is not None:
+            array = change(array, at)
+        return array.permute(order) if order else array
+
+
+def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | None:
+    """The way from an array to a view of it; ``None`` if there is none.
 
     Args:
         array: any.
         view: makes the view.
-        completes: whoever takes the array puts in leading axes of size 1 that it lacks.
+        flat: leading axes of size 1 that the view has more needn't be there.
     """
     array = array.detach()
     seen = view(array)
-    while completes and seen.dim() > array.dim() and seen.shape[0] == 1:
-        seen = seen[0]
     if seen.untyped_storage()._cdata != array.untyped_storage()._cdata:  # it was copied
         return None
-    wanted = _walk(seen)
-    for order in permutations(range(seen.dim())) if seen.dim() == array.dim() else ():
-        if _walk(array.permute(order)) == wanted:
-            return () if order == tuple(range(len(order))) else order
+    more = seen.dim() - array.dim()
+    if flat and all(size == 1 for size in seen.shape[:more]):
+        seen, more = seen[(0,) * more], 0
+    wanted, changed = _walk(seen), list(_changed(array, more))
+    for order in permutations(range(seen.dim())):
+        for change, at, candidate in changed:
+            if _walk(candidate.permute(order)) == wanted:
+                return _Way(change, at, () if order == tuple(range(len(order))) else order)
     return None
+
+
+def _changed(array: Any, more: int) -> Iterator[tuple[Callable[[Any, int], Any] | None, int, Any]]:
+    """An array with one axis of size 1 more or less, at each place; or as it is."""
+    if more == 0:
+        yield None, 0, array
+    elif more == 1:
+        for at in range(array.dim() + 1):
+            yield torch.unsqueeze, at, array.unsqueeze(at)
+    elif more == -1:
+        for at, size in enumerate(array.shape):
+            if size == 1:
+                yield torch.squeeze, at, array.squeeze(at)
 
 
 def _walk(array: Any) -> list[tuple[int, int]]:
@@ -262,17 +297,19 @@ def _walk(array: Any) -> list[tuple[int, int]]:
     return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
 
 
-def _permuted(run: Callable[..., Any], orders: Sequence[Any], back: Any) -> Callable[..., Any]:
-    """``run`` on arrays whose axes are in another order; ``None`` for those that are in the same."""
-    permute = torch.permute  # takes less time than the method of the same name
-    if len(orders) == 3 and None not in orders and back is not None:
-        of_q, of_k, of_v = orders
-        return lambda q, k, v: permute(run(permute(q, of_q), permute(k, of_k), permute(v, of_v)), back)
+def _on_the_way(run: Callable[..., Any], there: Sequence[_Way], back: _Way) -> Callable[..., Any]:
+    """``run`` on arrays that go a way each, as its result does."""
+    ways = (*there, back)
+    if all(way == _Way() for way in ways):
+        return run
+    if len(ways) == 4 and all(way.order and not way.change for way in ways):
+        permute = torch.permute  # takes less time than the method of the same name
+        of_q, of_k, of_v, of_result = (way.order for way in ways)
+        return lambda q, k, v: permute(run(permute(q, of_q), permute(k, of_k), permute(v, of_v)), of_result)
+    *gone, returned = [None if way == _Way() else way.go for way in ways]
 
     def call(*arrays: Any) -> Any:
-        found = run(*[
-            array if order is None else permute(array, order) for array, order in zip(arrays, orders, strict=True)
-        ])  # fmt: skip
-        return found if back is None else permute(found, back)
+        found = run(*[array if go is None else go(array) for array, go in zip(arrays, gone, strict=True)])
+        return found if returned is None else returned(found)
 
     return call
