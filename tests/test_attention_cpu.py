@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from einops_fast import attention, attention_backend, explain_attention  # noqa: E402
+from einops_fast.attention import attend  # noqa: E402
 from einops_fast.attention.memory import score_memory  # noqa: E402
+from einops_fast.backends.attention import cpu  # noqa: E402
 from einops_fast.backends.attention.cpu_gradients import TRIED  # noqa: E402
+from einops_fast.plan_cache import clear_plans  # noqa: E402
 
 if not TRIED:
     pytest.skip("an older torch than its operator was tried with", allow_module_level=True)
@@ -63,6 +67,69 @@ def test_derivatives_by_the_default_choice(case: str, logs: bool) -> None:
     assert gradgradcheck(call, operands, fast_mode=True)
     with score_memory(1):
         assert gradgradcheck(call, operands, fast_mode=True)
+
+
+@pytest.fixture
+def evened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether torch's functions got as many features of v as of q and k; gradients go that way at all sizes."""
+    even: list[bool] = []
+
+    def noted(run: Any) -> Any:
+        def call(q: Any, k: Any, v: Any, *others: Any, **options: Any) -> Any:
+            even.append(q.shape[-1] == k.shape[-1] == v.shape[-1])
+            return run(q, k, v, *others, **options)
+
+        return call
+
+    for name in ("native", "differentiable_twice", "with_wide_gradients"):
+        monkeypatch.setattr(cpu, name, noted(getattr(cpu, name)))
+    monkeypatch.setattr(cpu, "_evens_out", lambda spec: True)
+    monkeypatch.setattr(attend, "_calls", {})
+    clear_plans()
+    yield even
+    clear_plans()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_derivatives_where_features_are_made_even(case: str, evened: list[bool]) -> None:
+    options, sizes = CASES[case]
+    operands = leaves(*sizes)
+    assert gradcheck(lambda *arrays: attention(P, *arrays, **options), operands)
+    assert gradgradcheck(lambda *arrays: attention(P, *arrays, **options), operands, fast_mode=True)
+    assert evened
+    assert all(evened)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "scale": 0.3}, {"bias": BIAS}], ids=["plain", "scale", "bias"]
+)
+@pytest.mark.parametrize("features", [(24, 8), (8, 40)])
+def test_results_and_gradients_where_features_are_made_even(
+    features: tuple[int, int], options: dict[str, Any], dtype: str, evened: list[bool]
+) -> None:
+    low = leaves(4, 2, *features, getattr(torch, dtype))
+    high = [each.detach().double().requires_grad_() for each in low]
+    found = []
+    for name, operands in (("cpu", low), ("math", high)):
+        given = {key: value.to(operands[0].dtype) if key == "bias" else value for key, value in options.items()}
+        with attention_backend(name):
+            out = attention(P, *operands, **given)
+            with torch.no_grad():
+                torch.testing.assert_close(attention(P, *operands, **given), out)
+        found.append((out, *torch.autograd.grad((out.double() ** 3).sum(), operands)))
+    assert evened == [True, True]
+    tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+
+
+def test_what_torch_makes_all_scores_for_stays_as_it_is(evened: list[bool]) -> None:
+    """Zeros would gain nothing there."""
+    operands = leaves(2, 2, 4, 2)
+    attention(P, *operands, bias=torch.zeros(3, 4, dtype=torch.float64, requires_grad=True))
+    attention(P, *operands, dropout_p=0.5)
+    assert evened == [False, False]
 
 
 @pytest.mark.parametrize("of", ["result", "log", "both"])

@@ -19,7 +19,14 @@ from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_types import PLAIN
 from einops_fast.dtypes import dtype_name
 
-__all__ = ["TRIED", "attention_with_log", "differentiable_twice", "native", "with_wide_gradients"]
+__all__ = [
+    "TRIED",
+    "attention_with_log",
+    "differentiable_twice",
+    "even_features",
+    "native",
+    "with_wide_gradients",
+]
 
 _torch: Any = torch
 
@@ -48,10 +55,8 @@ def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: f
         causal: whether keys after the query are hidden, beside no mask.
         scale: of the products.
     """
-    features, of_values = q.shape[-1], v.shape[-1]
-    if features != of_values:  # the operator wants one number of features: zeros change no product
-        widest = max(features, of_values)
-        q, k, v = (pad(each, (0, widest - each.shape[-1])) for each in (q, k, v))
+    of_values = v.shape[-1]
+    q, k, v = even_features(q, k, v)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     # What isn't side by side would be read as if it were.
@@ -61,7 +66,13 @@ def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: f
     else:
         out, lse = _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
         lse = _logs(lse, mask)
-    return out if features == of_values else out[..., :of_values], lse
+    return out if out.shape[-1] == of_values else out[..., :of_values], lse
+
+
+def even_features(*operands: Any) -> list[Any]:
+    """The operands with as many features each, which the operator wants: zeros change no product."""
+    widest = max(each.shape[-1] for each in operands)
+    return [each if each.shape[-1] == widest else pad(each, (0, widest - each.shape[-1])) for each in operands]
 
 
 def differentiable_twice(*operands: Any, **options: Any) -> Any:
