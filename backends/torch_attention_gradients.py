@@ -23,6 +23,7 @@ from einops_fast.backends.torch_attention_layouts import (
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients, is_whole
+from einops_fast.backends.triton.attention.heads_apart import pays_apart
 from einops_fast.backends.triton.attention.hopper_padded_plan import PaddedBackwardPlan, on_copies
 from einops_fast.backends.triton.attention.hopper_plan import HopperBackwardPlan, suits_hopper_backward
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
@@ -63,7 +64,9 @@ class GradientsOfCall:
         self._sums = accumulator(spec.dtype)
         self._views = given.views
         canonical = given.canonical(arrays)
-        self._missing = [missing_axes(spec, name) for name in ("q", "k", "v")]
+        capability, units = processors
+        apart = pays_apart(spec, units)
+        self._missing = [missing_axes(spec, name, apart) for name in ("q", "k", "v")]
         self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
         self._together = together if self.simple else None
         # The kernel for q writes the gradient of a bias with all axes, too.
@@ -79,20 +82,18 @@ class GradientsOfCall:
                 # It has all batch axes that the kernel doesn't sum over itself.
                 sizes = enumerate(canonical[at].shape)
                 shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
-                layouts["d" + name] = layout = shape, contiguous_strides(shape)
-                self._layouts[at] = *layout, getattr(torch, self._sums)
+                layout = layouts["d" + name] = shape, contiguous_strides(shape)
             else:
                 layout, layouts["d" + name] = self._like(arrays, at)
-                self._layouts[at] = *layout, arrays[at].dtype
+            self._layouts[at] = *layout, arrays[at].dtype
         if of_bias:
             self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
-        capability, units = processors
         rows, bias_dtype = canonical[0].shape[-2], dtype_of(arrays[BIAS])
         found, copies = on_copies(
             spec,
             layouts,
             ("q", "k", "v", "d_out", "dq", "dk", "dv"),
-            partial(problem_of, spec),
+            partial(problem_of, spec, apart=apart),
             lambda found: suits_hopper_backward(spec, found, capability, bias_dtype),
         )
         tilings = backward_tilings(spec, found, capability)[0]
@@ -102,6 +103,11 @@ class GradientsOfCall:
             self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
         else:
             self.run = BackwardPlan(spec, found, rows, tilings)
+            # What is summed up afterwards may as well have all digits.
+            for at, missing in enumerate(self._missing):
+                own = self._layouts[at]
+                if missing and own is not None:
+                    self._layouts[at] = *own[:2], getattr(torch, self._sums)
         self._zeros = spec.varlen
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:

@@ -111,9 +111,9 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
     return found
 
 
-def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout]) -> Problem:
-    """What the kernels are told about arrays of these layouts."""
-    return problem(spec, layouts, precision_of(spec), upcast=interpreted() and spec.dtype == "bfloat16")
+def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout], apart: bool = False) -> Problem:
+    """What the kernels are told about arrays of these layouts; see :func:`problem`."""
+    return problem(spec, layouts, precision_of(spec), interpreted() and spec.dtype == "bfloat16", apart)
 
 
 def precision_of(spec: AttentionSpec) -> str:

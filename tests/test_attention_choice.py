@@ -272,6 +272,26 @@ def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
     assert chosen is fakes["one" if gradients else "busy"]
 
 
+@pytest.mark.parametrize(
+    ("queueing", "gradients", "chosen"),
+    [
+        ((4.0, 4.3), False, "two"),  # who knows which of the hosts was faster
+        ((4.0, 5.0), False, "one"),
+        ((4.0, 5.0), True, "two"),
+        ((4.0, 7.0), True, "one"),
+        ((0.1, 1.9), True, "two"),  # the device doesn't wait
+        ((0.1, 3.1), False, "one"),  # now it does, for longer than the other takes
+    ],
+)
+def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queueing, gradients, chosen):
+    one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
+    one.queueing, two.queueing = queueing
+    fakes = offer(one=one, two=two)
+    found = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", INPUTS)
+    assert found.implementation is fakes[chosen]
+    assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
+
+
 def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
     class Unfused(Fake):
         efficiency = 0.0

@@ -13,7 +13,8 @@ from attention_problems import attention, check_half, hopper_calls, needs_hopper
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan, mask_bounds  # noqa: E402
+from einops_fast.backends import torch_attention_gradients  # noqa: E402
+from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan, mask_bounds  # noqa: E402
 
 pytestmark = needs_hopper
 
@@ -65,6 +66,30 @@ def test_wide_heads(case: str, features: tuple[int, int], queued: list[bool]) ->
     spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
     check_half(spec, inputs)
     assert queued == [True] * 4
+
+
+APART: dict[str, dict[str, Any]] = {
+    "grouped": {"batch": (2, 2, 3), "k_batch": (2, 2, 1)},
+    "one head of keys": {"batch": (2, 6), "k_batch": (2, 1), "window": (100, None)},
+    "keys for the whole batch": {"batch": (2, 3), "k_batch": (1, 3)},
+    "values for all heads": {"batch": (2, 3), "k_batch": (2, 3), "v_batch": (2, 1)},
+    "in another order": {"batch": (2, 6), "k_batch": (2, 1), "order": (0, 2, 1, 3)},
+}
+
+
+@pytest.mark.parametrize("features", [(64, 64), (128, 128), (256, 256), (192, 128), (75, 53)])
+@pytest.mark.parametrize("case", APART)
+def test_gradients_of_shared_keys_are_summed_up_afterwards(
+    case: str, features: tuple[int, int], queued: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_attention_gradients, "pays_apart", lambda spec, units: True)
+    monkeypatch.setattr(hopper_padded_plan, "_LENGTH", 100)
+    dtype = "bfloat16" if features[0] == 128 else "float16"
+    spec, inputs = attention(
+        q_len=300, kv_len=400, head_dim=features[0], v_head_dim=features[1], dtype=dtype, causal=True, **APART[case]
+    )
+    check_half(spec, inputs)
+    assert queued == [True] * (3 + (max(features) > 128))
 
 
 @pytest.mark.parametrize("features", [(75, 53), (33, 130), (64, 250)])

@@ -16,7 +16,7 @@ from gluon_on_cpu import functions_on_cpu, hopper_on_cpu  # noqa: E402
 from einops_fast import attention as whole_attention  # noqa: E402
 from einops_fast import attention_backend  # noqa: E402
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends import torch_attention_runs  # noqa: E402
+from einops_fast.backends import torch_attention_gradients, torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import (  # noqa: E402
     backward_plan,
     hopper_padded_plan,
@@ -85,6 +85,31 @@ def test_results_and_gradients(case: str, ran: list[str]) -> None:
     shared = spec.bias is not None and spec.bias[:-2] != spec.batch and spec.bias[-2] > 1
     gradients = ["hopper_values_kernel"] * wide + ["hopper_keys_kernel", "hopper_queries_kernel"]
     assert ran == ["hopper_kernel", *gradients] + ["hopper_bias_kernel"] * shared
+
+
+APART: dict[str, dict[str, Any]] = {
+    "plain": {"batch": (2, 1, 3), "k_batch": (2, 1, 1), "causal": True},
+    "one head of keys": {"batch": (2, 3), "k_batch": (2, 1), "q_len": 100, "kv_len": 300, "causal": True},
+    "wide": {"batch": (1, 3), "k_batch": (1, 1), "head_dim": 136, "v_head_dim": 72, "q_len": 70, "kv_len": 70},
+    "odd rows": {"batch": (2, 3), "k_batch": (2, 1), "head_dim": 13, "v_head_dim": 21},
+    "added": {
+        "batch": (2, 1, 3), "k_batch": (2, 1, 1), "kv_len": 208, "bias": (1, 1, 3, 140, 208), "mask": (2, 1, 1, 1, 208),
+    },
+    "keys for the whole batch": {"batch": (2, 3), "k_batch": (1, 3)},
+    "values for all heads": {"batch": (2, 3), "k_batch": (2, 3), "v_batch": (2, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", APART)
+def test_gradients_of_shared_keys_are_summed_up_afterwards(
+    case: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_attention_gradients, "pays_apart", lambda spec, units: True)
+    monkeypatch.setattr(hopper_padded_plan, "_LENGTH", 100)
+    options = {"q_len": 140, "kv_len": 200, "head_dim": 16, **APART[case]}
+    spec, inputs = attention(dtype="float16", **options)
+    check(spec, inputs, tolerance=3e-3)
+    assert {"hopper_keys_kernel", "hopper_queries_kernel"} <= {*ran}
 
 
 MASKS: dict[str, dict[str, Any]] = {

@@ -34,6 +34,9 @@ Many short rounds: a device that gets hot slows down, and not only for those tha
 _BONUS = 1.02
 """How many times the best a preferred implementation may take, which is no more than two measurements differ by."""
 
+_HOST_SPREAD = {False: 1.1, True: 1.5}
+"""What two measurements of the host's time differ by, without and with gradients, which threads of torch's compute."""
+
 
 class Clock(Protocol):
     """What measuring needs of a framework."""
@@ -120,17 +123,26 @@ def choose_by_time(
     near = _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
-    times = _measure(near, spec, inputs, device, clock)
+    times, hosts = _measure(near, spec, inputs, device, clock)
     if not times:
         return best
-    allowed = {way.name: 1.0 if way.preferred else _BONUS for way in near}
-    name = min(times, key=lambda name: times[name] * allowed[name])
-    record = {"choice": name, "seconds": times[name], "candidates": times}
+    longest = {name: max(times[name], hosts[name]) for name in times}
+    name = _best([way for way in near if way.name in times], times, longest, spec.gradients)
+    record = {"choice": name, "seconds": longest[name], "candidates": longest}
     with _lock:
         _known[text] = record
     disk_cache.write(key, record)
     chosen = next(way for way in near if way.name == name)
-    return Decision(chosen, "measured to be the fastest", answers, predicted, times)
+    return Decision(chosen, "measured to be the fastest", answers, predicted, longest)
+
+
+def _best(
+    ways: Sequence[Implementation], times: Mapping[str, float], longest: Mapping[str, float], gradients: bool
+) -> str:
+    """The fastest: by the device's time of those that the host is about as fast with, if it's the host that counts."""
+    most = min(longest.values()) * _HOST_SPREAD[gradients]
+    allowed = {way.name: 1.0 if way.preferred else _BONUS for way in ways if longest[way.name] <= most}
+    return min(allowed, key=lambda name: times[name] * allowed[name])
 
 
 def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: str) -> Sequence[Implementation]:
@@ -151,8 +163,8 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
 
 def _measure(
     ways: Sequence[Implementation], spec: AttentionSpec, inputs: AttentionInputs, device: str, clock: Clock
-) -> dict[str, float]:
-    """Median seconds of each one that works; those of the host, where the device waits for it."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Median seconds of each one that works, and what it takes the host to queue it."""
     times: dict[str, list[float]] = {}
     with clock.aside(device):
         for way in ways:
@@ -167,7 +179,7 @@ def _measure(
                 if way.name in times and min(times[way.name]) <= _SPREAD * best:
                     times[way.name] += clock.seconds(way, spec, inputs, device, _RUNS)
         hosts = {way.name: clock.host_seconds(way, spec, inputs, device) for way in ways if way.name in times}
-    return {name: max(statistics.median(each), hosts[name]) for name, each in times.items()}
+    return {name: statistics.median(each) for name, each in times.items()}, hosts
 
 
 def problem_class(spec: AttentionSpec) -> dict[str, Any]:

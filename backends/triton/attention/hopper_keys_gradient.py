@@ -41,7 +41,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper_tiles import DK, DV, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -286,9 +286,9 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, gr
         if field(tiling, "dv"):
             stored(shared.v.buffers, mine, dv, 1.0, dtype, V, tiling)
         fence_async_shared()
-        handed_over(dk_desc, shared.k.buffers, mine, element * numbers.share, row, K, numbers, tiling)
+        handed_over(dk_desc, shared.k.buffers, mine, element * numbers.share, row, DK, numbers, tiling)
         if field(tiling, "dv"):
-            handed_over(dv_desc, shared.v.buffers, mine, element * numbers.share, row, V, numbers, tiling)
+            handed_over(dv_desc, shared.v.buffers, mine, element * numbers.share, row, DV, numbers, tiling)
         tma.store_wait(0)
         released(shared.k, done, own)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling

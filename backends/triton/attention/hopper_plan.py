@@ -96,7 +96,7 @@ def suits_hopper_backward(
     spec: AttentionSpec, problem: Problem, capability: tuple[int, int], bias_dtype: str = ""
 ) -> bool:
     """Whether the backward kernels can be used; see :func:`suits_hopper`."""
-    if any(missing_axes(spec, name) for name in ("q", "k", "v")):
+    if missing_axes(spec, "q"):
         return False
     wanted = [name for name in ("dq", "dk", "dv") if getattr(problem.strides, name) is not None]
     return suits_hopper(spec, problem, capability, bias_dtype, ("q", "k", "v", "d_out", *wanted))

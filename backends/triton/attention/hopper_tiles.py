@@ -12,6 +12,8 @@ from triton.experimental.gluon import language as gl
 
 __all__ = [
     "BIAS",
+    "DK",
+    "DV",
     "D_BIAS",
     "GROUP_ROWS",
     "ITEM",
@@ -44,10 +46,10 @@ PADDED = 128
 ITEM = 2
 """Bytes of an element of what has features."""
 
-OPERANDS = ("q", "k", "v", "out", "bias", "mask", "d_bias")
-"""What has tiles; gradients have those of their operands."""
+OPERANDS = ("q", "k", "v", "out", "bias", "mask", "d_bias", "dk", "dv")
+"""What has tiles; other gradients have those of their operands. Those of k and v may have more axes than they have."""
 
-Q, K, V, OUT, BIAS, MASK, D_BIAS = (gl.constexpr(at) for at in range(len(OPERANDS)))
+Q, K, V, OUT, BIAS, MASK, D_BIAS, DK, DV = (gl.constexpr(at) for at in range(len(OPERANDS)))
 
 
 @dataclass(frozen=True)
@@ -243,19 +245,19 @@ class Numbers(NamedTuple):
 @gluon.constexpr_function
 def along(operand):
     """0 for one of :data:`OPERANDS` with the features of scores, 1 with those of values; else -1."""
-    return operand // 2 if operand <= 3 else -1
+    return {"q": 0, "k": 0, "dk": 0, "v": 1, "out": 1, "dv": 1}.get(OPERANDS[operand], -1)
 
 
 @gluon.constexpr_function
 def boxes(tiling, operand):
     """In how many parts a tile of one of :data:`OPERANDS` is copied."""
-    return tiling.boxes(along(operand)) if operand <= 3 else 1
+    return tiling.boxes(along(operand)) if along(operand) >= 0 else 1
 
 
 @gluon.constexpr_function
 def box(tiling, operand):
     """Features of such a part."""
-    return tiling.box(along(operand)) if operand <= 3 else 0
+    return tiling.box(along(operand)) if along(operand) >= 0 else 0
 
 
 @gluon.constexpr_function

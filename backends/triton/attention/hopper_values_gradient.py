@@ -30,7 +30,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, boxes
+from einops_fast.backends.triton.attention.hopper_tiles import DV, OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -152,7 +152,7 @@ def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.c
             count += 1
         count = passed_both(shared.q, shared.d_out, count, after, stages, stages)
         of = element * numbers.share
-        leave(dv_desc, out, group, sums, 1.0, of, start + 64 * group, dtype, V, numbers, tiling)
+        leave(dv_desc, out, group, sums, 1.0, of, start + 64 * group, dtype, DV, numbers, tiling)
         tma.store_wait(0)
         released(shared.k, done, 1)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling

@@ -87,7 +87,9 @@ class Problem:
         return (*Lengths(self.q_len, self.kv_len, heads, together, self.q_rows, self.kv_rows), *self.numbers)
 
 
-def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool) -> Problem:
+def problem(
+    spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool, apart: bool = False
+) -> Problem:
     """Sort out the axes.
 
     Args:
@@ -95,8 +97,10 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         layouts: of the arrays that there are, by the names of :class:`Strides`, and ``table``.
         precision: of float32 products, ``'ieee'`` or ``'tf32'``.
         upcast: whether products of bfloat16 are made in float32.
+        apart: whether elements that share k and v have gradients of these of their own, as if they didn't.
     """
     batch = len(spec.batch)
+    together = () if apart else shared_axes(spec)
     sequences = _has_sequences(spec)
     own: dict[str, list[int]] = {}
     tails: dict[str, tuple[int, ...]] = {}
@@ -112,13 +116,13 @@ def problem(spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, 
         pages = (layouts["k"][1][0], layouts["v"][1][0], *layouts["table"][1])
         own["k"][0] = own["v"][0] = 0
     kept = [at for at in range(batch) if spec.batch[at] != 1 or (at == 0 and sequences)]
-    border = sum(at not in shared_axes(spec) for at in kept)
+    border = sum(at not in together for at in kept)
     sizes, rows = merged(
         [spec.batch[at] for at in kept],
         {name: [strides[at] for at in kept] for name, strides in own.items()},
         (1 if sequences else 0, border),
     )
-    shared = _shared_count(spec, sizes)
+    shared = _shared_count(prod(spec.batch[at] for at in together), sizes)
     everything = {name: (*rows[name], *tails[name]) for name in rows}
     left, right = _window(spec)
     head, v_head = _in_parts(spec.head_dim), _in_parts(spec.v_head_dim)
@@ -176,10 +180,13 @@ def shared_axes(spec: AttentionSpec) -> tuple[int, ...]:
     return tuple(range(first, len(spec.batch)))
 
 
-def missing_axes(spec: AttentionSpec, name: str) -> tuple[int, ...]:
-    """Batch axes that q, k or v lacks, so that its gradient is a sum over them, apart from what the kernels sum."""
+def missing_axes(spec: AttentionSpec, name: str, apart: bool = False) -> tuple[int, ...]:
+    """Batch axes that q, k or v lacks, so that its gradient is a sum over them, apart from what the kernels sum.
+
+    With ``apart``, they don't sum over elements that share k and v; see :func:`problem`.
+    """
     own = {"q": spec.q_batch, "k": spec.k_batch, "v": spec.v_batch}[name]
-    summed = () if name == "q" else shared_axes(spec)
+    summed = () if name == "q" or apart else shared_axes(spec)
     return tuple(
         at
         for at, (size, whole) in enumerate(zip(own, spec.batch, strict=True))
@@ -201,9 +208,8 @@ def merged(
     return sizes, strides
 
 
-def _shared_count(spec: AttentionSpec, sizes: Sequence[int]) -> int:
-    """How many of the merged axes make up the shared ones."""
-    left = prod(spec.batch[at] for at in shared_axes(spec))
+def _shared_count(left: int, sizes: Sequence[int]) -> int:
+    """How many of the merged axes make up the shared ones, which have so many elements."""
     count = 0
     while left > 1:
         left //= sizes[-1 - count]
