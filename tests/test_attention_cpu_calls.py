@@ -251,3 +251,32 @@ def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(
         torch.testing.assert_close(found, expected)
     clear_plans()
     assert dims == [[4, 4, 4, axes]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("options", [{"mask": ("i j", None)}, {"window": (9, 3)}, {"causal": "bottom_right"}])
+def test_many_elements_of_a_mask_become_numbers_here(
+    options: dict[str, Any], dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without keys among them."""
+    q, k = randn(1, 2, 60, 8, dtype=dtype), randn(1, 2, 90, 8, dtype=dtype, seed=1)
+    allowed = randn(60, 90, seed=2) > 0
+    allowed[7] = False
+    distance = torch.arange(90) - torch.arange(60)[:, None]
+    if "window" in options:
+        allowed = (distance >= -9) & (distance <= 3)
+    elif "causal" in options:
+        allowed = distance <= 30
+    else:
+        options = {"mask": ("i j", allowed)}
+    expected = native(q, k, k, allowed)
+    found = []
+    from einops_fast.backends.attention import cpu
+
+    monkeypatch.setattr(cpu, "native", lambda *arrays, **others: found.append(arrays[3]) or native(*arrays, **others))
+    monkeypatch.setattr(attend, "_calls", {})
+    clear_plans()
+    for _ in range(2):
+        torch.testing.assert_close(attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **options), expected)
+    clear_plans()
+    assert [each.dtype for each in found] == [dtype] * 2

@@ -10,6 +10,7 @@ from typing import Any
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import (
     TRIED,
+    added_mask,
     attention_with_log,
     differentiable_twice,
     even_features,
@@ -29,6 +30,17 @@ def _is_masked(spec: AttentionSpec) -> bool:
     shapes = [shape for shape in (spec.bias, spec.mask) if shape is not None]
     more = spec.alibi or spec.segments or spec.window != (None, None) or spec.causal
     return len(shapes) == 1 and not more
+
+
+_MANY = 1 << 12
+"""Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
+
+
+def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, *others: Any, **options: Any) -> Any:
+    """torch's function with numbers in place of a mask: it makes them itself, which takes longer."""
+    if q.is_cpu and mask.numel() >= _MANY:
+        mask = added_mask(mask, q.dtype)
+    return run(q, k, v, mask, *others, **options)
 
 
 def _is_empty(spec: AttentionSpec) -> bool:
@@ -121,6 +133,8 @@ class Cpu(Sdpa):
         if spec.gradients and not is_tracing():
             low = spec.dtype in ("float16", "bfloat16") and fused and (even or evened)
             run = with_wide_gradients if TRIED and low else differentiable_twice
+        if not (is_plain(spec) or spec.bias or spec.alibi or is_tracing()):
+            run = partial(_with_added_mask, run)
         return partial(_with_even_features, run) if evened else run
 
     def unavailable(self, device: str) -> str | None:
