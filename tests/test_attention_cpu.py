@@ -32,6 +32,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int]]] = {
     "bottom right, one head of keys": ({"causal": "bottom_right"}, (2, 1, 3, 3)),
     "mask, more features of q": ({"mask": MASK}, (2, 2, 4, 2)),
     "mask and bias, more features of v": ({"mask": MASK, "bias": BIAS}, (2, 1, 2, 3)),
+    "causal, scale": ({"causal": True, "scale": -0.7}, (2, 2, 3, 3)),
+    "causal, no scale": ({"causal": True, "scale": 0.0}, (4, 2, 3, 2)),
     "bias, scale": ({"bias": BIAS, "scale": -0.7}, (2, 2, 3, 3)),
     "window": ({"window": (1, 0)}, (2, 2, 3, 3)),
 }

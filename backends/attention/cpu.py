@@ -18,7 +18,7 @@ from einops_fast.backends.attention.cpu_gradients import (
     with_wide_gradients,
 )
 from einops_fast.backends.attention.four_axes import FourAxes
-from einops_fast.backends.attention.sdpa import Sdpa, is_plain
+from einops_fast.backends.attention.sdpa import Sdpa
 from einops_fast.backends.torch_types import PLAIN
 from einops_fast.tracing import is_tracing
 
@@ -76,6 +76,7 @@ class Cpu(Sdpa):
     expands = True
     flat = True
     spreads = False
+    scales_first = False
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.lse:
@@ -112,7 +113,7 @@ class Cpu(Sdpa):
         return axes.back(result), axes.back(lse)
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
-        if not (is_plain(spec) or _is_masked(spec)):
+        if not (self._is_plain(spec) or _is_masked(spec)):
             return None
         options: dict[str, Any] = {"dropout_p": spec.dropout_p} if spec.dropout_p else {}
         if spec.causal:
@@ -133,7 +134,7 @@ class Cpu(Sdpa):
         if spec.gradients and not is_tracing():
             low = spec.dtype in ("float16", "bfloat16") and fused and (even or evened)
             run = with_wide_gradients if TRIED and low else differentiable_twice
-        if not (is_plain(spec) or spec.bias or spec.alibi or is_tracing()):
+        if not (self._is_plain(spec) or spec.bias or spec.alibi or is_tracing()):
             run = partial(_with_added_mask, run)
         return partial(_with_even_features, run) if evened else run
 

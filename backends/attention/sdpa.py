@@ -28,6 +28,8 @@ class Sdpa(OnFourAxes):
 
     #: Whether a bias or mask has to have the positions of all queries and keys.
     spreads: ClassVar[bool] = True
+    #: Whether keys are hidden after scores are scaled: before that, -inf times a negative scale hides all others.
+    scales_first: ClassVar[bool] = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.softcap:
@@ -52,6 +54,10 @@ class Sdpa(OnFourAxes):
         result = run(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
         return self._finished(axes.back(result), allowed), None
 
+    def _is_plain(self, spec: AttentionSpec) -> bool:
+        """Whether no mask has to be made."""
+        return is_plain(spec) and (self.scales_first or spec.scale > 0 or not spec.causal)
+
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
         """torch's function."""
         return native
@@ -69,7 +75,7 @@ class Sdpa(OnFourAxes):
 
         Everything but plain causality becomes a mask.
         """
-        if is_plain(spec):
+        if self._is_plain(spec):
             return None, spec.causal, None
         on = arrays_of("torch")
         x = canonical_operands(spec, inputs, on)
