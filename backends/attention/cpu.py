@@ -1,4 +1,7 @@
-"""torch's scaled_dot_product_attention on a CPU, with the log of the denominator and second derivatives."""
+"""torch's scaled_dot_product_attention on a CPU, called in the ways that it is fast and right in.
+
+The log of the denominator and second derivatives, which it lacks, are in :mod:`cpu_gradients`.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,15 @@ from einops_fast.tracing import is_tracing
 
 __all__ = ["Cpu"]
 
+_MANY = 1 << 12
+"""Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
+
 
 def _is_masked(spec: AttentionSpec) -> bool:
     """Whether there is nothing but either a bias or a mask."""
     shapes = [shape for shape in (spec.bias, spec.mask) if shape is not None]
     more = spec.alibi or spec.segments or spec.window != (None, None) or spec.causal
     return len(shapes) == 1 and not more
-
-
-_MANY = 1 << 12
-"""Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
 
 
 def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, *others: Any, **options: Any) -> Any:

@@ -203,12 +203,12 @@ class OnFourAxes(Implementation):
 
         seen = _seen(plan, axes)
         flat = [self.flat and at > 2 and array.dim() == 2 for at, array in enumerate(arrays)]
-        there = [_way(array, view, each) for array, view, each in zip(arrays, seen, flat, strict=True)]
         example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
-        back = _way(example, result)
-        if back is None or None in there:
+        ways = zip((*arrays, example), (*seen, result), (*flat, False), strict=True)
+        found = [way for way in (_way(*each) for each in ways) if way is not None]
+        if len(found) <= len(arrays):
             return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
-        return _on_the_way(run, [way for way in there if way], back)
+        return _on_the_way(run, found)
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
         """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
@@ -297,9 +297,8 @@ def _walk(array: Any) -> list[tuple[int, int]]:
     return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
 
 
-def _on_the_way(run: Callable[..., Any], there: Sequence[_Way], back: _Way) -> Callable[..., Any]:
-    """``run`` on arrays that go a way each, as its result does."""
-    ways = (*there, back)
+def _on_the_way(run: Callable[..., Any], ways: Sequence[_Way]) -> Callable[..., Any]:
+    """``run`` on arrays that go a way each, as its result does, whose way is the last one."""
     if all(way == _Way() for way in ways):
         return run
     if len(ways) == 4 and all(way.order and not way.change for way in ways):
