@@ -93,6 +93,7 @@ class GradientsOfCall:
             spec,
             layouts,
             ("q", "k", "v", "d_out", "dq", "dk", "dv"),
+            bias_dtype,
             partial(problem_of, spec, apart=apart),
             lambda found: suits_hopper_backward(spec, found, capability, bias_dtype),
         )

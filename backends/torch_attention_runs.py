@@ -83,6 +83,7 @@ class AttentionCall:
             spec,
             kernel_layouts(spec, canonical),
             ("q", "k", "v", "out"),
+            of_bias,
             partial(problem_of, spec),
             lambda found: suits_hopper(spec, found, capability, of_bias),
         )

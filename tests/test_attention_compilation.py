@@ -64,7 +64,7 @@ for case in sys.argv[2:]:
     for (module, name), suit in zip(of_hopper, suits, strict=True):
         setattr(module, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
-    keys = 4096 if "long" in flags else 512
+    keys = 4096 if "long" in flags else 509 if "uneven" in flags else 512
     odd = "odd" in flags
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
     bias = {"bias": (*batch, length, keys), "broadcast-bias": (1, 4, 2, length, keys)}
@@ -136,6 +136,7 @@ HOPPER = [
     "bfloat16 4096 64 64 hopper causal long",
     "bfloat16 512 64 64 hopper mask bounded backward",
     "float16 512 128 128 hopper grouped causal mask bounded",
+    "bfloat16 512 64 64 hopper uneven mask backward",
 ]
 
 DECODE = [
@@ -174,7 +175,7 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
         kernels = {"hopper_kernel"}
         if "backward" in case:
             kernels |= {"delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"}
-        more = {"hopper_bias_kernel": "broadcast-bias" in case, "rows_kernel": " 75 " in case}
+        more = {"hopper_bias_kernel": "broadcast-bias" in case, "rows_kernel": " 75 " in case or "uneven" in case}
         more["mask_bounds_kernel"] = "bounded" in case
         more["hopper_values_kernel"] = " 192 " in case
         assert {line[-4] for line in of_case} == kernels | {name for name, there in more.items() if there}

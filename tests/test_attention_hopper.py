@@ -14,7 +14,12 @@ torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_gradients  # noqa: E402
-from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan, mask_bounds  # noqa: E402
+from einops_fast.backends.triton.attention import (  # noqa: E402
+    backward_plan,
+    copyable,
+    hopper_padded_plan,
+    mask_bounds,
+)
 
 pytestmark = needs_hopper
 
@@ -205,6 +210,35 @@ def test_biases_and_masks_that_cannot_be_copied_take_the_other_kernels(queued: l
     assert queued[3:] == [False] * 3
     for each, value in expected.items():
         torch.testing.assert_close(found[each], value, atol=4e-3, rtol=4e-3)
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "bias": {"bias": (1, 3, 203, 399)},
+    "bias beside causality": {"bias": (1, 1, 203, 399), "causal": True},
+    "mask": {"mask": (8, 1, 203, 399)},
+    "both": {"bias": (1, 3, 203, 399), "mask": (8, 1, 203, 399)},
+    "windows": {"batch": (300, 3), "q_len": 49, "kv_len": 49, "head_dim": 32, "bias": (1, 3, 49, 49)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("moved", [False, True], ids=["in order", "keys first"])
+@pytest.mark.parametrize("case", ODD)
+def test_copies_of_biases_and_masks_at_odd_places(
+    case: str, moved: bool, dtype: str, queued: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copyable, "_SCORES", 0)
+    options = {"batch": (8, 3), "q_len": 203, "kv_len": 399, "head_dim": 64, **ODD[case]}
+    spec, inputs = attention(dtype="bfloat16", **options)
+    if inputs.mask is not None:
+        inputs.mask[..., 17, :] = False
+    if inputs.bias is not None:
+        inputs.bias = inputs.bias.to(getattr(torch, dtype))
+    for name in ("bias", "mask") if moved else ():
+        if (array := getattr(inputs, name)) is not None:
+            setattr(inputs, name, array.mT.contiguous().mT)
+    check_half(spec, inputs)
+    assert queued == [True] * (3 + shared(spec))
 
 
 def test_tiles_of_keys_that_no_query_sees(queued: list[bool]) -> None:

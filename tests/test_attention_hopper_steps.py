@@ -19,6 +19,7 @@ from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_gradients, torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import (  # noqa: E402
     backward_plan,
+    copyable,
     hopper_padded_plan,
     hopper_positions,
     hopper_shapes,
@@ -186,6 +187,41 @@ def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"]
 
 
+ADDED: dict[str, dict[str, Any]] = {
+    "bias": {"bias": (1, 1, 3, 100, 131)},
+    "bias beside causality": {"bias": (1, 2, 1, 100, 131), "causal": True},
+    "mask": {"mask": (1, 2, 1, 100, 131)},
+    "bias and mask": {"bias": (1, 1, 1, 100, 131), "mask": (1, 1, 3, 100, 131)},
+    "everything": {"bias": (2, 1, 1, 100, 131), "mask": (1, 1, 3, 100, 131), "head_dim": 13, "v_head_dim": 21},
+    "shared keys": {"bias": (1, 1, 3, 100, 131), "k_batch": (2, 2, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in order", "keys first"])
+@pytest.mark.parametrize("case", ADDED)
+def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, ran: list[str]) -> None:
+    """Of those that enough elements of the batch share; and of few scores none."""
+    options = {"batch": (2, 2, 3), "q_len": 100, "kv_len": 131, "head_dim": 16, **ADDED[case]}
+    spec, inputs = attention(dtype="float16", **options)
+    if inputs.mask is not None:
+        inputs.mask[..., :, 120:] = False
+        inputs.mask[..., 17, :] = False
+    if moved:
+        for name in ("bias", "mask"):
+            if (array := getattr(inputs, name)) is not None:
+                setattr(inputs, name, array.mT.contiguous().mT)
+    check(spec, inputs, tolerance=3e-3)
+    assert ran == []
+    with (
+        mock.patch.object(copyable, "_SCORES", 0),
+        mock.patch.object(hopper_padded_plan, "_LENGTH", 100),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+    ):
+        check(spec, inputs, tolerance=3e-3)
+    gradients = ["hopper_keys_kernel", "hopper_queries_kernel"]
+    assert ran == ["hopper_kernel", *gradients] + ["hopper_bias_kernel"] * (inputs.bias is not None)
+
+
 @pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
 def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
     """Where features lie that far apart, the general kernels read the arrays as they lie."""
@@ -198,7 +234,7 @@ def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool
         "lse": (shape[:2], (length, 1)),
     }
     found, copies = hopper_padded_plan.on_copies(
-        spec, layouts, ("q", "k", "v", "out"), lambda given: problem(spec, given, "ieee", True), lambda _: True
+        spec, layouts, ("q", "k", "v", "out"), "", lambda given: problem(spec, given, "ieee", True), lambda _: True
     )
     copied_names = set(copies.strides) if copies else set()
     assert (copied_names, found.features.wide) == (({"q"}, False) if copied else (set(), True))

@@ -6,11 +6,11 @@ from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.copyable import addressable, copyable
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, LOG2E, Array, HopperCall, of_batch
 from einops_fast.backends.triton.attention.hopper_decode import hopper_decode_kernel
 from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
-from einops_fast.backends.triton.attention.hopper_plan import addressable, copyable
 from einops_fast.backends.triton.attention.hopper_shapes import power
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem

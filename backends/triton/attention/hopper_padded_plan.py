@@ -1,19 +1,22 @@
 """Hopper's kernels for arrays that the hardware can't copy: these are first copied to where it can.
 
-That's the one place where a layout of q, k, v or of the result costs a copy. It's of what grows with the length, and
-saves work that grows with its square: from some hundred positions on the copies take far less time than they save.
+That's the one place where a layout costs a copy. Those of q, k, v and of the result are of what grows with the length,
+and save work that grows with its square: from some hundred positions on the copies take far less time than they save.
+A bias or a mask grows with the square itself; it's copied where enough batch elements share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients
+from einops_fast.backends.triton.attention.copyable import copyable, odd_added
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
-from einops_fast.backends.triton.attention.hopper_plan import HopperForwardPlan, copyable
+from einops_fast.backends.triton.attention.hopper_plan import HopperForwardPlan
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM
 from einops_fast.backends.triton.attention.problem import Layout, Problem
 from einops_fast.backends.triton.attention.row_copies import RowCopies
@@ -22,13 +25,14 @@ from einops_fast.backends.triton.memory import Memory
 __all__ = ["PaddedBackwardPlan", "PaddedForwardPlan", "on_copies"]
 
 _LENGTH = 512
-"""Positions from which on copies pay."""
+"""Positions from which on copies of what has features pay."""
 
 
 def on_copies(
     spec: AttentionSpec,
     layouts: Mapping[str, Layout],
     names: Sequence[str],
+    bias_dtype: str,
     sort_out: Callable[[Mapping[str, Layout]], Problem],
     suits: Callable[[Problem], bool],
 ) -> tuple[Problem, RowCopies | None]:
@@ -37,25 +41,40 @@ def on_copies(
     Args:
         spec: what is computed.
         layouts: of the arrays.
-        names: of those that the hardware has to copy, if they are among ``layouts``.
+        names: of those with features that the hardware has to copy, if they are among ``layouts``.
+        bias_dtype: of the bias, if there is one.
         sort_out: makes a problem of layouts.
         suits: whether one is for Hopper's kernels.
     """
     found = sort_out(layouts)
-    if spec.dtype not in ("float16", "bfloat16") or min(spec.q_len, spec.kv_len) < _LENGTH:
+    if spec.dtype not in ("float16", "bfloat16"):
         return found, None
-    if found.features.wide:  # what copies reckons with 32 bits inside a tile
+    odd = {}
+    # What copies reckons with 32 bits inside a tile.
+    if min(spec.q_len, spec.kv_len) >= _LENGTH and not found.features.wide:
+        present = [name for name in names if name in layouts]
+        odd = {name: layouts[name] for name in present if not copyable(getattr(found.strides, name), ITEM)}
+    typed = {name: (layout, spec.dtype) for name, layout in odd.items()}
+    moved = {name: (odd[name][0], strides) for name, strides in RowCopies(typed).strides.items()}
+    copied = sort_out({**layouts, **moved}) if moved else found
+    for name, dtype in (("bias", bias_dtype), ("mask", "bool")):
+        added = odd_added(copied, name, dtype)
+        if added is not None:
+            typed[name] = added, dtype
+    if not typed:
         return found, None
-    odd = {
-        name: layouts[name] for name in names if name in layouts and not copyable(getattr(found.strides, name), ITEM)
-    }
-    if odd:
-        copies = RowCopies(odd, spec.dtype)
-        moved = {name: (layouts[name][0], strides) for name, strides in copies.strides.items()}
-        copied = sort_out({**layouts, **moved})
-        if suits(copied):
-            return copied, copies
-    return found, None
+    copies = RowCopies(typed)
+    own = {name: copies.strides[name] for name in ("bias", "mask") if name in typed}
+    copied = replace(copied, strides=copied.strides._replace(**own))
+    return (copied, copies) if suits(copied) else (found, None)
+
+
+def _copied(
+    copies: RowCopies, memory: Memory, device: int, arrays: Mapping[str, Any], extras: Extras
+) -> tuple[dict[str, Any], Extras]:
+    """What there are copies of, copied, and the others themselves."""
+    found = copies.of(memory, device, {**arrays, "bias": extras.bias, "mask": extras.mask})
+    return found, extras._replace(bias=found["bias"], mask=found["mask"])
 
 
 class PaddedForwardPlan:
@@ -72,7 +91,7 @@ class PaddedForwardPlan:
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
         """Write ``out`` and ``lse``."""
         copies = self._copies
-        given = copies.of(memory, device, {"q": q, "k": k, "v": v})
+        given, extras = _copied(copies, memory, device, {"q": q, "k": k, "v": v}, extras)
         results = {"out": out}
         written = copies.rooms(memory, results)
         self._plan(memory, device, given["q"], given["k"], given["v"], extras, written["out"], lse)
@@ -100,7 +119,7 @@ class PaddedBackwardPlan:
         copies = self._copies
         q, k, v = operands
         d_out, d_lse = gradients_in
-        given = copies.of(memory, device, {"q": q, "k": k, "v": v, "d_out": d_out})
+        given, extras = _copied(copies, memory, device, {"q": q, "k": k, "v": v, "d_out": d_out}, extras)
         gradients = {"dq": into.q, "dk": into.k, "dv": into.v}
         written = copies.rooms(memory, gradients)
         delta = self._plan(

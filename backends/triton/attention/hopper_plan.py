@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan
+from einops_fast.backends.triton.attention.copyable import copyable, odd_added, reachable
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper import hopper_kernel
 from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bias_kernel
@@ -31,16 +32,15 @@ from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTilin
 from einops_fast.backends.triton.attention.hopper_values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.mask_bounds import MaskBounds, is_bounded
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
+from einops_fast.backends.triton.attention.row_copies import RowCopies
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings
-from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
+from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
 
 __all__ = [
     "HopperBackwardPlan",
     "HopperForwardPlan",
-    "addressable",
-    "copyable",
     "suits_hopper",
     "suits_hopper_backward",
 ]
@@ -49,9 +49,6 @@ _MOST_FEATURES = 256
 
 _MOST_ADDED = 128
 """Features with a bias or a mask, for whose tiles there is no memory beside those of more."""
-
-_FAR = 1 << 31
-"""Strides of what the hardware doesn't copy are less than this."""
 
 _OPERANDS = ("q", "k", "v", "d_out")
 """Of the kernels of the gradients, as arrays are called."""
@@ -87,7 +84,7 @@ def suits_hopper(
         return False
     if features.bias is not None and bias_dtype not in ("float16", "bfloat16", "float32"):
         return False
-    return _reachable(problem.strides.bias, features.bias, ITEM_SIZES.get(bias_dtype, 0)) and _reachable(
+    return reachable(problem.strides.bias, features.bias, ITEM_SIZES.get(bias_dtype, 0)) and reachable(
         problem.strides.mask, features.mask, 1
     )
 
@@ -100,26 +97,6 @@ def suits_hopper_backward(
         return False
     wanted = [name for name in ("dq", "dk", "dv") if getattr(problem.strides, name) is not None]
     return suits_hopper(spec, problem, capability, bias_dtype, ("q", "k", "v", "d_out", *wanted))
-
-
-def copyable(strides: tuple[int, ...], item: int) -> bool:
-    """Whether the hardware can count through an array's axes."""
-    *others, last = strides
-    return last == 1 and all(stride >= 0 and stride * item % ALIGNMENT == 0 for stride in others) and others[-1] > 0
-
-
-def addressable(strides: Iterable[int]) -> bool:
-    """Whether the kernels can go along an array's axes by themselves."""
-    return all(abs(stride) < _FAR for stride in strides)
-
-
-def _reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, item: int) -> bool:
-    """Whether the kernels can get at a bias or a mask, if there is one."""
-    if strides is None or along is None:
-        return True
-    if along == (True, True):
-        return copyable(strides, item)
-    return addressable(strides)
 
 
 def _bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> tuple[HopperTiling, MaskBounds | None]:
@@ -183,6 +160,11 @@ class HopperBackwardPlan(BackwardPlan):
         bias_dtype: str = "",
     ) -> None:
         super().__init__(spec, problem, rows, tilings, padded(spec))
+        shared = self._bias is not None and self.bias_parts == 1
+        self._room: RowCopies | None = None
+        if shared and (odd := odd_added(problem, "d_bias", bias_dtype)) is not None:
+            self._room = RowCopies({"d_bias": (odd, bias_dtype)})
+            problem = replace(problem, strides=problem.strides._replace(**self._room.strides))
         self._given = spec, problem, units, bias_dtype
         self._bounds: dict[Any, MaskBounds | None] = {}
         strides = problem.strides
@@ -197,7 +179,7 @@ class HopperBackwardPlan(BackwardPlan):
         if strides.dq is not None and (writable or not whole):
             self._hopper_queries = self._queries_call(whole)
         self._hopper_bias: HopperCall | None = None
-        if self._bias is not None and writable and self.bias_parts == 1:
+        if shared and writable:
             self._hopper_bias = self._shared_bias_call()
 
     def _call(
@@ -316,6 +298,11 @@ class HopperBackwardPlan(BackwardPlan):
 
     def _run_bias(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, d_bias, extras = arrays
-        given = (q, k, v, d_out, extras.bias, extras.mask, d_bias, padded)
+        gradients = written = {"d_bias": d_bias}
+        if self._room is not None:
+            written = self._room.rooms(memory, gradients)
+        given = (q, k, v, d_out, extras.bias, extras.mask, written["d_bias"], padded)
         if self._hopper_bias is None or not self._hopper_bias(memory, device, *given):
             super()._run_bias(memory, device, padded, *arrays)
+        elif self._room is not None:
+            self._room.back(memory, device, written, gradients)

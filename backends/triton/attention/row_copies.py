@@ -1,4 +1,4 @@
-"""Copies of arrays with features whose rows lie at odd places, into memory where each begins at 16 bytes."""
+"""Copies of arrays whose rows lie at odd places, into memory where each begins at 16 bytes."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -15,9 +15,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.problem import Layout, merged
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.launch import ALIGNMENT
 from einops_fast.backends.triton.memory import Memory
-from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["RowCopies", "rows_kernel"]
@@ -28,20 +26,22 @@ _ROWS = 32
 _COLUMNS = 128
 """Of a tile, at most."""
 
+_WHOLE = 16
+"""Rows of a copy begin at multiples of so many elements, which Triton tells from other numbers: at least 16 bytes."""
+
 
 @dataclass(frozen=True)
 class _Tile:
     """What the kernel is specialised for in one array.
 
     Attributes:
-        columns: of a row.
-        written: the same, and zeros after them: memory that is written in whole pieces isn't read before.
+        whole: columns are written in pieces of so many, with zeros after the last one: memory that is written in whole
+            pieces isn't read before.
         width: columns of a tile.
         axes: batch axes.
     """
 
-    columns: int
-    written: int
+    whole: int
     width: int
     axes: int
 
@@ -57,10 +57,12 @@ def _tile(tiles, at):
 
 
 @triton.jit
-def _copy(source, target, from_strides, to_strides, sizes, rows, tile: tl.constexpr, block: tl.constexpr):
+def _copy(
+    source, target, from_strides, to_strides, sizes, rows, columns, tile: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
     """Copy a tile of rows; nothing where the program's number is beyond the last."""
     axes: tl.constexpr = field(tile, "axes")
-    written: tl.constexpr = field(tile, "written")
+    whole: tl.constexpr = field(tile, "whole")
     width: tl.constexpr = field(tile, "width")
     tiles = tl.cdiv(rows, block)
     zero = tl.full((), 0, tl.int64)
@@ -75,16 +77,19 @@ def _copy(source, target, from_strides, to_strides, sizes, rows, tile: tl.conste
     target += first * (to_strides[axes] + zero)
     row = tl.arange(0, block)[:, None]
     there = (first + row < rows) & (element == 0)
-    for start in tl.static_range(0, written, width):
+    written = tl.cdiv(columns, whole) * whole
+    for start in range(0, written, width):
         column = start + tl.arange(0, width)[None, :]
         place = source + row * from_strides[axes] + column * from_strides[axes + 1]
-        values = tl.load(place, mask=there & (column < field(tile, "columns")), other=0)
+        values = tl.load(place, mask=there & (column < columns), other=0)
         place = target + row * to_strides[axes] + column * to_strides[axes + 1]
         tl.store(place, values, mask=there & (column < written))
 
 
 @triton.jit
-def rows_kernel(sources, targets, from_strides, to_strides, sizes, rows, tiles: tl.constexpr, block: tl.constexpr):
+def rows_kernel(
+    sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
     """Copy tiles of rows of several arrays, each program one.
 
     Args:
@@ -92,6 +97,7 @@ def rows_kernel(sources, targets, from_strides, to_strides, sizes, rows, tiles: 
         from_strides, to_strides: of each of these.
         sizes: of the batch axes of each.
         rows: of each batch element of each.
+        columns: of a row of each.
         tiles: of each, see :class:`_Tile`.
         block: rows of a tile.
     """
@@ -99,45 +105,50 @@ def rows_kernel(sources, targets, from_strides, to_strides, sizes, rows, tiles: 
         if tl.program_id(1) == which:
             _copy(
                 sources[which], targets[which], from_strides[which], to_strides[which], sizes[which], rows[which],
-                _tile(tiles, which), block,
+                columns[which], _tile(tiles, which), block,
             )  # fmt: skip
 
 
 class _Copied:
-    """What one array and its copy look like: strides of both, with the batch axes merged where possible."""
+    """What one array and its copy look like: strides of both, with the batch axes merged where possible.
+
+    The copy lacks the batch axes along which the array has the same for all.
+    """
 
     def __init__(self, layout: Layout, dtype: str) -> None:
         shape, strides = layout
-        whole = ALIGNMENT // ITEM_SIZES[dtype]
-        stored = (*shape[:-1], -(-shape[-1] // whole) * whole)
-        self.strides, self.elements = contiguous_strides(stored), prod(stored)
-        self.written = stored[-1]
         *batch, self.rows, self.columns = shape
-        self.sizes, kept = merged(batch, {"array": list(strides[:-2]), "copy": list(self.strides[:-2])}, ())
-        self.own, self.other = (*kept["array"], *strides[-2:]), (*kept["copy"], *self.strides[-2:])
+        batch = [size if stride else 1 for size, stride in zip(batch, strides, strict=False)]
+        self.dtype = dtype
+        stored = (*batch, self.rows, -(-self.columns // _WHOLE) * _WHOLE)
+        self.elements = prod(stored)
+        *others, of_rows, of_columns = contiguous_strides(stored)
+        along = [stride if size > 1 else 0 for size, stride in zip(batch, others, strict=True)]
+        self.strides = (*along, of_rows, of_columns)
+        own = [at for at, size in enumerate(batch) if size > 1]
+        both = {"array": [strides[at] for at in own], "copy": [along[at] for at in own]}
+        self.sizes, kept = merged([batch[at] for at in own], both, ())
+        self.own, self.other = (*kept["array"], *strides[-2:]), (*kept["copy"], of_rows, of_columns)
         self.programs = prod(self.sizes) * -(-self.rows // _ROWS)
 
     def tile(self, back: bool) -> _Tile:
-        width = min(_COLUMNS, 1 << (self.columns - 1).bit_length())
-        return _Tile(self.columns, self.columns if back else self.written, width, len(self.sizes))
+        return _Tile(1 if back else _WHOLE, min(_COLUMNS, 1 << (self.columns - 1).bit_length()), len(self.sizes))
 
 
 class RowCopies:
     """Copies of some arrays and back, of all that go one way in one launch.
 
     Args:
-        layouts: shape and strides of the arrays, by name.
-        dtype: of them.
+        layouts: shape, strides and dtype of the arrays, by name.
     """
 
-    def __init__(self, layouts: Mapping[str, Layout], dtype: str) -> None:
-        self._dtype = dtype
-        self._copied = {name: _Copied(layout, dtype) for name, layout in layouts.items()}
+    def __init__(self, layouts: Mapping[str, tuple[Layout, str]]) -> None:
+        self._copied = {name: _Copied(*layout) for name, layout in layouts.items()}
         self._calls: dict[tuple[bool, tuple[str, ...]], KernelCall] = {}
 
     @property
     def strides(self) -> dict[str, tuple[int, ...]]:
-        """Of the copies, which have gaps after their rows."""
+        """Of the copies, which have gaps after their rows; 0 for batch axes that they lack."""
         return {name: copied.strides for name, copied in self._copied.items()}
 
     def rooms(self, memory: Memory, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +156,7 @@ class RowCopies:
         return {
             name: array
             if array is None or name not in self._copied
-            else memory.workspace(array, self._copied[name].elements, self._dtype)
+            else memory.workspace(array, self._copied[name].elements, self._copied[name].dtype)
             for name, array in arrays.items()
         }
 
@@ -179,6 +190,7 @@ class RowCopies:
                 tuple([way[1] for way in ways]),
                 tuple([tuple(each.sizes) for each in copied]),
                 tuple([each.rows for each in copied]),
+                tuple([each.columns for each in copied]),
             ),
             {"tiles": tuple([each.tile(back) for each in copied]), "block": _ROWS},
             4,
