@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch_activation_pieces import IN_PLACE, activation_in_pieces, gains_by_pieces
 from einops_fast.backends.torch_dropout import dropout_by_torch
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import (
@@ -23,6 +22,7 @@ from einops_fast.backends.torch_operator import (
     new_tensor,
     new_tensors,
 )
+from einops_fast.backends.torch_types import HALVES
 from einops_fast.backends.triton.activation_plan import activation_contest
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.layout import Strides, dense_strides
@@ -47,29 +47,32 @@ _BY_TORCH: dict[str, Callable[[Any], Any]] = {
     "silu": F.silu,
 }
 
-_SEVERAL = ("squared_relu", "smelu", "star_relu")
-"""Those that take several functions of torch's."""
+_aten = torch.ops.aten
+
+_IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "relu": torch.relu_,
+    "leaky_relu": _aten.leaky_relu_,
+    "gelu": _aten.gelu_,
+    "gelu_tanh": partial(_aten.gelu_, approximate="tanh"),
+    "squared_relu": lambda x: torch.relu_(x).square_(),
+    "star_relu": lambda x: torch.relu_(x).square_().mul_(0.8944).sub_(0.4472),
+    "silu": _aten.silu_,
+}
+"""Those that torch has over their own input."""
 
 
 def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
-        if not p and gains_by_pieces(x, bias, activation):
-            return activation_in_pieces(x, bias, activation)
         return activation_by_torch(x, bias, activation, p)
     return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
 
 
 def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
-    """In the dtype of ``x``, by functions that can be differentiated again; several that round round once."""
-    steps = (bias is not None) + (activation in _SEVERAL) + (activation not in ("none", "relu")) + (p > 0)
-    if steps > 1 and x.dtype in (torch.float16, torch.bfloat16):
-        wide = x.float()
-        before = wide if bias is None else wide.add_(bias) if is_known(x) else wide + bias
-    else:
-        before = x if bias is None else x + bias
+    """In the dtype of ``x``, by functions that can be differentiated again, each of which rounds."""
+    before = x if bias is None else x + bias
     ours = before is not x and is_known(x) and not before.requires_grad
-    found = (IN_PLACE if ours and activation in IN_PLACE else _BY_TORCH)[activation](before)
+    found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
     return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 
 
@@ -157,7 +160,11 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
         return dx if of_x else None, d_bias if of_bias else None, None
     if seed is not None:
         raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
-    function = partial(activation_by_torch, activation=ctx.activation)
+
+    def function(x: Any, bias: Any) -> Any:
+        wide = x.float() if x.dtype in HALVES else x
+        return activation_by_torch(wide, bias, ctx.activation).to(x.dtype)
+
     return (*gradients_by_torch(function, (x, bias), (of_x, of_bias), d_out), None)
 
 

@@ -59,7 +59,7 @@ def softmax_by_torch(
     if mask is None and queries is None and scale == 1.0:
         native = torch.log_softmax if log else torch.softmax
         return native(x, dim, dtype=None if wanted == x.dtype else wanted)
-    way = softmax_in_pieces if gains_by_pieces(x, mask) else masked_softmax
+    way = softmax_in_pieces if gains_by_pieces(x, mask, queries, wanted) else masked_softmax
     return way(x, dim, log, mask, queries, shift, scale, wanted)
 
 

@@ -35,11 +35,24 @@ _AS_INTEGERS = {
 """Integers of the same size, and which of them has the bits of ``-inf``."""
 
 
-def gains_by_pieces(x: Any, mask: Any) -> bool:
-    """Whether pieces are possible, and take less time than whole tensors do."""
+def gains_by_pieces(x: Any, mask: Any, queries: int | None, wanted: torch.dtype) -> bool:
+    """Whether pieces are possible, and take less time than whole tensors do.
+
+    They don't where nothing is hidden; if a gradient is needed, nor beside a mask of the same dtype that hides nothing:
+    torch records its own functions in less time.
+    """
     if x.numel() < _LARGE or x.dtype not in _AS_INTEGERS:
         return False
-    return is_known(x) if mask is None else is_known(x, mask)
+    if mask is None:
+        return queries is not None and is_known(x)
+    if not is_known(x, mask):
+        return False
+    alike = queries is None and mask.dtype == x.dtype == wanted
+    return not (alike and _is_recorded(x, mask) and _is_finite(mask.detach()))
+
+
+def _is_recorded(x: Any, mask: Any) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad))
 
 
 def softmax_in_pieces(
@@ -50,7 +63,7 @@ def softmax_in_pieces(
     The arguments are those of :func:`einops_fast.backends.torch_softmax.softmax`.
     """
     numbers = dim, log, queries, shift, scale, wanted
-    if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
+    if _is_recorded(x, mask):
         return _record(x, mask, numbers)[0]
     return _compute(x, mask, *numbers)[0]
 
@@ -69,20 +82,24 @@ def masked_softmax(
         # Without anything to sum over, a row is NaN, all along, and so would be its gradients.
         empty = score.detach().amax(dim, keepdim=True) == _HIDDEN
         found = native(score.masked_fill(empty, 0.0), dim, dtype=kind).masked_fill(empty, _HIDDEN if log else 0.0)
-    elif not found.requires_grad:
+    elif not (found.requires_grad and log) or _is_finite(found.detach()):
         return found.to(wanted)
     if log:  # what is hidden is a constant, but in a row with NaN, which is all NaN
         found = torch.where((score.detach() == _HIDDEN) & ~found.detach().isnan(), _HIDDEN, found)
     return found.to(wanted)
 
 
+def _is_finite(numbers: Any) -> bool:
+    """Whether all of them are; ``False`` also where their sum overflows."""
+    # To sum up bfloat16 as float32 takes several times as long, and its range is the same.
+    return isfinite(numbers.sum(dtype=torch.float32 if numbers.dtype == torch.float16 else None).item())
+
+
 def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: float) -> Any:
-    """What the softmax is of: in float32 at least if anything is computed, as hiding doesn't round."""
+    """What the softmax is of; each step rounds."""
     added = None if mask is None or mask.dtype == torch.bool else mask
     seen = mask if added is None else None
-    score = x.float() if x.dtype in HALVES and (scale != 1.0 or added is not None) else x
-    if scale != 1.0:
-        score = score * scale if score is x else score.mul_(scale)
+    score = x if scale == 1.0 else x * scale
     if added is not None:
         fits = score is not x and is_known(x) and torch.promote_types(score.dtype, added.dtype) == score.dtype
         score = score.add_(added) if fits else score + added
@@ -111,15 +128,10 @@ def _compute(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The result and, if the gradient ``keeps`` it and something given has more digits, what was rounded to that."""
     added = mask is not None and mask.dtype != torch.bool
-    # Hiding doesn't round, and so needs no more digits.
-    kind = torch.float32 if x.dtype in HALVES and (scale != 1.0 or added) else x.dtype
-    if added and mask.dtype != kind:
-        kind = torch.promote_types(kind, mask.dtype)
-    if wanted != kind:
-        kind = torch.promote_types(kind, wanted)
     given = torch.promote_types(x.dtype, mask.dtype) if added else x.dtype
+    kind = torch.promote_types(given, wanted)
     found = [dense_like(x, wanted)]
-    if keeps and torch.promote_types(given, wanted) != wanted:
+    if keeps and kind != wanted:
         found.append(dense_like(x, kind))
     out = found[-1]
     hides = []
@@ -198,7 +210,7 @@ def _gradient(
     native = torch._log_softmax_backward_data if log else torch._softmax_backward_data
     name = "out" if log else "grad_input"
     kind = out.dtype
-    if scale != 1.0 or dtype != kind:
+    if dtype != kind:
         kind = torch.promote_types(kind, torch.float32)
     dx = dense_like(out, dtype)
     tensors, at = outermost_first((out, d_out, dx), out, dim)
