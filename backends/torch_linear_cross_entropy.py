@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer of torch's tensors, which never has all logits.
+"""Cross entropy of a linear layer of torch's tensors, which never has all logits, unless there are few on a CPU.
 
 Where the loss is one number, its gradients are made in the forward pass, while a chunk's logits are there, and backward
 only scales them: of four products of matrices three are left.
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from einops_fast.backends.torch_cross_entropy import losses_of, mean_divisor, reduced
+from einops_fast.backends.torch_cross_entropy import cross_entropy, losses_of, mean_divisor, reduced
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
 from einops_fast.backends.torch_operator import (
@@ -32,6 +32,9 @@ from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]
 
+_LITTLE = 1 << 20
+"""Logits that are no more than this are made at once on a CPU: calling functions for chunks takes longer."""
+
 _graph_is_kept: Callable[[], bool] = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
 )
@@ -47,7 +50,10 @@ def linear_cross_entropy(
     rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     numbers = weight, ignore_index, smoothing, z_loss, reduction, chunk or 0
     tensors = autocasted([rows, linear_weight, bias])
-    if not _in_one(*tensors, targets, weight):
+    if chunk is None and rows.shape[0] * linear_weight.shape[0] <= _LITTLE and _by_torch(*tensors, targets, weight):
+        logits = F.linear(*tensors)
+        found = cross_entropy(logits, targets, 1, weight, ignore_index, smoothing, z_loss, reduction)
+    elif not _in_one(*tensors, targets, weight):
         found = _by_checkpoints(rows, linear_weight, bias, targets, *numbers)
     else:
         recorded = torch.is_grad_enabled()
@@ -57,6 +63,12 @@ def linear_cross_entropy(
         found = linear_cross_entropy_in_one(*tensors, targets, *numbers, *wanted)[0]
     found = found.to(dtype)
     return found.view(target.shape) if reduction == "none" else found
+
+
+def _by_torch(*tensors: Any) -> bool:
+    """Whether torch's own functions have all that is asked for, and no kernel of ours takes it."""
+    given = [each for each in tensors if each is not None]
+    return is_known(*given) and not by_kernel(given) and _in_one(*tensors)
 
 
 def _in_one(*tensors: Any) -> bool:

@@ -55,7 +55,7 @@ def main(jobs: Sequence[tuple[str, str, str]]) -> None:
     """Call each of these as it will be; what fails will fail again where it's told."""
     framework: Any = load("torch", "gpu", 1)
     torch = framework.torch
-    known = {case.name: case for case in FAMILIES["public"]}
+    known = {case.name: case for family in FAMILIES.values() for case in family}
     compiler = Compiler(torch)
     for name, dtype, what in jobs:
         case = scaled(known[name], "gpu", dtype)

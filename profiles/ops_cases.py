@@ -1,7 +1,8 @@
 """The cases of the study of the operators, by family: what is computed on which sizes, and what that costs.
 
 The ``epoi`` family has the operators and shapes of EPOI's benchmarks (https://github.com/comaniac/epoi); ``columns``
-has the same bytes in rows of every length, for curves.
+has the same bytes in rows of every length, for curves; ``models``, by which no tile was chosen, the lengths of rows
+that models have.
 """
 
 from __future__ import annotations
@@ -250,7 +251,42 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
 
 _ALL = tuple(case for family in FAMILIES.values() for case in family)
 
-ORDER = {case.name: place for place, case in enumerate(_ALL)}
+
+def _model(name: str, op: str, *shape: int, width: int = 0, activation: str = "") -> OpCase:
+    p = P if op.startswith("dropout") else 0.0
+    return OpCase(f"model-{name}-{op}", op, shape, width=width, activation=activation, p=p, compiled=True)
+
+
+FAMILIES["models"] = (
+    _model("vit", "layer_norm", 256, 197, 768),
+    _model("swin", "layer_norm", 2048, 49, 192),
+    _model("gpt2-xl", "layer_norm", 16, 1024, 1600),
+    _model("whisper", "layer_norm", 16, 1500, 1280),
+    _model("pairs", "layer_norm", 512, 512, 128),
+    _model("llama", "rms_norm", 4, 4096, 5120),
+    _model("qwen", "rms_norm", 4, 4096, 3584),
+    _model("gemma", "rms_norm", 8, 2048, 2304),
+    _model("heads", "rms_norm", 8, 4096, 32, 128),
+    _model("vit", "softmax", 128, 12, 197, 197),
+    _model("windows", "softmax", 4096, 3, 49, 49),
+    _model("sequence", "softmax", 4, 16, 1023, 1023),
+    _model("words", "softmax", 2048, 50257),
+    _model("more-words", "log_softmax", 1024, 151936),
+    _model("vit", "bias_gelu", 256, 197, 3072),
+    _model("gpt2-xl", "bias_gelu", 8, 1024, 6400),
+    _model("vit", "dropout_add_layer_norm", 256, 197, 768),
+    _model("gpt2-xl", "dropout_add_layer_norm", 16, 1024, 1600),
+    _model("llama", "cross_entropy", 8192, 128256),
+    _model("qwen", "cross_entropy", 4096, 151936),
+    _model("bert", "cross_entropy", 16384, 30522),
+    _model("vit", "linear", 64 * 197, 768, width=3072, activation="gelu"),
+    _model("gpt2-xl", "linear", 8192, 1600, width=6400, activation="gelu_tanh"),
+    _model("qwen", "linear", 8192, 3584, width=18944, activation="silu"),
+    _model("llama", "linear_cross_entropy", 8192, 4096, width=128256),
+    _model("qwen", "linear_cross_entropy", 4096, 3584, width=151936),
+)
+
+ORDER = {case.name: place for place, case in enumerate((*_ALL, *FAMILIES["models"]))}
 """The place of a case in tables."""
 
 

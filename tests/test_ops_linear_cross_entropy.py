@@ -252,6 +252,27 @@ def test_rows_that_do_not_count_and_no_rows() -> None:
             found_by(ignored.fill_(21))(x, matrix)
 
 
+@pytest.mark.parametrize("little", [10**6, 0], ids=["few", "many"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_few_logits_on_a_cpu_are_made_at_once(option: str, reduction: str, little: int) -> None:
+    tensors, target = problem(2, 5)
+    tensors, target = [leaf(each.detach().cpu()) for each in tensors], target.cpu()
+    options = {**OPTIONS[option], "reduction": reduction}
+    if "weight" in options:
+        options["weight"] = options["weight"].cpu()
+    target = target.masked_fill(target == -100, options.get("ignore_index", -100))
+    in_one = torch_linear_cross_entropy.linear_cross_entropy_in_one
+    with (
+        mock.patch.object(torch_linear_cross_entropy, "_LITTLE", little),
+        mock.patch.object(torch_linear_cross_entropy, "linear_cross_entropy_in_one", wraps=in_one) as chunked,
+    ):
+        found = gradients(found_by(target, **options), tensors)
+    assert chunked.call_count == (little == 0)
+    for got, each in zip(found, gradients(partial(expected, target=target, **options), tensors), strict=True):
+        assert_near(got, each)
+
+
 def test_subclasses_go_to_torch_functions() -> None:
     class Other(torch.Tensor):
         pass

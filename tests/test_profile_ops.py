@@ -77,7 +77,9 @@ def test_bytes_and_flops():
 
 
 def test_families():
-    assert len(CASES) == len(FAMILIES["public"]) == len(ORDER)
+    assert len(CASES) == len(FAMILIES["public"]) == len(ORDER) - len(FAMILIES["models"])
+    assert not CASES.keys() & {case.name for case in FAMILIES["models"]}
+    assert len({case.name for case in FAMILIES["models"]}) == len(FAMILIES["models"])
     swept = [case.features for case in FAMILIES["columns"] if case.op == "rms_norm"]
     assert swept == [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     epoi = [case.op for case in FAMILIES["epoi"]]

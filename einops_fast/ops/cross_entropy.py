@@ -1,4 +1,4 @@
-"""`cross_entropy`, and `linear_cross_entropy`, which never has all logits."""
+"""`cross_entropy`, and `linear_cross_entropy`, which never has all logits if these are many."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def linear_cross_entropy(
         bias: (classes,).
         weight, ignore_index, reduction, label_smoothing, z_loss: as for :func:`cross_entropy`.
         chunk: how many rows at a time. If ``None``, about as many as have 128 MiB of logits without gradients; with
-            gradients, 256 MiB and half as much as the weight's has.
+            gradients, 256 MiB and half as much as the weight's has; on a CPU all, where that is at most 2**20 logits.
 
     Returns:
         The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``.
