@@ -229,12 +229,12 @@ def _gradient(
             own = of_own.copy_(own)
         if back.dtype != kind:
             back = room.copy_(back)
-        if scale != 1.0:
-            back = torch.mul(back, scale, out=room)
         if constants and not (of_numbers and isfinite(own.sum().item())):
             of_seen = room_for(own, kind, 2, of_seen)
             back = torch.mul(back, torch.ne(own, _HIDDEN, out=of_seen), out=room)
         native(back, own, at, kind, **{name: room})
+        if scale != 1.0:
+            room.mul_(scale)
         if room is not into:
             into.copy_(room)
     if masked and not isfinite(dx.select(dim, 0).sum().item()):

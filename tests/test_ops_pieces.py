@@ -169,7 +169,7 @@ def test_second_derivatives_of_few_digits(function: Any) -> None:
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_errors_of_few_digits(temperature: float, kind: str, dtype: str, function: Any) -> None:
-    """Against float64, those of torch's functions in the same dtype are as large, whatever the mask's dtype."""
+    """Against float64, those of torch's functions in the same dtype are no smaller, whatever the mask's dtype."""
     native = getattr(torch, function.__name__)
     x, mask = leaf(3 * numbers(40, 50, dtype=dtype)), leaf(numbers(40, 50, dtype=kind, seed=1))
     back = numbers(40, 50, dtype=dtype, seed=2)
@@ -186,7 +186,7 @@ def test_errors_of_few_digits(temperature: float, kind: str, dtype: str, functio
     for got, native_one, wanted in zip(ours, theirs, exact, strict=True):
         assert got.dtype == native_one.dtype
         error, allowed = ((each - wanted).detach().norm() for each in (got, native_one))
-        assert error <= 1.1 * allowed
+        assert error <= 1.05 * allowed
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

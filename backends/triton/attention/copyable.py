@@ -40,8 +40,9 @@ def reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, 
 def odd_added(problem: Problem, name: str, dtype: str) -> Layout | None:
     """How a bias, its gradient or a mask lies that the hardware can't copy, where a copy that it can pays.
 
-    It does where so many elements of the batch share it that there are as many scores as bytes to be read and written:
-    these take half as long or less then as what the kernels are faster by than those that take any strides.
+    It is taken to do so where so many elements of the batch share it that there are as many scores as bytes to be read
+    and written. That is an estimate: these bytes take an H200 0.3 ps a score, and the kernels for any strides about
+    twice as long as those for even rows, which take 0.85 ps a score where a bias has 64 features beside it.
 
     Args:
         problem: what is computed.
