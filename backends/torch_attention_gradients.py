@@ -27,6 +27,7 @@ from einops_fast.backends.triton.attention.heads_apart import pays_apart
 from einops_fast.backends.triton.attention.hopper_padded_plan import PaddedBackwardPlan, on_copies
 from einops_fast.backends.triton.attention.hopper_plan import HopperBackwardPlan, suits_hopper_backward
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
+from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan, suits_short
 from einops_fast.backends.triton.attention.tilings import backward_tilings
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.layout import contiguous_strides, dense_strides
@@ -95,15 +96,18 @@ class GradientsOfCall:
             ("q", "k", "v", "d_out", "dq", "dk", "dv"),
             bias_dtype,
             partial(problem_of, spec, apart=apart),
-            lambda found: suits_hopper_backward(spec, found, capability, bias_dtype),
+            lambda found: not suits_short(spec, found) and suits_hopper_backward(spec, found, capability, bias_dtype),
         )
         tilings = backward_tilings(spec, found, capability)[0]
-        self.run: BackwardPlan | PaddedBackwardPlan
-        if suits_hopper_backward(spec, found, capability, bias_dtype):
+        self.run: BackwardPlan | PaddedBackwardPlan | ShortBackwardPlan
+        if suits_short(spec, found):
+            self.run = ShortBackwardPlan(spec, found)
+        elif suits_hopper_backward(spec, found, capability, bias_dtype):
             hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
             self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
         else:
             self.run = BackwardPlan(spec, found, rows, tilings)
+        if not isinstance(self.run, (HopperBackwardPlan, PaddedBackwardPlan)):
             # What is summed up afterwards may as well have all digits.
             for at, missing in enumerate(self._missing):
                 own = self._layouts[at]

@@ -76,13 +76,14 @@ def hopper_calls() -> Iterator[list[bool]]:
 
 @contextmanager
 def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> Iterator[None]:
-    """Kernels with these tiles, on poisoned memory."""
+    """Kernels with these tiles, on poisoned memory; none that has all positions in one."""
     chosen = backward or BackwardTilings(SMALL, SMALL, SMALL)
     with (
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
         mock.patch.object(torch_attention_runs, "forward_tilings", return_value=[forward]),
         mock.patch.object(torch_attention_gradients, "backward_tilings", return_value=[chosen]),
+        mock.patch.object(torch_attention_gradients, "suits_short", return_value=False),
     ):
         yield
 

@@ -20,7 +20,7 @@ from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.layout import contiguous_strides
 
-__all__ = ["BackwardPlan", "Gradients", "is_whole"]
+__all__ = ["BackwardPlan", "Gradients", "bias_sizes", "is_whole", "parts_of"]
 
 _ROWS = 32
 """Of a tile in the kernel that sums up ``o * do``."""
@@ -45,6 +45,19 @@ class Gradients:
 def is_whole(spec: AttentionSpec) -> bool:
     """Whether there is a bias that lacks no axis."""
     return spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
+
+
+def bias_sizes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of the batch axes that the gradient of the bias has, and of those that it lacks; 1 for the others."""
+    # An axis that it lacks has stride 0; one of the batch has at least two elements.
+    has = [stride != 0 for stride in problem.strides.d_bias[:-2]]
+    kept = tuple(size if is_own else 1 for size, is_own in zip(problem.sizes, has, strict=True))
+    return kept, tuple(1 if is_own else size for size, is_own in zip(problem.sizes, has, strict=True))
+
+
+def parts_of(programs: int, steps: int) -> int:
+    """In how many parts to sum up the gradient of a bias whose tiles keep so many programs busy."""
+    return max(1, min(_PROGRAMS // max(1, programs), steps))
 
 
 class BackwardPlan:
@@ -111,11 +124,7 @@ class BackwardPlan:
 
     def _bias_call(self, spec: AttentionSpec, problem: Problem, tiling: Tiling) -> KernelCall:
         assert spec.bias is not None
-        own = problem.strides.d_bias
-        # An axis that the bias lacks has stride 0; one of the batch has at least two elements.
-        has = [stride != 0 for stride in own[:-2]]
-        kept = tuple(size if is_own else 1 for size, is_own in zip(problem.sizes, has, strict=True))
-        summed = tuple(1 if is_own else size for size, is_own in zip(problem.sizes, has, strict=True))
+        kept, summed = bias_sizes(problem)
         query_tiles = -(-spec.bias[-2] // tiling.block_m)
         key_tiles = -(-spec.bias[-1] // tiling.block_n)
         programs = query_tiles * key_tiles * prod(kept)
@@ -124,7 +133,7 @@ class BackwardPlan:
             steps *= -(-spec.q_len // tiling.block_m)
         if spec.bias[-1] == 1:
             steps *= -(-spec.kv_len // tiling.block_n)
-        self.bias_parts = max(1, min(_PROGRAMS // max(1, programs), steps))
+        self.bias_parts = parts_of(programs, steps)
         return KernelCall(
             bias_kernel,
             (programs, self.bias_parts),

@@ -23,7 +23,7 @@ from einops_fast.backends.triton.attention.loading import (
 from einops_fast.backends.triton.attention.score import segments_at
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["bias_kernel"]
+__all__ = ["bias_kernel", "store_sum"]
 
 
 @triton.constexpr_function
@@ -95,6 +95,26 @@ def _tile(
         )  # fmt: skip
         total += found[1]
     return total
+
+
+@triton.jit
+def store_sum(d_bias, total, first_row, first_column, strides, lengths, f: tl.constexpr):
+    """Write a tile of the gradient of a bias, summed up along positions that the bias lacks."""
+    if not _varies(f, 0):
+        total = tl.sum(total, 0, keep_dims=True)
+    if not _varies(f, 1):
+        total = tl.sum(total, 1, keep_dims=True)
+    axes: tl.constexpr = field(f, "axes")
+    zero = tl.full((), 0, tl.int64)
+    row = first_row + tl.arange(0, total.shape[0])[:, None]
+    column = first_column + tl.arange(0, total.shape[1])[None, :]
+    exists = tl.full(total.shape, True, tl.int1)
+    if _varies(f, 0):
+        exists = exists & (row < lengths.q)
+    if _varies(f, 1):
+        exists = exists & (column < lengths.kv)
+    offsets = (row + zero) * strides.d_bias[axes] + (column + zero) * strides.d_bias[axes + 1]
+    tl.store(d_bias + offsets, total.to(d_bias.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "query_tiles", "key_tiles", "summed", "parts"])
@@ -177,16 +197,4 @@ def bias_kernel(
         )  # fmt: skip
     zero = tl.full((), 0, tl.int64)
     d_bias += counted(first_number, sizes, strides.d_bias, 0, axes) + part * (zero + strides.parts[0])
-    if not _varies(f, 0):
-        total = tl.sum(total, 0, keep_dims=True)
-    if not _varies(f, 1):
-        total = tl.sum(total, 1, keep_dims=True)
-    row = query_tile * block_m + tl.arange(0, total.shape[0])[:, None]
-    column = key_tile * block_n + tl.arange(0, total.shape[1])[None, :]
-    exists = tl.full(total.shape, True, tl.int1)
-    if _varies(f, 0):
-        exists = exists & (row < lengths.q)
-    if _varies(f, 1):
-        exists = exists & (column < lengths.kv)
-    offsets = (row + zero) * strides.d_bias[axes] + (column + zero) * strides.d_bias[axes + 1]
-    tl.store(d_bias + offsets, total.to(d_bias.dtype.element_ty), mask=exists)
+    store_sum(d_bias, total, query_tile * block_m, key_tile * block_n, strides, lengths, f)

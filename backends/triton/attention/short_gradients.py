@@ -1,0 +1,228 @@
+"""All gradients of short attention in one pass: a program has all queries and keys of a batch element at once.
+
+So nothing is read or computed twice, and no kernel comes before it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
+from einops_fast.backends.triton.attention.backward import score_gradients
+from einops_fast.backends.triton.attention.bias_gradient import store_sum
+from einops_fast.backends.triton.attention.loading import (
+    counted,
+    head_of,
+    kept_type,
+    load_keys,
+    load_rows,
+    product,
+    query_rows,
+    store_rows,
+)
+from einops_fast.backends.triton.attention.score import LOG2E, scale_of, segments_at
+from einops_fast.backends.triton.indexing import field
+
+__all__ = ["short_kernel"]
+
+
+@triton.jit
+def _row_numbers(arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f: tl.constexpr):
+    """Logarithms of rows as powers of two, infinite where no key was seen, and their delta, which is written, too."""
+    axes: tl.constexpr = field(f, "axes")
+    acc: tl.constexpr = kept_type(f)
+    out, lse, d_lse, delta = arrays
+    rows, more_rows = load_rows(
+        query_rows(out, strides.out, sizes, head, 0, i, f, False),
+        exists, strides.out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
+    )  # fmt: skip
+    total = tl.sum(rows.to(acc) * d_rows.to(acc), 1)[:, None]
+    if field(f, "v_in_two"):
+        total += tl.sum(more_rows.to(acc) * more_d_rows.to(acc), 1)[:, None]
+    if d_lse is not None:
+        total -= tl.load(query_rows(d_lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=0)
+    log = tl.load(query_rows(lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=float("-inf"))
+    seen = log > float("-inf")
+    total = tl.where(seen, total, 0.0)
+    tl.store(query_rows(delta, strides.lse, sizes, head, 0, i, f, False), total, mask=exists)
+    return tl.where(seen, log * LOG2E, float("inf")), total
+
+
+@triton.jit
+def _element(
+    total,
+    number,
+    arrays,
+    rows_arrays,
+    gradients,
+    extras,
+    strides,
+    sizes,
+    lengths,
+    numbers,
+    f: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """Write the gradients of one batch element; ``total`` with that of its scores before the softcap."""
+    axes: tl.constexpr = field(f, "axes")
+    acc: tl.constexpr = kept_type(f)
+    q, k, v, d_out = arrays
+    dq, dk, dv, d_bias = gradients
+    head = head_of(number, number, extras, strides, sizes, lengths, f)
+    i = tl.arange(0, block_m)[:, None]
+    j = tl.arange(0, block_n)[None, :]
+    exists = i < head.q_len
+    queries, more_queries = load_rows(
+        query_rows(q, strides.q, sizes, head, 0, i, f, False),
+        exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
+    )  # fmt: skip
+    keys, more_keys = load_keys(
+        k + counted(number, sizes, strides.k, 0, axes), strides.k, 0, 0, head, strides.pages[3],
+        field(f, "head"), field(f, "head_dim"), f, block_n, True,
+    )  # fmt: skip
+    d_rows, more_d_rows = load_rows(
+        query_rows(d_out, strides.d_out, sizes, head, 0, i, f, False),
+        exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
+    )  # fmt: skip
+    values, more_values = load_keys(
+        v + counted(number, sizes, strides.v, 0, axes), strides.v, 0, 0, head, strides.pages[3],
+        field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
+    )  # fmt: skip
+    log, row_delta = _row_numbers(rows_arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f)
+    products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
+    d_weights = product(d_rows, tl.trans(values), tl.zeros((block_m, block_n), acc), f)
+    if field(f, "in_two"):
+        products = product(more_queries, tl.trans(more_keys), products, f)
+    if field(f, "v_in_two"):
+        d_weights = product(more_d_rows, tl.trans(more_values), d_weights, f)
+    q_segments = 0
+    kv_segments = 0
+    if field(f, "segments"):
+        q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
+        kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
+    seed = 0
+    if field(f, "dropout"):
+        seed = tl.load(extras.seed)
+    weights, d_score, gradient = score_gradients(
+        products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
+        head, strides, lengths, numbers, f, True,
+    )  # fmt: skip
+    zero = tl.full((), 0, tl.int64)
+    if d_bias is not None:
+        place = counted(number, sizes, strides.d_bias, 0, axes) + (i + zero) * strides.d_bias[axes]
+        place += (j + zero) * strides.d_bias[axes + 1]
+        tl.store(d_bias + place, d_score.to(d_bias.dtype.element_ty), mask=exists & (j < head.kv_len))
+    factor = scale_of(numbers, f)
+    key = tl.arange(0, block_n)[:, None]
+    if dv is not None:
+        weights = tl.trans(weights.to(d_rows.dtype))
+        d_values = product(weights, d_rows, tl.zeros((block_n, d_rows.shape[1]), acc), f)
+        more_d_values = 0.0
+        if field(f, "v_in_two"):
+            more_d_values = product(weights, more_d_rows, tl.zeros((block_n, more_d_rows.shape[1]), acc), f)
+        store_rows(
+            dv + counted(number, sizes, strides.dv, 0, axes) + (key + zero) * strides.dv[axes], key < head.kv_len,
+            strides.dv[axes + 1], d_values, more_d_values, field(f, "v_head"), field(f, "v_head_dim"),
+        )  # fmt: skip
+    gradient = gradient.to(queries.dtype)
+    if dk is not None:
+        turned = tl.trans(gradient)
+        d_keys = product(turned, queries, tl.zeros((block_n, queries.shape[1]), acc), f) * factor
+        more_d_keys = 0.0
+        if field(f, "in_two"):
+            more_d_keys = product(turned, more_queries, tl.zeros((block_n, more_queries.shape[1]), acc), f) * factor
+        store_rows(
+            dk + counted(number, sizes, strides.dk, 0, axes) + (key + zero) * strides.dk[axes], key < head.kv_len,
+            strides.dk[axes + 1], d_keys, more_d_keys, field(f, "head"), field(f, "head_dim"),
+        )  # fmt: skip
+    if dq is not None:
+        d_queries = product(gradient, keys, tl.zeros((block_m, keys.shape[1]), acc), f) * factor
+        more_d_queries = 0.0
+        if field(f, "in_two"):
+            more_d_queries = product(gradient, more_keys, tl.zeros((block_m, more_keys.shape[1]), acc), f) * factor
+        store_rows(
+            query_rows(dq, strides.dq, sizes, head, 0, i, f, False), exists, strides.dq[axes + 1],
+            d_queries, more_d_queries, field(f, "head"), field(f, "head_dim"),
+        )  # fmt: skip
+    return total + d_score
+
+
+@triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
+def short_kernel(
+    q,
+    k,
+    v,
+    d_out,
+    out,
+    lse,
+    d_lse,
+    delta,
+    dq,
+    dk,
+    dv,
+    d_bias,
+    sums,
+    extras,
+    strides,
+    sizes,
+    kept_sizes,
+    summed_sizes,
+    place,
+    summed,
+    parts,
+    q_len,
+    kv_len,
+    heads,
+    together,
+    q_rows,
+    kv_rows,
+    scale,
+    cap,
+    left,
+    right,
+    drop,
+    f: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """Write all gradients that there are arrays for, and ``delta``, of the batch elements of a program.
+
+    Args:
+        d_bias: the gradient of a bias that has all axes.
+        sums: that of one that lacks batch axes, in ``parts``; a program then goes through the elements of part
+            number ``program_id(1)`` that share the bias. Else it has one element.
+        kept_sizes: of the batch axes that the bias has; 1 for the others.
+        summed_sizes: of those that it lacks; 1 for the others.
+        place: row-major strides of the batch axes.
+        summed: batch elements that share a bias.
+    """
+    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
+    numbers = Numbers(scale, cap, left, right, drop)
+    axes: tl.constexpr = field(f, "axes")
+    acc: tl.constexpr = kept_type(f)
+    arrays = (q, k, v, d_out)
+    rows_arrays = (out, lse, d_lse, delta)
+    gradients = (dq, dk, dv, d_bias)
+    total = tl.zeros((block_m, block_n), acc)
+    if sums is None:
+        _element(
+            total, tl.program_id(0), arrays, rows_arrays, gradients, extras, strides, sizes, lengths, numbers,
+            f, block_m, block_n,
+        )  # fmt: skip
+    else:
+        first = counted(tl.program_id(0), kept_sizes, place, 0, axes)
+        part = tl.program_id(1)
+        length = tl.cdiv(summed, parts)
+        for step in range(part * length, min((part + 1) * length, summed)):
+            number = first + counted(step, summed_sizes, place, 0, axes)
+            total = _element(
+                total, number, arrays, rows_arrays, gradients, extras, strides, sizes, lengths, numbers,
+                f, block_m, block_n,
+            )  # fmt: skip
+        zero = tl.full((), 0, tl.int64)
+        into = sums + counted(first, sizes, strides.d_bias, 0, axes) + part * (zero + strides.parts[0])
+        store_sum(into, total, 0, 0, strides, lengths, f)

@@ -1,0 +1,112 @@
+"""The kernel that makes all gradients of short attention at once, against float64 and with poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from attention_problems import DEVICE, Poisoned, attention, check, check_half, randn, run
+from test_attention_kernels import FEATURES
+
+torch: Any = pytest.importorskip("torch")
+
+from einops_fast.backends import torch_attention_runs  # noqa: E402
+from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def ran() -> Iterator[list[tuple[int, ...]]]:
+    """Into how many parts each call has divided the gradient of a bias."""
+    found = []
+    call = ShortBackwardPlan.__call__
+
+    def recorded(self: ShortBackwardPlan, *arguments: Any) -> Any:
+        found.append(self.bias_parts)
+        return call(self, *arguments)
+
+    with (
+        mock.patch.object(ShortBackwardPlan, "__call__", recorded),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+    ):
+        yield found
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name: str, ran: list[int]) -> None:
+    check(*attention(**FEATURES[name]))
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (16, 17), (64, 3), (49, 49), (63, 64)])
+@pytest.mark.parametrize("features", [(32, 32), (48, 5), (64, 48)])
+def test_sizes(lengths: tuple[int, int], features: tuple[int, int], ran: list[int]) -> None:
+    """Features in two parts, too."""
+    check(*attention((2,), *lengths, *features, causal=True))
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [(49, 49), (128, 100), (65, 30)])
+def test_half_precision(dtype: str, lengths: tuple[int, int], ran: list[int]) -> None:
+    bias = None if max(lengths) > 64 else (1, 2, *lengths)
+    check_half(*attention((3, 2), *lengths, 32, dtype=dtype, bias=bias))
+    assert len(ran) == 1
+
+
+def test_parts_of_a_bias(ran: list[int]) -> None:
+    """Elements that don't divide into parts evenly, and axes on both sides of those that the bias has."""
+    spec, inputs = attention((3, 2, 3), 9, 10, bias=(1, 2, 1, 9, 10))
+    check(spec, inputs)
+    with mock.patch("einops_fast.backends.triton.attention.backward_plan._PROGRAMS", 8):
+        torch_attention_runs._calls.clear()
+        check(spec, inputs)
+        torch_attention_runs._calls.clear()
+    with mock.patch("einops_fast.backends.triton.attention.backward_plan._PROGRAMS", 1):
+        check(spec, inputs)
+    assert ran == [9, 4, 1]
+
+
+@pytest.mark.parametrize("wanted", [("q",), ("k",), ("v",), ("bias",), ("sinks",), ("k", "bias")])
+@pytest.mark.parametrize("bias", [(2, 2, 21, 37), (1, 2, 21, 37)])
+def test_some_gradients(wanted: tuple[str, ...], bias: tuple[int, ...], ran: list[int]) -> None:
+    check(*attention(bias=bias, sinks=(1, 2)), wanted=wanted)
+    assert len(ran) == 1
+
+
+def test_layouts(ran: list[int]) -> None:
+    """Permuted, sliced, backwards and expanded operands, and operands that lack axes."""
+    spec, inputs = attention((2, 3), 20, 30, q_batch=(2, 1), k_batch=(2, 3), v_batch=(1, 3))
+    expected = run(spec, inputs)
+    inputs.q = randn(16, 20, 2, 1).permute(2, 3, 1, 0).copy_(inputs.q)
+    inputs.k = randn(2, 3, 30, 35)[..., 2:34:2].copy_(inputs.k)
+    inputs.v = randn(2, 30, 16, 1, 3).permute(3, 4, 1, 2, 0)[..., 1].copy_(inputs.v)
+    for name, value in run(spec, inputs).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
+    inputs.k = inputs.k[:, :, :1].expand(2, 3, 30, 16)
+    check(spec, inputs)
+    assert len(ran) == 3
+
+
+def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[int]) -> None:
+    spec, inputs = attention(dropout_p=0.3)
+    inputs.seed = torch.tensor([5], device=DEVICE)
+    found = run(spec, inputs)
+    with mock.patch("einops_fast.backends.torch_attention_gradients.suits_short", return_value=False):
+        torch_attention_runs._calls.clear()
+        expected = run(spec, inputs)
+    assert len(ran) == 1
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_for_one_tile(ran: list[int]) -> None:
+    """Keys that several elements share, longer sequences, a long bias whose gradient is a sum, many features."""
+    check(*attention((2, 2), k_batch=(2, 1)))
+    check(*attention((2,), 65, 30))
+    check(*attention((2,), head_dim=80))
+    check_half(*attention((2, 2), 65, 30, dtype="float16", bias=(1, 2, 65, 30)))
+    check_half(*attention((2,), 129, 30, dtype="float16"))
+    assert not ran
