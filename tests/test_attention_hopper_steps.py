@@ -18,9 +18,9 @@ from einops_fast import attention_backend  # noqa: E402
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_gradients, torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import (  # noqa: E402
-    backward_plan,
     copyable,
     hopper_padded_plan,
+    hopper_plan,
     hopper_positions,
     hopper_shapes,
     hopper_tiles,
@@ -43,8 +43,6 @@ def ran() -> Iterator[list[str]]:
         mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), PROGRAMS)),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
-        # Even a small bias is summed up in whole tiles.
-        mock.patch.object(backward_plan, "_PROGRAMS", 1),
     ):
         yield found
 
@@ -194,13 +192,14 @@ ADDED: dict[str, dict[str, Any]] = {
     "bias and mask": {"bias": (1, 1, 1, 100, 131), "mask": (1, 1, 3, 100, 131)},
     "everything": {"bias": (2, 1, 1, 100, 131), "mask": (1, 1, 3, 100, 131), "head_dim": 13, "v_head_dim": 21},
     "shared keys": {"bias": (1, 1, 3, 100, 131), "k_batch": (2, 2, 1)},
+    "bias of each": {"bias": (2, 2, 3, 100, 131), "mask": (2, 2, 3, 100, 131)},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["in order", "keys first"])
 @pytest.mark.parametrize("case", ADDED)
 def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, ran: list[str]) -> None:
-    """Of those that enough elements of the batch share; and of few scores none."""
+    """Of few scores, or of very many, there are none."""
     options = {"batch": (2, 2, 3), "q_len": 100, "kv_len": 131, "head_dim": 16, **ADDED[case]}
     spec, inputs = attention(dtype="float16", **options)
     if inputs.mask is not None:
@@ -210,16 +209,49 @@ def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, ran: l
         for name in ("bias", "mask"):
             if (array := getattr(inputs, name)) is not None:
                 setattr(inputs, name, array.mT.contiguous().mT)
-    check(spec, inputs, tolerance=3e-3)
-    assert ran == []
+    for scores, size in ((1 << 20, 1 << 30), (0, 1 << 10)):
+        with (
+            mock.patch.object(copyable, "_SCORES", scores),
+            mock.patch.object(copyable, "_MOST_BYTES", size),
+            mock.patch.object(torch_attention_runs, "_calls", {}),
+        ):
+            check(spec, inputs, tolerance=3e-3)
+        assert ran == []
     with (
         mock.patch.object(copyable, "_SCORES", 0),
         mock.patch.object(hopper_padded_plan, "_LENGTH", 100),
         mock.patch.object(torch_attention_runs, "_calls", {}),
     ):
         check(spec, inputs, tolerance=3e-3)
-    gradients = ["hopper_keys_kernel", "hopper_queries_kernel"]
-    assert ran == ["hopper_kernel", *gradients] + ["hopper_bias_kernel"] * (inputs.bias is not None)
+    shared = inputs.bias is not None and inputs.bias.shape[:-2] != spec.batch
+    assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"] + ["hopper_bias_kernel"] * shared
+
+
+SUMMED: dict[str, dict[str, Any]] = {
+    "over batch": {"batch": (5, 2), "bias": (1, 2, 140, 72)},
+    "over heads": {"batch": (2, 7), "bias": (2, 1, 140, 72), "causal": True},
+    "between": {"batch": (2, 5, 3), "bias": (2, 1, 3, 70, 72), "q_len": 70, "softcap": 3.0},
+    "odd rows": {"batch": (3, 3), "bias": (1, 3, 140, 71), "kv_len": 71, "mask": (3, 1, 140, 71)},
+    "wide": {"batch": (5, 1), "bias": (1, 1, 140, 72), "head_dim": 72},
+}
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("case", SUMMED)
+def test_parts_of_the_gradient_of_a_bias(case: str, parts: int, ran: list[str]) -> None:
+    spec, inputs = attention(dtype="float16", **{"q_len": 140, "kv_len": 72, "head_dim": 16, **SUMMED[case]})
+    with mock.patch.object(hopper_plan, "parts_of_sums", return_value=parts), mock.patch.object(copyable, "_SCORES", 0):
+        check(spec, inputs, tolerance=3e-3)
+    assert ran == ["hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel", "hopper_bias_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("tiles", "sharers", "least", "most"),
+    [(16, 256, 6, 9), (128, 64, 1, 1), (2000, 8, 1, 1), (1, 2048, 40, 132), (3, 2, 1, 2), (200, 1000, 1, 3)],
+)
+def test_in_how_many_parts_a_gradient_is_summed_up(tiles: int, sharers: int, least: int, most: int) -> None:
+    """A few tiles that many elements share keep the device busy only in parts."""
+    assert least <= hopper_shapes.parts_of_sums(tiles, sharers, 132) <= most
 
 
 @pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])

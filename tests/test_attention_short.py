@@ -13,6 +13,7 @@ from test_attention_kernels import FEATURES
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends import torch_attention_runs  # noqa: E402
+from einops_fast.backends.triton.attention import short_plan  # noqa: E402
 from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan  # noqa: E402
 
 
@@ -28,6 +29,8 @@ def ran() -> Iterator[list[tuple[int, ...]]]:
 
     with (
         mock.patch.object(ShortBackwardPlan, "__call__", recorded),
+        # Errors show best where there is no rounding.
+        mock.patch.object(short_plan, "_DTYPES", ("float16", "bfloat16", "float32")),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
     ):
@@ -105,8 +108,7 @@ def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[int]) -> None:
 def test_what_is_not_for_one_tile(ran: list[int]) -> None:
     """Keys that several elements share, longer sequences, a long bias whose gradient is a sum, many features."""
     check(*attention((2, 2), k_batch=(2, 1)))
-    check(*attention((2,), 65, 30))
+    check(*attention((2,), 129, 30))
     check(*attention((2,), head_dim=80))
     check_half(*attention((2, 2), 65, 30, dtype="float16", bias=(1, 2, 65, 30)))
-    check_half(*attention((2,), 129, 30, dtype="float16"))
     assert not ran

@@ -22,8 +22,11 @@ from einops_fast.layout import contiguous_strides
 
 __all__ = ["BackwardPlan", "Gradients", "bias_sizes", "is_whole", "parts_of"]
 
-_ROWS = 32
-"""Of a tile in the kernel that sums up ``o * do``."""
+_TILE = 4096
+"""Elements of a tile in the kernel that sums up ``o * do``, at most; but for :data:`_ROWS`."""
+
+_ROWS = 32, 128
+"""Of such a tile, at least and at most."""
 
 _PROGRAMS = 512
 """So many keep a GPU busy: a small bias is summed up in parts."""
@@ -70,7 +73,7 @@ class BackwardPlan:
         rows: queries of all sequences together, if there are several, else of each batch element.
         tilings: of the kernels.
         padded: if not 0, rows' numbers are written once more, for so many queries of each batch element; a multiple of
-            32.
+            128.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class BackwardPlan:
         elements = problem.elements // (problem.sizes[0] if spec.varlen else 1)
         self._rows, self._padded = elements * rows, 2 * elements * padded
         length = padded or rows
+        columns = max(16, 1 << (spec.v_head_dim - 1).bit_length())
+        block = min(max(_ROWS[0], _TILE // columns), _ROWS[1])
         self._delta = KernelCall(
             delta_kernel,
-            (elements * -(-length // _ROWS), 1),
+            (elements * -(-length // block), 1),
             (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows, length),
-            {"f": features, "block": _ROWS, "columns": max(16, 1 << (spec.v_head_dim - 1).bit_length())},
+            {"f": features, "block": block, "columns": columns},
             4,
             1,
         )
@@ -122,7 +127,8 @@ class BackwardPlan:
         if problem.strides.d_bias is not None and not self._direct:
             self._bias = self._bias_call(spec, problem, tilings.bias)
 
-    def _bias_call(self, spec: AttentionSpec, problem: Problem, tiling: Tiling) -> KernelCall:
+    def _bias_call(self, spec: AttentionSpec, problem: Problem, tiling: Tiling, parts: int = 0) -> KernelCall:
+        """Of the kernel for a bias that lacks axes, which sums it up in so many parts; 0 for as many as are good."""
         assert spec.bias is not None
         kept, summed = bias_sizes(problem)
         query_tiles = -(-spec.bias[-2] // tiling.block_m)
@@ -133,7 +139,7 @@ class BackwardPlan:
             steps *= -(-spec.q_len // tiling.block_m)
         if spec.bias[-1] == 1:
             steps *= -(-spec.kv_len // tiling.block_n)
-        self.bias_parts = parts_of(programs, steps)
+        self.bias_parts = parts or parts_of(programs, steps)
         return KernelCall(
             bias_kernel,
             (programs, self.bias_parts),

@@ -1,7 +1,8 @@
 """The gradient of a bias that batch elements share, on Hopper: a program owns tiles of it and goes through these.
 
 One warp has tiles copied, warp groups have 64 queries each, as in the other kernels. A tile's sum stays in registers,
-and elements come in one order, so the bits are the same every time.
+and elements come in one order, so the bits are the same every time. Where a bias has fewer tiles than there are
+programs, each has the sum over some elements only.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -36,22 +37,54 @@ from einops_fast.backends.triton.attention.hopper_tiles import BIAS, D_BIAS, MAS
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["hopper_bias_kernel"]
+__all__ = ["Parts", "hopper_bias_kernel"]
+
+
+class Parts(NamedTuple):
+    """In how many parts the gradient is summed up, and strides: of parts, of batch axes, of queries and of keys."""
+
+    number: Any
+    part: Any
+    first: Any
+    second: Any
+    third: Any
+    row: Any
+    column: Any
 
 
 class _Counts(NamedTuple):
-    """Tiles of the bias along the keys, and batch elements that share each."""
+    """Tiles of the bias along the keys, batch elements that share each, and parts of the sums over these."""
 
     key_tiles: Any
     sharers: Any
+    parts: Any
 
 
 @gluon.jit
-def _position(tile, counts, numbers, tiling: gl.constexpr):
-    """Of a tile: which of the batch elements that differ in their bias it is of, its first query, its block of keys."""
-    at = tile % counts.key_tiles
-    rest = tile // counts.key_tiles
-    return rest // numbers.tiles, rest % numbers.tiles * field(tiling, "rows"), at
+def _tasks(counts, numbers):
+    """How many tiles of sums there are."""
+    return numbers.elements * numbers.tiles * counts.key_tiles * counts.parts.number
+
+
+@gluon.jit
+def _position(task, counts, numbers, tiling: gl.constexpr):
+    """Of a tile of sums: which of the batch elements that differ in their bias it is of, its first query, its block of
+    keys, the part, and which of the elements that share the bias make it up."""
+    at = task % counts.key_tiles
+    rest = task // counts.key_tiles
+    start = rest % numbers.tiles * field(tiling, "rows")
+    own = rest // numbers.tiles
+    part = 0
+    begin = 0
+    end = counts.sharers
+    if field(tiling, "in_parts"):
+        # Programs side by side go through the same elements.
+        part = own // numbers.elements
+        own = own % numbers.elements
+        length = (counts.sharers + counts.parts.number - 1) // counts.parts.number
+        begin = part * length
+        end = min(begin + length, end)
+    return own, start, at, part, begin, end
 
 
 @gluon.jit
@@ -83,8 +116,8 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
     step_bytes: gl.constexpr = pair_bytes(tiling)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
-        own, start, at = _position(tile, counts, numbers, tiling)
+    for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
+        own, start, at, _, begin, past = _position(task, counts, numbers, tiling)
         element = _element(own, 0, numbers, tiling)
         # Even of a tile that isn't seen: the memory has to be waited for, since the gradient leaves from there.
         full = room(shared.added.bias, done, 1, bias_bytes)
@@ -96,7 +129,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
         first, _, _, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
         if (at >= first) & (at < end):
-            for sharer in range(counts.sharers):
+            for sharer in range(begin, past):
                 element = _element(own, sharer, numbers, tiling)
                 stage = count % stages
                 full = room(shared.q, count, stages, step_bytes)
@@ -149,8 +182,8 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
-    for tile in range(gl.program_id(0), numbers.elements * numbers.tiles * counts.key_tiles, gl.num_programs(0)):
-        own, start, at = _position(tile, counts, numbers, tiling)
+    for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
+        own, start, at, part, begin, past = _position(task, counts, numbers, tiling)
         first, whole, whole_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
@@ -158,23 +191,30 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
         there(shared.added.bias, done, 1)
         if (at >= first) & (at < end):
             partly = sides(at, whole, whole_end)
-            for sharer in range(counts.sharers):
+            for sharer in range(begin, past):
                 element = _element(own, sharer, numbers, tiling)
                 total = _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling, group)
                 count += 1
-        # The sum leaves from where the bias was.
-        flat(shared.added.bias.buffers, group).store(total.to(d_bias.dtype))
-        fence_async_shared()
         place = coordinates(_element(own, 0, numbers, tiling), start + 64 * group, at * block, D_BIAS, numbers, tiling)
-        tma.async_copy_shared_to_global(d_bias, place, shared.added.bias.buffers.index(group))
-        tma.store_wait(0)
+        if field(tiling, "in_parts"):
+            a, b, c, _, _ = place
+            parts = counts.parts
+            into = d_bias + part * parts.part + a * parts.first + b * parts.second + c * parts.third
+            into += (i * parts.row)[:, None] + (j * parts.column)[None, :]
+            gl.store(into, total, mask=(i < numbers.q_len)[:, None] & (j < numbers.kv_len)[None, :])
+        else:
+            # The sum leaves from where the bias was.
+            flat(shared.added.bias.buffers, group).store(total.to(d_bias.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(d_bias, place, shared.added.bias.buffers.index(group))
+            tma.store_wait(0)
         released(shared.added.bias, done, 1)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
 
 
 @gluon.jit
 def hopper_bias_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, rows, key_tiles, sharers, numbers,
+    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, rows, key_tiles, sharers, parts, numbers,
     tiling: gl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the bias; see :func:`hopper_kernel`.
@@ -182,6 +222,7 @@ def hopper_bias_kernel(
     Args:
         key_tiles: tiles of the bias along the keys.
         sharers: batch elements that share each.
+        parts: of the sums over these, which are float32 if there are several, at the address ``d_bias``.
         numbers: its elements are those whose bias differs.
     """
     groups: gl.constexpr = field(tiling, "groups")
@@ -199,7 +240,7 @@ def hopper_bias_kernel(
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, rows, tiling))
     fence_async_shared()
     barrier()
-    counts = _Counts(key_tiles, sharers)
+    counts = _Counts(key_tiles, sharers, parts)
     gl.warp_specialize(
         [
             (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 0)),

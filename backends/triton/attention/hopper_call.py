@@ -76,7 +76,7 @@ class HopperCall:
         function: the kernel.
         tiling: what it is specialised for.
         arrays: by the kernel's names and in its order; ``None`` for those that there aren't.
-        scalars: the numbers after that, by the kernel's names.
+        scalars: the numbers after that, or tuples of these, by the kernel's names.
         numbers: the last ones.
         programs: how many there are.
         even: of the last numbers those for which it matters whether they are multiples of 16.
@@ -87,7 +87,7 @@ class HopperCall:
         function: Any,
         tiling: HopperTiling | DecodeTiling,
         arrays: Mapping[str, Array | None],
-        scalars: Mapping[str, float],
+        scalars: Mapping[str, Any],
         numbers: Numbers | DecodeNumbers,
         programs: int,
         even: Sequence[str] = ("q_len", "padded"),
@@ -200,6 +200,8 @@ class Layouts:
         dtype = "uint8" if name == "mask" else self._bias_dtype
         if along is None or (name == "d_bias" and not tiling.d_bias):
             return None
+        if name == "d_bias" and tiling.in_parts:
+            return Array("float32", aligned=False)
         if along != (True, True):
             return Array(dtype, aligned=False)
         box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)

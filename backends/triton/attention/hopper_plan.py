@@ -9,12 +9,12 @@ from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
-from einops_fast.backends.triton.attention.backward_plan import BackwardPlan
+from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, bias_sizes
 from einops_fast.backends.triton.attention.copyable import copyable, odd_added, reachable
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper import hopper_kernel
-from einops_fast.backends.triton.attention.hopper_bias_gradient import hopper_bias_kernel
-from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts, padded
+from einops_fast.backends.triton.attention.hopper_bias_gradient import Parts, hopper_bias_kernel
+from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array, HopperCall, Layouts, of_batch, padded
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
 from einops_fast.backends.triton.attention.hopper_shapes import (
@@ -26,6 +26,7 @@ from einops_fast.backends.triton.attention.hopper_shapes import (
     has_added,
     is_small,
     is_wide,
+    parts_of_sums,
     shared_bytes,
 )
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTiling, Places, pair_bytes
@@ -160,27 +161,30 @@ class HopperBackwardPlan(BackwardPlan):
         bias_dtype: str = "",
     ) -> None:
         super().__init__(spec, problem, rows, tilings, padded(spec))
-        shared = self._bias is not None and self.bias_parts == 1
-        self._room: RowCopies | None = None
-        if shared and (odd := odd_added(problem, "d_bias", bias_dtype)) is not None:
-            self._room = RowCopies({"d_bias": (odd, bias_dtype)})
-            problem = replace(problem, strides=problem.strides._replace(**self._room.strides))
         self._given = spec, problem, units, bias_dtype
         self._bounds: dict[Any, MaskBounds | None] = {}
+        self._hopper_bias: HopperCall | None = None
+        self._room: RowCopies | None = None
+        by_score = problem.strides.d_bias is not None and problem.features.bias == (True, True)
+        shared = by_score and not self._direct
+        if shared:
+            tiling, parts = self._shared_bias_tiling()
+            self._bias = self._bias_call(spec, problem, tilings.bias, parts)
+        if by_score and self.bias_parts == 1:
+            odd = odd_added(problem, "d_bias", bias_dtype)
+            if odd is not None:
+                self._room = RowCopies({"d_bias": (odd, bias_dtype)})
+                problem = replace(problem, strides=problem.strides._replace(**self._room.strides))
+                self._given = spec, problem, units, bias_dtype
         strides = problem.strides
-        writable = (
-            strides.d_bias is not None
-            and problem.features.bias == (True, True)
-            and copyable(strides.d_bias, ITEM_SIZES[bias_dtype])
-        )
+        writable = by_score and copyable(strides.d_bias, ITEM_SIZES[bias_dtype])
         whole = self._direct and strides.d_bias is not None
         self._hopper_keys = self._keys_calls() if strides.dk is not None else ()
         self._hopper_queries: HopperCall | None = None
         if strides.dq is not None and (writable or not whole):
             self._hopper_queries = self._queries_call(whole)
-        self._hopper_bias: HopperCall | None = None
-        if shared and writable:
-            self._hopper_bias = self._shared_bias_call()
+        if shared and (writable or self.bias_parts > 1):
+            self._hopper_bias = self._shared_bias_call(tiling)
 
     def _call(
         self,
@@ -188,7 +192,7 @@ class HopperBackwardPlan(BackwardPlan):
         tiling: HopperTiling,
         names: Sequence[str],
         added: Sequence[str],
-        scalars: Mapping[str, float],
+        scalars: Mapping[str, Any],
         elements: int,
         length: int,
         times: int = 1,
@@ -252,8 +256,9 @@ class HopperBackwardPlan(BackwardPlan):
         elements = problem.elements
         return self._call(hopper_queries_kernel, tiling, given, added, scalars, elements, spec.q_len, bounded=True)
 
-    def _shared_bias_call(self) -> HopperCall:
-        spec, problem, _, bias_dtype = self._given
+    def _shared_bias_tiling(self) -> tuple[HopperTiling, int]:
+        """Of the kernel for a bias that batch elements share, and in how many parts it sums these up."""
+        spec, problem, units, bias_dtype = self._given
         features = problem.features
         shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
         if is_small(spec) and not (features.masked or features.left or features.right or bias_dtype == "float32"):
@@ -267,11 +272,21 @@ class HopperBackwardPlan(BackwardPlan):
             lambda tiling: tiling.stages * pair_bytes(tiling) + tiling.rows * tiling.block * tiling.bias_item,
             d_bias=True,
         )
-        own = prod(size for size, stride in zip(problem.sizes, problem.strides.d_bias, strict=False) if stride)
+        own = prod(bias_sizes(problem)[0])
+        tiles = own * -(-spec.q_len // tiling.rows) * -(-spec.kv_len // tiling.block)
+        parts = parts_of_sums(tiles, problem.elements // own, units)
+        return replace(tiling, in_parts=parts > 1), parts
+
+    def _shared_bias_call(self, tiling: HopperTiling) -> HopperCall:
+        spec, problem, _, _ = self._given
+        assert spec.bias is not None
+        own = prod(bias_sizes(problem)[0])
         key_tiles = -(-spec.kv_len // tiling.block)
-        scalars = {"key_tiles": key_tiles, "sharers": problem.elements // own}
-        added = "bias", "mask", "d_bias"
-        return self._call(hopper_bias_kernel, tiling, _OPERANDS, added, scalars, own, spec.q_len, key_tiles)
+        *batch, row, column = problem.strides.d_bias
+        parts = Parts._make((self.bias_parts, prod(spec.bias), *of_batch(tuple(batch), 0), row, column))
+        scalars: dict[str, Any] = {"key_tiles": key_tiles, "sharers": problem.elements // own, "parts": parts}
+        added, times = ("bias", "mask", "d_bias"), key_tiles * self.bias_parts
+        return self._call(hopper_bias_kernel, tiling, _OPERANDS, added, scalars, own, spec.q_len, times)
 
     def _bounds_of(self, function: Any, memory: Memory, device: int, like: Any, extras: Extras) -> Any:
         """The mask's bounds for a kernel, if it goes by them."""
@@ -292,17 +307,27 @@ class HopperBackwardPlan(BackwardPlan):
     def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, dq, d_bias, extras = arrays
         bounds = self._bounds_of(hopper_queries_kernel, memory, device, q, extras)
-        given = (q, k, v, d_out, dq, extras.bias, extras.mask, d_bias, bounds, padded)
+        written = self._rooms(memory, d_bias)
+        given = (q, k, v, d_out, dq, extras.bias, extras.mask, written, bounds, padded)
         if self._hopper_queries is None or not self._hopper_queries(memory, device, *given):
             super()._run_queries(memory, device, padded, *arrays)
+        else:
+            self._back(memory, device, written, d_bias)
 
     def _run_bias(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, d_bias, extras = arrays
-        gradients = written = {"d_bias": d_bias}
-        if self._room is not None:
-            written = self._room.rooms(memory, gradients)
-        given = (q, k, v, d_out, extras.bias, extras.mask, written["d_bias"], padded)
+        written = self._rooms(memory, d_bias)
+        given = (q, k, v, d_out, extras.bias, extras.mask, written, padded)
         if self._hopper_bias is None or not self._hopper_bias(memory, device, *given):
             super()._run_bias(memory, device, padded, *arrays)
-        elif self._room is not None:
-            self._room.back(memory, device, written, gradients)
+        else:
+            self._back(memory, device, written, d_bias)
+
+    def _rooms(self, memory: Memory, d_bias: Any) -> Any:
+        """Memory for the gradient of the bias where the hardware can write it, if it can't where that belongs."""
+        return d_bias if self._room is None else self._room.rooms(memory, {"d_bias": d_bias})["d_bias"]
+
+    def _back(self, memory: Memory, device: int, written: Any, d_bias: Any) -> None:
+        if written is not d_bias:
+            assert self._room is not None
+            self._room.back(memory, device, {"d_bias": written}, {"d_bias": d_bias})

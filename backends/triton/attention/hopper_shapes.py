@@ -21,6 +21,7 @@ __all__ = [
     "has_added",
     "is_small",
     "is_wide",
+    "parts_of_sums",
     "power",
     "shared_bytes",
 ]
@@ -166,3 +167,20 @@ def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
         return [*(Shape(2, 128, stages, 2) for stages in (4, 3, 2)), Shape(2, 128, 2), Shape(2, 64, 2)]
     return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
+
+
+def parts_of_sums(tiles: int, sharers: int, units: int) -> int:
+    """In how many parts to sum up the gradient of a bias with so many tiles, each of which so many elements share.
+
+    By time, in that of a step from one element to the next: a tile's beginning and end take about as long as four, and
+    adding parts together about as long as eight and a fiftieth for each tile.
+
+    Args:
+        units: multiprocessors of the device.
+    """
+
+    def steps(parts: int) -> float:
+        found = -(-tiles * parts // units) * (-(-sharers // parts) + 4)
+        return found if parts == 1 else found + 8 + tiles * parts / 50
+
+    return min(range(1, min(sharers, max(1, 2 * units // tiles)) + 1), key=steps)

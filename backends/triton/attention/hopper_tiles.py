@@ -70,6 +70,7 @@ class HopperTiling:
         bounded: what the mask hides at both ends of a tile is left out.
         bias_item: bytes of an element of the bias.
         d_bias: whether the gradient of the bias is written.
+        in_parts: it is a sum whose parts are written, each by programs of their own.
         own: tiles that shared memory holds; with two, the next one comes early.
         second: stages of the second of a block's two arrays, where it has fewer; else 0.
         three_quarters: whether of ``head`` and of ``v_head`` only so many features are there; see :meth:`boxes`.
@@ -93,6 +94,7 @@ class HopperTiling:
     bounded: bool = False
     bias_item: int = 2
     d_bias: bool = False
+    in_parts: bool = False
     own: int = 1
     second: int = 0
     three_quarters: tuple[bool, bool] = (False, False)

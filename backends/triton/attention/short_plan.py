@@ -17,6 +17,9 @@ from einops_fast.layout import contiguous_strides
 
 __all__ = ["ShortBackwardPlan", "suits_short"]
 
+_DTYPES = ("float16", "bfloat16")
+"""Products of others would take more registers than there are."""
+
 _MOST_FEATURES = 64
 
 _FEW = 64
@@ -28,13 +31,12 @@ _MOST = 128
 
 def suits_short(spec: AttentionSpec, problem: Problem) -> bool:
     """Whether all positions fit into one tile, and nobody else adds to what a program writes."""
-    if spec.dtype == "float64" or spec.varlen or spec.cache or spec.page_size:
+    if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
     if problem.features.shared or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
         return False
     summed = problem.strides.d_bias is not None and not is_whole(spec)
-    most = _FEW if summed or spec.dtype == "float32" else _MOST
-    return max(spec.q_len, spec.kv_len) <= most
+    return max(spec.q_len, spec.kv_len) <= (_FEW if summed else _MOST)
 
 
 class ShortBackwardPlan:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.cost import ITEM_SIZES
 
@@ -83,6 +84,17 @@ _FORWARD: _Table = {
     8: {64: [(32, 32, 4, 1)], 128: [(16, 32, 4, 1), (16, 16, 4, 1)], 256: [(16, 16, 4, 1)]},
 }
 
+_FORWARD_UNEVEN: _Table = {
+    **_FORWARD,
+    2: {
+        64: [(128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 8, 2)],
+        128: [(128, 32, 8, 3), (64, 64, 8, 3), (64, 32, 4, 3), (64, 32, 4, 2)],
+        256: [(64, 32, 8, 2), (32, 32, 4, 2), (32, 32, 4, 1)],
+    },
+}
+"""Where elements of a bias or a mask are loaded one by one, which takes registers: two thousand bytes of a thread's were
+spilled else, and it took 15 times as long."""
+
 _KEYS: _Table = {
     2: {
         64: [(64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
@@ -118,7 +130,14 @@ def forward_tilings(
     if spec.q_len <= FEW_QUERIES:
         return _decode_tilings(spec, problem, capability, processors)
     found = []
-    for block_m, block_n, warps, stages in _table(_FORWARD, spec):
+    uneven = any(
+        along == (True, True) and not copyable(strides, ITEM_SIZES["float16"])
+        for along, strides in (
+            (problem.features.bias, problem.strides.bias),
+            (problem.features.mask, problem.strides.mask),
+        )
+    )
+    for block_m, block_n, warps, stages in _table(_FORWARD_UNEVEN if uneven else _FORWARD, spec):
         tiling = Tiling(min(block_m, _block(spec.q_len)), min(block_n, _block(spec.kv_len)), warps, stages)
         found.append(tiling)
     return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
