@@ -26,8 +26,9 @@ from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gr
 from einops_fast.backends.triton.attention.heads_apart import pays_apart
 from einops_fast.backends.triton.attention.hopper_padded_plan import PaddedBackwardPlan, on_copies
 from einops_fast.backends.triton.attention.hopper_plan import HopperBackwardPlan, suits_hopper_backward
+from einops_fast.backends.triton.attention.parts_sum import parts_sum
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
-from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan, suits_short
+from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan, suits_short_backward
 from einops_fast.backends.triton.attention.tilings import backward_tilings
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.layout import contiguous_strides, dense_strides
@@ -96,11 +97,14 @@ class GradientsOfCall:
             ("q", "k", "v", "d_out", "dq", "dk", "dv"),
             bias_dtype,
             partial(problem_of, spec, apart=apart),
-            lambda found: not suits_short(spec, found) and suits_hopper_backward(spec, found, capability, bias_dtype),
+            lambda found: (
+                not suits_short_backward(spec, found, units)
+                and suits_hopper_backward(spec, found, capability, bias_dtype)
+            ),
         )
         tilings = backward_tilings(spec, found, capability)[0]
         self.run: BackwardPlan | PaddedBackwardPlan | ShortBackwardPlan
-        if suits_short(spec, found):
+        if suits_short_backward(spec, found, units):
             self.run = ShortBackwardPlan(spec, found)
         elif suits_hopper_backward(spec, found, capability, bias_dtype):
             hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
@@ -114,6 +118,8 @@ class GradientsOfCall:
                 if missing and own is not None:
                     self._layouts[at] = *own[:2], getattr(torch, self._sums)
         self._zeros = spec.varlen
+        parts = self.run.bias_parts if of_bias else 1
+        self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
         """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
@@ -137,7 +143,11 @@ class GradientsOfCall:
             for array in (into.q, into.k, into.v):
                 if array is not None:
                     array.zero_()
-        return into, self.run(self._memory, device, operands, results, given, extras, into)
+        delta = self.run(self._memory, device, operands, results, given, extras, into)
+        if self._parts_sum is not None:
+            parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
+            self._parts_sum(self._memory, device, parts, into.bias)
+        return into, delta
 
     def _arrays(self) -> Gradients:
         """Memory for the gradients of q, k and v that are wanted."""
@@ -152,10 +162,8 @@ class GradientsOfCall:
     def _bias_array(self, bias: Any) -> Any:
         """Memory for the gradient of the bias, or for the parts that it is the sum of."""
         shape, strides = self._bias
-        if self.run.bias_parts > 1:
-            elements = prod(shape)
-            parts = self._memory.workspace(bias, self.run.bias_parts * elements, self._sums)
-            return parts.as_strided((self.run.bias_parts, *shape), (elements, *strides))
+        if self._parts_sum is not None:
+            return self._memory.workspace(bias, self.run.bias_parts * prod(shape), self._sums)
         found = self._new(shape, strides, bias.dtype)
         return found.zero_() if self.run.bias_starts_at_zero else found
 

@@ -36,6 +36,7 @@ from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_decode_plan import HopperDecodePlan, decode_tiling, suits_decode
 from einops_fast.backends.triton.attention.hopper_padded_plan import PaddedForwardPlan, on_copies
 from einops_fast.backends.triton.attention.hopper_plan import HopperForwardPlan, suits_hopper
+from einops_fast.backends.triton.attention.short_plan import ShortForwardPlan, suits_short
 from einops_fast.backends.triton.attention.tilings import forward_tilings
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.layout import contiguous_strides
@@ -85,11 +86,13 @@ class AttentionCall:
             ("q", "k", "v", "out"),
             of_bias,
             partial(problem_of, spec),
-            lambda found: suits_hopper(spec, found, capability, of_bias),
+            lambda found: not suits_short(spec, found, units) and suits_hopper(spec, found, capability, of_bias),
         )
         plan = ForwardPlan(spec, found, rows, forward_tilings(spec, found, capability, units)[0])
-        self._run: ForwardPlan | HopperForwardPlan | PaddedForwardPlan | HopperDecodePlan = plan
-        if suits_hopper(spec, found, capability, of_bias):
+        self._run: ForwardPlan | HopperForwardPlan | PaddedForwardPlan | HopperDecodePlan | ShortForwardPlan = plan
+        if suits_short(spec, found, units):
+            self._run = ShortForwardPlan(spec, found)
+        elif suits_hopper(spec, found, capability, of_bias):
             hopper = HopperForwardPlan(spec, found, units, plan, of_bias)
             self._run = PaddedForwardPlan(hopper, copies) if copies else hopper
         elif suits_decode(spec, found, capability):
@@ -162,15 +165,12 @@ class AttentionCall:
                 into, delta = prepared(self._device, *given)
         if prepared.simple:
             return into.q, into.k, into.v, None, None
-        of_q, of_k, of_v, of_bias, of_sinks = prepared.wanted
-        d_bias = into.bias
-        if of_bias and prepared.run.bias_parts > 1:
-            d_bias = d_bias.sum(0).to(extras.bias.dtype)
+        of_q, of_k, of_v, _, of_sinks = prepared.wanted
         return (
             prepared.summed(0, into.q, q) if of_q else None,
             prepared.summed(1, into.k, k) if of_k else None,
             prepared.summed(2, into.v, v) if of_v else None,
-            d_bias,
+            into.bias,
             self._of_sinks(extras, lse, delta.view(lse.shape)) if of_sinks else None,
         )
 

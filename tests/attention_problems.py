@@ -83,7 +83,8 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
         mock.patch.object(torch_attention_runs, "_calls", {}),
         mock.patch.object(torch_attention_runs, "forward_tilings", return_value=[forward]),
         mock.patch.object(torch_attention_gradients, "backward_tilings", return_value=[chosen]),
-        mock.patch.object(torch_attention_gradients, "suits_short", return_value=False),
+        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
+        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""The kernel that makes all gradients of short attention at once, against float64 and with poisoned memory."""
+"""The kernels that have all positions of short attention at once, against float64 and with poisoned memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[int]) -> None:
     spec, inputs = attention(dropout_p=0.3)
     inputs.seed = torch.tensor([5], device=DEVICE)
     found = run(spec, inputs)
-    with mock.patch("einops_fast.backends.torch_attention_gradients.suits_short", return_value=False):
+    with mock.patch("einops_fast.backends.torch_attention_gradients.suits_short_backward", return_value=False):
         torch_attention_runs._calls.clear()
         expected = run(spec, inputs)
     assert len(ran) == 1

@@ -73,12 +73,14 @@ def score_gradients(
     numbers,
     f: tl.constexpr,
     masked: tl.constexpr,
+    bias=None,
 ):
     """Weights (after dropping some), the gradient of scores, and that of scaled products; in either orientation.
 
     ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
+    For ``bias``, see :func:`scored`.
     """
-    score, derivative = scored(products, i, j, head, strides, numbers, f)
+    score, derivative = scored(products, i, j, head, strides, numbers, f, bias)
     weights = tl.exp2(score * factor_of(numbers, f) - log)
     if masked:
         weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)

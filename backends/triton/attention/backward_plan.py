@@ -50,16 +50,16 @@ def is_whole(spec: AttentionSpec) -> bool:
     return spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
 
 
-def bias_sizes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes of the batch axes that the gradient of the bias has, and of those that it lacks; 1 for the others."""
+def bias_sizes(problem: Problem, name: str = "d_bias") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of the batch axes that a bias or its gradient has, and of those that it lacks; 1 for the others."""
     # An axis that it lacks has stride 0; one of the batch has at least two elements.
-    has = [stride != 0 for stride in problem.strides.d_bias[:-2]]
+    has = [stride != 0 for stride in getattr(problem.strides, name)[:-2]]
     kept = tuple(size if is_own else 1 for size, is_own in zip(problem.sizes, has, strict=True))
     return kept, tuple(1 if is_own else size for size, is_own in zip(problem.sizes, has, strict=True))
 
 
 def parts_of(programs: int, steps: int) -> int:
-    """In how many parts to sum up the gradient of a bias whose tiles keep so many programs busy."""
+    """In how many parts to go through what shares a bias, whose tiles keep so many programs busy."""
     return max(1, min(_PROGRAMS // max(1, programs), steps))
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["LN2", "LOG2E", "allowed", "drawn", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
+__all__ = ["LN2", "LOG2E", "allowed", "bias_at", "drawn", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -96,8 +96,19 @@ def _lowest(features):
 
 
 @triton.jit
-def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
-    """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product."""
+def bias_at(i, j, head, strides, f: tl.constexpr):
+    """The bias of a tile of scores; 0 beyond the last query and the last key."""
+    along: tl.constexpr = field(f, "bias")
+    places = head.bias + _score_places(i, j, strides.bias, f, along)
+    return tl.load(places, mask=_score_exists(i, j, head, along), other=0)
+
+
+@triton.jit
+def scored(products, i, j, head, strides, numbers, f: tl.constexpr, bias=None):
+    """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product.
+
+    ``bias`` is the tile's, where it has been loaded before.
+    """
     derivative = 1.0
     if field(f, "folded"):
         score = products
@@ -109,11 +120,11 @@ def scored(products, i, j, head, strides, numbers, f: tl.constexpr):
             score = cap * bent
             derivative = 1.0 - bent * bent
         if field(f, "biased"):
-            along: tl.constexpr = field(f, "bias")
-            bias = tl.load(
-                head.bias + _score_places(i, j, strides.bias, f, along), mask=_score_exists(i, j, head, along), other=0
-            )
-            score = score + bias.to(kept_type(f))
+            if bias is None:
+                added = bias_at(i, j, head, strides, f)
+            else:
+                added = bias
+            score = score + added.to(kept_type(f))
         if field(f, "alibi"):
             score = score - head.slope * tl.abs(i + head.shift - j).to(kept_type(f))
         if field(f, "biased") and head.bias.dtype.element_ty != tl.float16:

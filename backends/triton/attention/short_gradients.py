@@ -1,6 +1,6 @@
-"""All gradients of short attention in one pass: a program has all queries and keys of a batch element at once.
+"""All gradients of short attention in one pass, in programs like those of :mod:`short`.
 
-So nothing is read or computed twice, and no kernel comes before it.
+Nothing is read or computed twice, and no kernel comes before it.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -24,9 +24,10 @@ from einops_fast.backends.triton.attention.loading import (
     store_rows,
 )
 from einops_fast.backends.triton.attention.score import LOG2E, scale_of, segments_at
+from einops_fast.backends.triton.attention.short import bias_of, elements_of, sharer
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["short_kernel"]
+__all__ = ["short_gradients_kernel"]
 
 
 @triton.jit
@@ -55,6 +56,7 @@ def _row_numbers(arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f
 def _element(
     total,
     number,
+    bias,
     arrays,
     rows_arrays,
     gradients,
@@ -109,7 +111,7 @@ def _element(
         seed = tl.load(extras.seed)
     weights, d_score, gradient = score_gradients(
         products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-        head, strides, lengths, numbers, f, True,
+        head, strides, lengths, numbers, f, True, bias,
     )  # fmt: skip
     zero = tl.full((), 0, tl.int64)
     if d_bias is not None:
@@ -152,7 +154,7 @@ def _element(
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
-def short_kernel(
+def short_gradients_kernel(
     q,
     k,
     v,
@@ -169,9 +171,7 @@ def short_kernel(
     extras,
     strides,
     sizes,
-    kept_sizes,
-    summed_sizes,
-    place,
+    sharing,
     summed,
     parts,
     q_len,
@@ -189,40 +189,35 @@ def short_kernel(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """Write all gradients that there are arrays for, and ``delta``, of the batch elements of a program.
+    """Write all gradients that there are arrays for, and ``delta``.
 
     Args:
-        d_bias: the gradient of a bias that has all axes.
-        sums: that of one that lacks batch axes, in ``parts``; a program then goes through the elements of part
-            number ``program_id(1)`` that share the bias. Else it has one element.
-        kept_sizes: of the batch axes that the bias has; 1 for the others.
-        summed_sizes: of those that it lacks; 1 for the others.
-        place: row-major strides of the batch axes.
-        summed: batch elements that share a bias.
+        d_bias: for the gradient of a bias that has all axes.
+        sums: for that of one that lacks some, in ``parts``, over the batch elements of each.
+        sharing, summed, parts: see :func:`elements_of`; ``sharing`` is ``None`` where a program has one element.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
-    acc: tl.constexpr = kept_type(f)
     arrays = (q, k, v, d_out)
     rows_arrays = (out, lse, d_lse, delta)
     gradients = (dq, dk, dv, d_bias)
-    total = tl.zeros((block_m, block_n), acc)
-    if sums is None:
+    total = tl.zeros((block_m, block_n), kept_type(f))
+    if sharing is None:
         _element(
-            total, tl.program_id(0), arrays, rows_arrays, gradients, extras, strides, sizes, lengths, numbers,
+            total, tl.program_id(0), None, arrays, rows_arrays, gradients, extras, strides, sizes, lengths, numbers,
             f, block_m, block_n,
         )  # fmt: skip
     else:
-        first = counted(tl.program_id(0), kept_sizes, place, 0, axes)
-        part = tl.program_id(1)
-        length = tl.cdiv(summed, parts)
-        for step in range(part * length, min((part + 1) * length, summed)):
-            number = first + counted(step, summed_sizes, place, 0, axes)
+        first, begin, end = elements_of(sharing, summed, parts, axes)
+        bias = bias_of(first, extras, strides, sizes, lengths, f, block_m, block_n)
+        # What doesn't depend on the element stays where it is: outside the loop, it would take registers.
+        for step in tl.range(begin, end, disable_licm=True):
             total = _element(
-                total, number, arrays, rows_arrays, gradients, extras, strides, sizes, lengths, numbers,
-                f, block_m, block_n,
+                total, sharer(first, step, sharing, axes), bias, arrays, rows_arrays, gradients, extras, strides,
+                sizes, lengths, numbers, f, block_m, block_n,
             )  # fmt: skip
-        zero = tl.full((), 0, tl.int64)
-        into = sums + counted(first, sizes, strides.d_bias, 0, axes) + part * (zero + strides.parts[0])
-        store_sum(into, total, 0, 0, strides, lengths, f)
+        if sums is not None:
+            part = tl.program_id(1) * (tl.full((), 0, tl.int64) + strides.parts[0])
+            into = sums + counted(first, sizes, strides.d_bias, 0, axes) + part
+            store_sum(into, total, 0, 0, strides, lengths, f)

@@ -1,4 +1,4 @@
-"""The one launch that makes all gradients of short attention, put together once; see :mod:`backward_plan`."""
+"""The launches of the kernels for short attention, put together once: see :mod:`forward_plan`, :mod:`backward_plan`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import Gradients, bias_sizes, is_whole, parts_of
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.attention.short_gradients import short_kernel
+from einops_fast.backends.triton.attention.short import short_forward_kernel
+from einops_fast.backends.triton.attention.short_gradients import short_gradients_kernel
+from einops_fast.backends.triton.attention.tilings import FEW_QUERIES
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.layout import contiguous_strides
 
-__all__ = ["ShortBackwardPlan", "suits_short"]
+__all__ = ["ShortBackwardPlan", "ShortForwardPlan", "suits_short", "suits_short_backward"]
 
 _DTYPES = ("float16", "bfloat16")
 """Products of others would take more registers than there are."""
@@ -23,20 +25,100 @@ _DTYPES = ("float16", "bfloat16")
 _MOST_FEATURES = 64
 
 _FEW = 64
-"""Positions of a tile that four warps work on."""
+"""Positions of a tile that four warps work on, of which several are at work on a multiprocessor."""
 
 _MOST = 128
-"""Positions; with a bias whose gradient is a sum, which takes registers, :data:`_FEW`."""
+"""Positions, if there are few batch elements."""
+
+_ROUNDS = 4
+"""Tiles of so many positions, one on each multiprocessor, up to which there are few."""
 
 
-def suits_short(spec: AttentionSpec, problem: Problem) -> bool:
-    """Whether all positions fit into one tile, and nobody else adds to what a program writes."""
+def suits_short(spec: AttentionSpec, problem: Problem, units: int) -> bool:
+    """Whether all positions fit into one tile, and that takes less time than tiles that follow each other.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernels take it.
+        units: multiprocessors of the device.
+    """
     if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
-    if problem.features.shared or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
         return False
+    if problem.features.shared and spec.q_len <= FEW_QUERIES:
+        # One tile has the queries of all heads that share keys.
+        return False
+    longest = max(spec.q_len, spec.kv_len)
+    return longest <= _FEW or (longest <= _MOST and problem.elements <= _ROUNDS * units)
+
+
+def suits_short_backward(spec: AttentionSpec, problem: Problem, units: int) -> bool:
+    """The same of the gradients. Nobody else may add to what a program writes."""
     summed = problem.strides.d_bias is not None and not is_whole(spec)
-    return max(spec.q_len, spec.kv_len) <= (_FEW if summed else _MOST)
+    # Sums take registers.
+    fits = not summed or max(spec.q_len, spec.kv_len) <= _FEW
+    return fits and not problem.features.shared and suits_short(spec, problem, units)
+
+
+class _Sharing:
+    """How batch elements that share a bias are divided among programs: what the kernels take for it.
+
+    Args:
+        problem: what is computed.
+        name: of the bias or its gradient, if elements share it, else empty: then each program has one element.
+    """
+
+    def __init__(self, problem: Problem, name: str) -> None:
+        self.programs, self.parts = problem.elements, 1
+        self.arguments: tuple[Any, ...] = (None, 1, 1)
+        if name:
+            kept, summed = bias_sizes(problem, name)
+            self.programs = prod(kept)
+            self.parts = parts_of(self.programs, prod(summed))
+            sharing = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
+            self.arguments = sharing, prod(summed), self.parts
+
+
+def _is_shared(problem: Problem) -> bool:
+    """Whether batch elements share a bias that it pays to load once for several."""
+    return problem.features.bias == (True, True) and prod(bias_sizes(problem, "bias")[1]) > 1
+
+
+def _tile(spec: AttentionSpec) -> tuple[tuple[int, int], int]:
+    """Queries and keys of a tile, and warps that work on it."""
+    block_m, block_n = (max(16, 1 << (length - 1).bit_length()) for length in (spec.q_len, spec.kv_len))
+    return (block_m, block_n), 4 if block_m * block_n <= _FEW * _FEW else 8
+
+
+class ShortForwardPlan:
+    """A forward call; see :class:`ForwardPlan`.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernels take it; see :func:`suits_short`.
+    """
+
+    def __init__(self, spec: AttentionSpec, problem: Problem) -> None:
+        sharing = _Sharing(problem, "bias" if _is_shared(problem) else "")
+        (block_m, block_n), warps = _tile(spec)
+        self._call = KernelCall(
+            short_forward_kernel,
+            (sharing.programs, sharing.parts),
+            (
+                problem.strides_of("out"),
+                problem.counting,
+                *sharing.arguments,
+                *problem.runtime(problem.elements, 1),
+            ),
+            {"f": problem.features, "block_m": block_m, "block_n": block_n},
+            warps,
+            1,
+        )
+
+    def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
+        """Write ``out`` and ``lse``."""
+        self._call(memory, device, q, k, v, out, lse, extras)
 
 
 class ShortBackwardPlan:
@@ -44,7 +126,7 @@ class ShortBackwardPlan:
 
     Args:
         spec: what was computed.
-        problem: the same, as the kernels take it; see :func:`suits_short`.
+        problem: the same, as the kernels take it; see :func:`suits_short_backward`.
     """
 
     bias_starts_at_zero = False
@@ -53,31 +135,26 @@ class ShortBackwardPlan:
         self._sums = accumulator(spec.dtype)
         self._rows = problem.elements * spec.q_len
         self._direct = is_whole(spec)
-        self.bias_parts = 1
-        programs, kept, summed = problem.elements, problem.sizes, (1,) * len(problem.sizes)
         strides = problem.strides_of("out", "d_out", "dq", "dk", "dv", "d_bias")
-        if strides.d_bias is not None and not self._direct:
+        summed = strides.d_bias is not None and not self._direct
+        sharing = _Sharing(problem, "d_bias" if summed else "bias" if _is_shared(problem) else "")
+        self.bias_parts = 1
+        if summed:
             assert spec.bias is not None
-            kept, summed = bias_sizes(problem)
-            programs = prod(kept)
-            self.bias_parts = parts_of(programs, prod(summed))
+            self.bias_parts = sharing.parts
             strides = strides._replace(parts=(prod(spec.bias),))
-        blocks = [max(16, 1 << (length - 1).bit_length()) for length in (spec.q_len, spec.kv_len)]
+        (block_m, block_n), warps = _tile(spec)
         self._call = KernelCall(
-            short_kernel,
-            (programs, self.bias_parts),
+            short_gradients_kernel,
+            (sharing.programs, sharing.parts),
             (
                 strides,
                 problem.counting,
-                (ANY, *kept[1:]),
-                (ANY, *summed[1:]),
-                contiguous_strides(problem.sizes),
-                prod(summed),
-                self.bias_parts,
+                *sharing.arguments,
                 *problem.runtime(problem.elements, 1),
             ),
-            {"f": problem.features, "block_m": blocks[0], "block_n": blocks[1]},
-            4 if prod(blocks) <= _FEW * _FEW else 8,
+            {"f": problem.features, "block_m": block_m, "block_n": block_n},
+            warps,
             1,
         )
 
@@ -95,7 +172,5 @@ class ShortBackwardPlan:
         (q, k, v), (out, lse), (d_out, d_lse) = operands, results, gradients_in
         delta = memory.workspace(q, self._rows, self._sums)
         direct, sums = (into.bias, None) if self._direct else (None, into.bias)
-        self._call(
-            memory, device, q, k, v, d_out, out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras
-        )  # fmt: skip
+        self._call(memory, device, q, k, v, d_out, out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras)
         return delta

@@ -92,8 +92,8 @@ _FORWARD_UNEVEN: _Table = {
         256: [(64, 32, 8, 2), (32, 32, 4, 2), (32, 32, 4, 1)],
     },
 }
-"""Where elements of a bias or a mask are loaded one by one, which takes registers: two thousand bytes of a thread's were
-spilled else, and it took 15 times as long."""
+"""Where elements of a bias or a mask are loaded one by one, which takes registers: of larger tiles, threads spill
+thousands of bytes, and they took 15 times as long."""
 
 _KEYS: _Table = {
     2: {
