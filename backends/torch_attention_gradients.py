@@ -105,7 +105,7 @@ class GradientsOfCall:
         tilings = backward_tilings(spec, found, capability)[0]
         self.run: BackwardPlan | PaddedBackwardPlan | ShortBackwardPlan
         if suits_short_backward(spec, found, units):
-            self.run = ShortBackwardPlan(spec, found)
+            self.run = ShortBackwardPlan(spec, found, units)
         elif suits_hopper_backward(spec, found, capability, bias_dtype):
             hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
             self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
@@ -135,7 +135,7 @@ class GradientsOfCall:
         given: tuple[Any, Any],
         extras: Extras,
     ) -> tuple[Gradients, Any]:
-        """Make the gradients; and ``delta``, a flat array."""
+        """Make the gradients; and ``delta``, a flat array, which there is where sinks are to have a gradient."""
         into = self._arrays()
         if self.wanted[3]:
             into.bias = self._bias_array(extras.bias)

@@ -91,7 +91,7 @@ class AttentionCall:
         plan = ForwardPlan(spec, found, rows, forward_tilings(spec, found, capability, units)[0])
         self._run: ForwardPlan | HopperForwardPlan | PaddedForwardPlan | HopperDecodePlan | ShortForwardPlan = plan
         if suits_short(spec, found, units):
-            self._run = ShortForwardPlan(spec, found)
+            self._run = ShortForwardPlan(spec, found, units)
         elif suits_hopper(spec, found, capability, of_bias):
             hopper = HopperForwardPlan(spec, found, units, plan, of_bias)
             self._run = PaddedForwardPlan(hopper, copies) if copies else hopper

@@ -7,28 +7,33 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import DEVICE, Poisoned, attention, check, check_half, randn, run
+from attention_problems import DEVICE, Poisoned, attention, check, check_half, randn, run, tiles
 from test_attention_kernels import FEATURES
 
 torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends import torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention import short_plan  # noqa: E402
-from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan  # noqa: E402
+from einops_fast.backends.triton.attention.short_plan import ShortBackwardPlan, ShortForwardPlan  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def ran() -> Iterator[list[tuple[int, ...]]]:
-    """Into how many parts each call has divided the gradient of a bias."""
-    found = []
-    call = ShortBackwardPlan.__call__
+def ran() -> Iterator[list[Any]]:
+    """``'forward'`` for each such call; for a backward one, in how many parts the gradient of a bias was summed up."""
+    found: list[Any] = []
+    forward, backward = ShortForwardPlan.__call__, ShortBackwardPlan.__call__
 
-    def recorded(self: ShortBackwardPlan, *arguments: Any) -> Any:
+    def recorded_forward(self: ShortForwardPlan, *arguments: Any) -> None:
+        found.append("forward")
+        forward(self, *arguments)
+
+    def recorded_backward(self: ShortBackwardPlan, *arguments: Any) -> Any:
         found.append(self.bias_parts)
-        return call(self, *arguments)
+        return backward(self, *arguments)
 
     with (
-        mock.patch.object(ShortBackwardPlan, "__call__", recorded),
+        mock.patch.object(ShortForwardPlan, "__call__", recorded_forward),
+        mock.patch.object(ShortBackwardPlan, "__call__", recorded_backward),
         # Errors show best where there is no rounding.
         mock.patch.object(short_plan, "_DTYPES", ("float16", "bfloat16", "float32")),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
@@ -38,48 +43,46 @@ def ran() -> Iterator[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_features(name: str, ran: list[int]) -> None:
+def test_features(name: str, ran: list[Any]) -> None:
     check(*attention(**FEATURES[name]))
-    assert len(ran) == 1
+    assert ran[0] == "forward"
+    assert len(ran) == 2
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (16, 17), (64, 3), (49, 49), (63, 64)])
 @pytest.mark.parametrize("features", [(32, 32), (48, 5), (64, 48)])
-def test_sizes(lengths: tuple[int, int], features: tuple[int, int], ran: list[int]) -> None:
+def test_sizes(lengths: tuple[int, int], features: tuple[int, int], ran: list[Any]) -> None:
     """Features in two parts, too."""
     check(*attention((2,), *lengths, *features, causal=True))
-    assert ran == [1]
+    assert ran == ["forward", 1]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(49, 49), (128, 100), (65, 30)])
-def test_half_precision(dtype: str, lengths: tuple[int, int], ran: list[int]) -> None:
+def test_half_precision(dtype: str, lengths: tuple[int, int], ran: list[Any]) -> None:
     bias = None if max(lengths) > 64 else (1, 2, *lengths)
     check_half(*attention((3, 2), *lengths, 32, dtype=dtype, bias=bias))
-    assert len(ran) == 1
+    assert ran == ["forward", 3 if bias else 1]
 
 
-def test_parts_of_a_bias(ran: list[int]) -> None:
+def test_parts_of_a_bias(ran: list[Any]) -> None:
     """Elements that don't divide into parts evenly, and axes on both sides of those that the bias has."""
     spec, inputs = attention((3, 2, 3), 9, 10, bias=(1, 2, 1, 9, 10))
-    check(spec, inputs)
-    with mock.patch("einops_fast.backends.triton.attention.backward_plan._PROGRAMS", 8):
-        torch_attention_runs._calls.clear()
-        check(spec, inputs)
-        torch_attention_runs._calls.clear()
-    with mock.patch("einops_fast.backends.triton.attention.backward_plan._PROGRAMS", 1):
-        check(spec, inputs)
-    assert ran == [9, 4, 1]
+    for units in (132, 4, 1):
+        with mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), units)):
+            torch_attention_runs._calls.clear()
+            check(spec, inputs)
+    assert ran == ["forward", 9, "forward", 4, "forward", 1]
 
 
 @pytest.mark.parametrize("wanted", [("q",), ("k",), ("v",), ("bias",), ("sinks",), ("k", "bias")])
 @pytest.mark.parametrize("bias", [(2, 2, 21, 37), (1, 2, 21, 37)])
-def test_some_gradients(wanted: tuple[str, ...], bias: tuple[int, ...], ran: list[int]) -> None:
+def test_some_gradients(wanted: tuple[str, ...], bias: tuple[int, ...], ran: list[Any]) -> None:
     check(*attention(bias=bias, sinks=(1, 2)), wanted=wanted)
-    assert len(ran) == 1
+    assert len(ran) == 2
 
 
-def test_layouts(ran: list[int]) -> None:
+def test_layouts(ran: list[Any]) -> None:
     """Permuted, sliced, backwards and expanded operands, and operands that lack axes."""
     spec, inputs = attention((2, 3), 20, 30, q_batch=(2, 1), k_batch=(2, 3), v_batch=(1, 3))
     expected = run(spec, inputs)
@@ -90,25 +93,37 @@ def test_layouts(ran: list[int]) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
     inputs.k = inputs.k[:, :, :1].expand(2, 3, 30, 16)
     check(spec, inputs)
-    assert len(ran) == 3
+    assert len(ran) == 6
 
 
-def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[int]) -> None:
+def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[Any]) -> None:
     spec, inputs = attention(dropout_p=0.3)
     inputs.seed = torch.tensor([5], device=DEVICE)
     found = run(spec, inputs)
-    with mock.patch("einops_fast.backends.torch_attention_gradients.suits_short_backward", return_value=False):
-        torch_attention_runs._calls.clear()
+    with tiles():
         expected = run(spec, inputs)
-    assert len(ran) == 1
+    assert ran == ["forward", 1]
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_for_one_tile(ran: list[int]) -> None:
-    """Keys that several elements share, longer sequences, a long bias whose gradient is a sum, many features."""
-    check(*attention((2, 2), k_batch=(2, 1)))
+@pytest.mark.parametrize("q_len", [1, 16, 17])
+def test_shared_keys(q_len: int, ran: list[Any]) -> None:
+    """Few queries of all heads that share keys are a tile of another kernel; gradients are sums over these heads."""
+    check(*attention((2, 3), q_len, 40, k_batch=(2, 1), bias=(1, 3, q_len, 40)))
+    assert ran == ["forward"] * (q_len > 16)
+
+
+def test_what_is_not_for_one_tile(ran: list[Any]) -> None:
+    """Longer sequences, more than a few of them, many features; and the sum of gradients of a longer bias."""
     check(*attention((2,), 129, 30))
     check(*attention((2,), head_dim=80))
-    check_half(*attention((2, 2), 65, 30, dtype="float16", bias=(1, 2, 65, 30)))
-    assert not ran
+    with mock.patch.object(torch_attention_runs, "_device", return_value=((8, 0), 1)):
+        check(*attention((5,), 65, 30))
+        assert not ran
+        check(*attention((3,), 65, 30))
+        assert ran == [1]
+        check(*attention((5,), 64, 30))
+        assert ran == [1, "forward", 1]
+    check(*attention((2, 2), 65, 30, bias=(1, 2, 65, 30)))
+    assert ran == [1, "forward", 1, "forward"]

@@ -58,9 +58,9 @@ def bias_sizes(problem: Problem, name: str = "d_bias") -> tuple[tuple[int, ...],
     return kept, tuple(1 if is_own else size for size, is_own in zip(problem.sizes, has, strict=True))
 
 
-def parts_of(programs: int, steps: int) -> int:
-    """In how many parts to go through what shares a bias, whose tiles keep so many programs busy."""
-    return max(1, min(_PROGRAMS // max(1, programs), steps))
+def parts_of(programs: int, steps: int, enough: int = _PROGRAMS) -> int:
+    """In how many parts to go through so many steps for each of these programs, of which ``enough`` are enough."""
+    return max(1, min(enough // max(1, programs), steps))
 
 
 class BackwardPlan:

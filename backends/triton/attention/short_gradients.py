@@ -32,7 +32,7 @@ __all__ = ["short_gradients_kernel"]
 
 @triton.jit
 def _row_numbers(arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f: tl.constexpr):
-    """Logarithms of rows as powers of two, infinite where no key was seen, and their delta, which is written, too."""
+    """Logarithms of rows as powers of two, infinite where no key was seen, and their delta."""
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     out, lse, d_lse, delta = arrays
@@ -48,7 +48,8 @@ def _row_numbers(arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f
     log = tl.load(query_rows(lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=float("-inf"))
     seen = log > float("-inf")
     total = tl.where(seen, total, 0.0)
-    tl.store(query_rows(delta, strides.lse, sizes, head, 0, i, f, False), total, mask=exists)
+    if delta is not None:
+        tl.store(query_rows(delta, strides.lse, sizes, head, 0, i, f, False), total, mask=exists)
     return tl.where(seen, log * LOG2E, float("inf")), total
 
 
@@ -189,7 +190,7 @@ def short_gradients_kernel(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """Write all gradients that there are arrays for, and ``delta``.
+    """Write all gradients that there are arrays for; and ``delta``, if there is one for it.
 
     Args:
         d_bias: for the gradient of a bias that has all axes.

@@ -30,17 +30,29 @@ _FEW = 64
 _MOST = 128
 """Positions, if there are few batch elements."""
 
-_ROUNDS = 4
-"""Tiles of so many positions, one on each multiprocessor, up to which there are few."""
+_FORWARD_ROUNDS = 2
+"""Batch elements with so many positions for each multiprocessor, up to which there are few."""
+
+_BACKWARD_ROUNDS = 4
+"""The same where one kernel is in place of three."""
+
+_FORWARD_PROGRAMS = 4
+"""That are at work on a multiprocessor, of those that go through elements that share a bias."""
+
+_BACKWARD_PROGRAMS = 2
+
+_REGISTERS = 128
+"""Of a thread in the forward kernel, so that as many programs have room. Of gradients, that would spill too many."""
 
 
-def suits_short(spec: AttentionSpec, problem: Problem, units: int) -> bool:
+def suits_short(spec: AttentionSpec, problem: Problem, units: int, rounds: int = _FORWARD_ROUNDS) -> bool:
     """Whether all positions fit into one tile, and that takes less time than tiles that follow each other.
 
     Args:
         spec: what is computed.
         problem: the same, as the kernels take it.
         units: multiprocessors of the device.
+        rounds: for each of these, how many elements of more than 64 positions are few.
     """
     if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
@@ -50,7 +62,7 @@ def suits_short(spec: AttentionSpec, problem: Problem, units: int) -> bool:
         # One tile has the queries of all heads that share keys.
         return False
     longest = max(spec.q_len, spec.kv_len)
-    return longest <= _FEW or (longest <= _MOST and problem.elements <= _ROUNDS * units)
+    return longest <= _FEW or (longest <= _MOST and problem.elements <= rounds * units)
 
 
 def suits_short_backward(spec: AttentionSpec, problem: Problem, units: int) -> bool:
@@ -58,7 +70,7 @@ def suits_short_backward(spec: AttentionSpec, problem: Problem, units: int) -> b
     summed = problem.strides.d_bias is not None and not is_whole(spec)
     # Sums take registers.
     fits = not summed or max(spec.q_len, spec.kv_len) <= _FEW
-    return fits and not problem.features.shared and suits_short(spec, problem, units)
+    return fits and not problem.features.shared and suits_short(spec, problem, units, _BACKWARD_ROUNDS)
 
 
 class _Sharing:
@@ -67,15 +79,16 @@ class _Sharing:
     Args:
         problem: what is computed.
         name: of the bias or its gradient, if elements share it, else empty: then each program has one element.
+        enough: programs that keep the device busy.
     """
 
-    def __init__(self, problem: Problem, name: str) -> None:
+    def __init__(self, problem: Problem, name: str, enough: int) -> None:
         self.programs, self.parts = problem.elements, 1
         self.arguments: tuple[Any, ...] = (None, 1, 1)
         if name:
             kept, summed = bias_sizes(problem, name)
             self.programs = prod(kept)
-            self.parts = parts_of(self.programs, prod(summed))
+            self.parts = parts_of(self.programs, prod(summed), enough)
             sharing = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
             self.arguments = sharing, prod(summed), self.parts
 
@@ -97,10 +110,11 @@ class ShortForwardPlan:
     Args:
         spec: what is computed.
         problem: the same, as the kernels take it; see :func:`suits_short`.
+        units: multiprocessors of the device.
     """
 
-    def __init__(self, spec: AttentionSpec, problem: Problem) -> None:
-        sharing = _Sharing(problem, "bias" if _is_shared(problem) else "")
+    def __init__(self, spec: AttentionSpec, problem: Problem, units: int) -> None:
+        sharing = _Sharing(problem, "bias" if _is_shared(problem) else "", _FORWARD_PROGRAMS * units)
         (block_m, block_n), warps = _tile(spec)
         self._call = KernelCall(
             short_forward_kernel,
@@ -114,6 +128,7 @@ class ShortForwardPlan:
             {"f": problem.features, "block_m": block_m, "block_n": block_n},
             warps,
             1,
+            registers=_REGISTERS,
         )
 
     def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
@@ -127,17 +142,19 @@ class ShortBackwardPlan:
     Args:
         spec: what was computed.
         problem: the same, as the kernels take it; see :func:`suits_short_backward`.
+        units: multiprocessors of the device.
     """
 
     bias_starts_at_zero = False
 
-    def __init__(self, spec: AttentionSpec, problem: Problem) -> None:
+    def __init__(self, spec: AttentionSpec, problem: Problem, units: int) -> None:
         self._sums = accumulator(spec.dtype)
-        self._rows = problem.elements * spec.q_len
+        self._rows = problem.elements * spec.q_len if spec.sinks else 0
         self._direct = is_whole(spec)
         strides = problem.strides_of("out", "d_out", "dq", "dk", "dv", "d_bias")
         summed = strides.d_bias is not None and not self._direct
-        sharing = _Sharing(problem, "d_bias" if summed else "bias" if _is_shared(problem) else "")
+        shared = "d_bias" if summed else "bias" if _is_shared(problem) else ""
+        sharing = _Sharing(problem, shared, _BACKWARD_PROGRAMS * units)
         self.bias_parts = 1
         if summed:
             assert spec.bias is not None
@@ -168,9 +185,9 @@ class ShortBackwardPlan:
         extras: Extras,
         into: Gradients,
     ) -> Any:
-        """Write the gradients, and return ``delta``."""
+        """Write the gradients, and return ``delta`` if there are sinks, whose gradient needs it."""
         (q, k, v), (out, lse), (d_out, d_lse) = operands, results, gradients_in
-        delta = memory.workspace(q, self._rows, self._sums)
+        delta = memory.workspace(q, self._rows, self._sums) if self._rows else None
         direct, sums = (into.bias, None) if self._direct else (None, into.bias)
         self._call(memory, device, q, k, v, d_out, out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras)
         return delta
