@@ -58,7 +58,7 @@ needs_hopper = [
 
 @contextmanager
 def hopper_calls() -> Iterator[list[bool]]:
-    """Whether each of Hopper's kernels could be queued; memory is poisoned, and no plan is known."""
+    """Whether each of Hopper's kernels could be queued; memory is poisoned, no plan is known, nothing is short."""
     found: list[bool] = []
     call = HopperCall.__call__
 
@@ -70,6 +70,8 @@ def hopper_calls() -> Iterator[list[bool]]:
         mock.patch.object(HopperCall, "__call__", recorded),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
+        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
     ):
         yield found
 

@@ -39,7 +39,7 @@ from test_ops_candidates import FUNCTIONS, forget, found, operands
 
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton import norm_plan, softmax_plan
-from einops_fast.backends.triton.attention import backward_plan, hopper_padded_plan
+from einops_fast.backends.triton.attention import hopper_padded_plan
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.cost import is_integer
@@ -90,6 +90,13 @@ def attention_of_halves(**options: Any) -> str:
     return "forward, backward"
 
 
+def attention_short() -> str:
+    """All positions at once: those of several batch elements that share a bias, and of one."""
+    for lengths, bias in (((49, 49), (1, 2, 49, 49)), ((113, 50), None)):
+        check_half(*attention((3, 2), *lengths, 32, dtype="float16", bias=bias, causal=True))
+    return "forward, backward"
+
+
 def attention_few_queries() -> str:
     """The keys in parts, and what puts these together."""
     spec, inputs = attention((2, 2), q_len=3, kv_len=90)
@@ -104,8 +111,7 @@ def attention_hopper(calls: int, **options: Any) -> str:
     spec, inputs = attention(**{"batch": (2, 3), "dtype": "float16", **options})
     with (
         hopper_calls() as queued,
-        # Even a small bias is summed up in whole tiles, and few positions are copied.
-        mock.patch.object(backward_plan, "_PROGRAMS", 1),
+        # Few positions are copied, too.
         mock.patch.object(hopper_padded_plan, "_LENGTH", 1),
         nullcontext() if HOPPER else hopper_on_cpu() as ran,
     ):
@@ -139,6 +145,7 @@ ATTENTION: dict[str, Callable[[], str]] = {
     "attention, segments and slopes": lambda: attention_general(segments=(2, 1), alibi=(1, 2)),
     "attention, keys of several heads": lambda: attention_general(batch=(2, 2, 2), k_batch=(2, 2, 1)),
     "attention, float16": lambda: attention_of_halves(batch=(2, 2), q_len=129, kv_len=203, causal=True),
+    "attention, short": attention_short,
     "attention, few queries": attention_few_queries,
     "hopper attention": lambda: attention_hopper(3, q_len=129, kv_len=203, head_dim=64, causal=True),
     "hopper attention, wide": lambda: attention_hopper(4, q_len=129, kv_len=203, head_dim=192, v_head_dim=128),

@@ -64,11 +64,12 @@ for case in sys.argv[2:]:
     for (module, name), suit in zip(of_hopper, suits, strict=True):
         setattr(module, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
-    keys = 4096 if "long" in flags else 509 if "uneven" in flags else 512
+    keys = 4096 if "long" in flags else 509 if "uneven" in flags else length if "short" in flags else 512
     odd = "odd" in flags
     kv_batch = (2, 4, 1) if "grouped" in flags else batch
-    bias = {"bias": (*batch, length, keys), "broadcast-bias": (1, 4, 2, length, keys)}
-    bias = next((shape for flag, shape in bias.items() if flag in flags), None)
+    bias = {"broadcast-bias": (1, 4, 2, length, keys), "one-bias": (1, 1, 1, length, keys)}
+    bias["bias"] = *batch, length, keys
+    bias = next((shape for name, shape in bias.items() if name in flags), None)
     mask = (2, 1, 1, 1 if "bounded" in flags else length, keys) if "mask" in flags else None
     mask_bounds._WORTH = 0 if "bounded" in flags else 1 << 60
     page = next((int(flag.removeprefix("page")) for flag in flags if flag.startswith("page")), 0)
@@ -123,6 +124,13 @@ CASES = [
     "bfloat16 512 64 32 odd causal bias",
     "float32 4 32 32 grouped segments wide",
     "float16 512 64 64 broadcast-bias alibi segments wide backward",
+    "bfloat16 512 64 64 uneven bias mask",
+]
+
+SHORT = [
+    "bfloat16 49 32 32 short broadcast-bias backward",
+    "bfloat16 16 64 64 short bias backward",
+    "float16 100 48 64 short causal dropout sinks backward",
 ]
 
 HOPPER = [
@@ -137,6 +145,7 @@ HOPPER = [
     "bfloat16 512 64 64 hopper mask bounded backward",
     "float16 512 128 128 hopper grouped causal mask bounded",
     "bfloat16 512 64 64 hopper uneven mask backward",
+    "bfloat16 512 64 64 hopper one-bias backward",
 ]
 
 DECODE = [
@@ -168,6 +177,14 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
         assert len(hashes) == 1
 
 
+def test_kernels_for_short_attention_compile(tmp_path: Path) -> None:
+    lines = printed(PROGRAM, tmp_path, "90", *SHORT)
+    for case in SHORT:
+        kernels = {line.split()[-4] for line in lines if line.startswith(case)}
+        summed = {"parts_kernel"} if "broadcast-bias" in case else set()
+        assert kernels == {"short_forward_kernel", "short_gradients_kernel"} | summed
+
+
 def test_hopper_kernels_compile(tmp_path: Path) -> None:
     lines = printed(PROGRAM, tmp_path, "90", *HOPPER)
     for case in HOPPER:
@@ -175,7 +192,11 @@ def test_hopper_kernels_compile(tmp_path: Path) -> None:
         kernels = {"hopper_kernel"}
         if "backward" in case:
             kernels |= {"delta_kernel", "hopper_keys_kernel", "hopper_queries_kernel"}
-        more = {"hopper_bias_kernel": "broadcast-bias" in case, "rows_kernel": " 75 " in case or "uneven" in case}
+        more = {
+            "hopper_bias_kernel": "-bias" in case,
+            "parts_kernel": "one-bias" in case,
+            "rows_kernel": " 75 " in case or "uneven" in case,
+        }
         more["mask_bounds_kernel"] = "bounded" in case
         more["hopper_values_kernel"] = " 192 " in case
         assert {line[-4] for line in of_case} == kernels | {name for name, there in more.items() if there}

@@ -15,9 +15,9 @@ torch: Any = pytest.importorskip("torch")
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends import torch_attention_gradients  # noqa: E402
 from einops_fast.backends.triton.attention import (  # noqa: E402
-    backward_plan,
     copyable,
     hopper_padded_plan,
+    hopper_plan,
     mask_bounds,
 )
 
@@ -27,8 +27,7 @@ pytestmark = needs_hopper
 @pytest.fixture(autouse=True)
 def queued() -> Iterator[list[bool]]:
     """Whether each of Hopper's kernels could be queued; memory is poisoned."""
-    # Even a small bias is summed up in whole tiles.
-    with hopper_calls() as found, mock.patch.object(backward_plan, "_PROGRAMS", 1):
+    with hopper_calls() as found:
         yield found
 
 
@@ -178,13 +177,13 @@ def test_bias_and_mask(case: str, features: tuple[int, int], queued: list[bool])
 @pytest.mark.parametrize("bias", [(2, 3), (1, 3)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_biases_of_odd_lengths(bias: tuple[int, int], dtype: str, queued: list[bool]) -> None:
-    """Rows that lie apart by multiples of 16 bytes can be copied; their gradient has no gaps and can't be."""
+    """Hardware copies rows that lie apart by multiples of 16 bytes; their gradient has no gaps, and is one of a copy."""
     spec, inputs = attention((2, 3), 129, 203, 64, dtype="bfloat16", bias=(*bias, 129, 203), causal=True)
     memory = randn(*bias, 129, 208, dtype=dtype, seed=3)
     inputs.bias = memory[..., :203]
     inputs.mask = None
     check_half(spec, inputs)
-    assert queued == [True] * 2 + [True] * (bias == (1, 3))
+    assert queued == [True] * (3 + (bias == (1, 3)))
 
 
 def test_biases_of_another_precision(queued: list[bool]) -> None:
@@ -195,7 +194,10 @@ def test_biases_of_another_precision(queued: list[bool]) -> None:
     assert queued == [True] * 10
 
 
-def test_biases_and_masks_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]) -> None:
+def test_biases_and_masks_that_are_not_copied_take_the_other_kernels(
+    queued: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copyable, "_MOST_BYTES", 0)
     spec, inputs = attention((2, 3), 300, 399, 64, dtype="float16", bias=(2, 3, 300, 399))
     check_half(spec, inputs)
     spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", mask=(2, 3, 300, 400))
@@ -217,6 +219,7 @@ ODD: dict[str, dict[str, Any]] = {
     "bias beside causality": {"bias": (1, 1, 203, 399), "causal": True},
     "mask": {"mask": (8, 1, 203, 399)},
     "both": {"bias": (1, 3, 203, 399), "mask": (8, 1, 203, 399)},
+    "of each": {"bias": (8, 3, 203, 399), "mask": (8, 3, 203, 399)},
     "windows": {"batch": (300, 3), "q_len": 49, "kv_len": 49, "head_dim": 32, "bias": (1, 3, 49, 49)},
 }
 
@@ -239,6 +242,18 @@ def test_copies_of_biases_and_masks_at_odd_places(
             setattr(inputs, name, array.mT.contiguous().mT)
     check_half(spec, inputs)
     assert queued == [True] * (3 + shared(spec))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+@pytest.mark.parametrize("case", ["bias over batch", "bias over heads, window", "one bias", "both"])
+def test_parts_of_the_gradient_of_a_bias(case: str, parts: int, queued: list[bool]) -> None:
+    options = {"batch": (7, 3), "q_len": 300, "kv_len": 400, **ADDED[case]}
+    if options["bias"][0] == 2 or "mask" in options:
+        options["batch"] = (2, 3)
+    spec, inputs = attention(head_dim=64, dtype="float16", **options)
+    with mock.patch.object(hopper_plan, "parts_of_sums", return_value=parts):
+        check_half(spec, inputs)
+    assert queued == [True] * 4
 
 
 def test_tiles_of_keys_that_no_query_sees(queued: list[bool]) -> None:
