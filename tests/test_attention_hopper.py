@@ -177,7 +177,7 @@ def test_bias_and_mask(case: str, features: tuple[int, int], queued: list[bool])
 @pytest.mark.parametrize("bias", [(2, 3), (1, 3)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_biases_of_odd_lengths(bias: tuple[int, int], dtype: str, queued: list[bool]) -> None:
-    """Hardware copies rows that lie apart by multiples of 16 bytes; their gradient has no gaps, and is one of a copy."""
+    """Hardware copies rows that lie apart by multiples of 16 bytes; their gradient has no gaps and goes by a copy."""
     spec, inputs = attention((2, 3), 129, 203, 64, dtype="bfloat16", bias=(*bias, 129, 203), causal=True)
     memory = randn(*bias, 129, 208, dtype=dtype, seed=3)
     inputs.bias = memory[..., :203]
