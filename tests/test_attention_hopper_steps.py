@@ -193,6 +193,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "everything": {"bias": (2, 1, 1, 100, 131), "mask": (1, 1, 3, 100, 131), "head_dim": 13, "v_head_dim": 21},
     "shared keys": {"bias": (1, 1, 3, 100, 131), "k_batch": (2, 2, 1)},
     "bias of each": {"bias": (2, 2, 3, 100, 131), "mask": (2, 2, 3, 100, 131)},
+    "bias of each beside causality": {"bias": (2, 2, 3, 100, 131), "causal": True},
 }  # fmt: skip
 
 

@@ -307,7 +307,7 @@ class HopperBackwardPlan(BackwardPlan):
     def _run_queries(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, dq, d_bias, extras = arrays
         bounds = self._bounds_of(hopper_queries_kernel, memory, device, q, extras)
-        written = self._rooms(memory, d_bias)
+        written = self._rooms(memory, device, d_bias)
         given = (q, k, v, d_out, dq, extras.bias, extras.mask, written, bounds, padded)
         if self._hopper_queries is None or not self._hopper_queries(memory, device, *given):
             super()._run_queries(memory, device, padded, *arrays)
@@ -316,16 +316,21 @@ class HopperBackwardPlan(BackwardPlan):
 
     def _run_bias(self, memory: Memory, device: int, padded: Any, *arrays: Any) -> None:
         q, k, v, d_out, _, _, d_bias, extras = arrays
-        written = self._rooms(memory, d_bias)
+        written = self._rooms(memory, device, d_bias)
         given = (q, k, v, d_out, extras.bias, extras.mask, written, padded)
         if self._hopper_bias is None or not self._hopper_bias(memory, device, *given):
             super()._run_bias(memory, device, padded, *arrays)
         else:
             self._back(memory, device, written, d_bias)
 
-    def _rooms(self, memory: Memory, d_bias: Any) -> Any:
+    def _rooms(self, memory: Memory, device: int, d_bias: Any) -> Any:
         """Memory for the gradient of the bias where the hardware can write it, if it can't where that belongs."""
-        return d_bias if self._room is None else self._room.rooms(memory, {"d_bias": d_bias})["d_bias"]
+        if self._room is None:
+            return d_bias
+        arrays = {"d_bias": d_bias}
+        # Zeros of what isn't seen have to be there, too.
+        found = self._room.of(memory, device, arrays) if self.bias_starts_at_zero else self._room.rooms(memory, arrays)
+        return found["d_bias"]
 
     def _back(self, memory: Memory, device: int, written: Any, d_bias: Any) -> None:
         if written is not d_bias:
