@@ -35,7 +35,7 @@ from einops_fast.backends.triton.attention.score import (
 )
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["bias_of", "elements_of", "sharer", "short_forward_kernel"]
+__all__ = ["bias_of", "both_segments", "elements_of", "loaded", "sharer", "short_forward_kernel"]
 
 
 @triton.jit
@@ -55,6 +55,56 @@ def elements_of(sharing, summed, parts, axes: tl.constexpr):
 def sharer(first, step, sharing, axes: tl.constexpr):
     """Number ``step`` of the batch elements that share a bias with the first one."""
     return first + counted(step, sharing[1], sharing[2], 0, axes)
+
+
+@triton.jit
+def loaded(
+    number,
+    element,
+    arrays,
+    extras,
+    strides,
+    sizes,
+    lengths,
+    f: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """What there is to know of a batch element, its positions, and all of its queries, keys and values.
+
+    ``element`` counts those that have keys of their own.
+    """
+    axes: tl.constexpr = field(f, "axes")
+    outer: tl.constexpr = axes - field(f, "shared")
+    q, k, v = arrays
+    head = head_of(number, number, extras, strides, sizes, lengths, f)
+    i = tl.arange(0, block_m)[:, None]
+    j = tl.arange(0, block_n)[None, :]
+    queries = load_rows(
+        query_rows(q, strides.q, sizes, head, 0, i, f, False),
+        i < head.q_len, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
+    )  # fmt: skip
+    keys = load_keys(
+        k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, 0, head, strides.pages[3],
+        field(f, "head"), field(f, "head_dim"), f, block_n, True,
+    )  # fmt: skip
+    values = load_keys(
+        v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, 0, head, strides.pages[3],
+        field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
+    )  # fmt: skip
+    return head, i, j, queries, keys, values
+
+
+@triton.jit
+def both_segments(head, i, j, strides, f: tl.constexpr):
+    """Of queries and of keys; 0 if there are none."""
+    axes: tl.constexpr = field(f, "axes")
+    of_queries = 0
+    of_keys = 0
+    if field(f, "segments"):
+        of_queries = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
+        of_keys = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
+    return of_queries, of_keys
 
 
 @triton.jit
@@ -80,34 +130,19 @@ def _element(
 ):
     """Write the result of one batch element, and the logarithms of its rows' sums."""
     axes: tl.constexpr = field(f, "axes")
-    outer: tl.constexpr = axes - field(f, "shared")
     acc: tl.constexpr = kept_type(f)
     q, k, v, out, lse = arrays
-    head = head_of(number, number, extras, strides, sizes, lengths, f)
-    element = number // shared_size(sizes, f)
-    i = tl.arange(0, block_m)[:, None]
-    j = tl.arange(0, block_n)[None, :]
+    head, i, j, of_queries, of_keys, of_values = loaded(
+        number, number // shared_size(sizes, f), (q, k, v), extras, strides, sizes, lengths, f, block_m, block_n
+    )
+    queries, more_queries = of_queries
+    keys, more_keys = of_keys
+    values, more_values = of_values
     exists = i < head.q_len
-    queries, more_queries = load_rows(
-        query_rows(q, strides.q, sizes, head, 0, i, f, False),
-        exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
-    )  # fmt: skip
-    keys, more_keys = load_keys(
-        k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, 0, head, strides.pages[3],
-        field(f, "head"), field(f, "head_dim"), f, block_n, True,
-    )  # fmt: skip
-    values, more_values = load_keys(
-        v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, 0, head, strides.pages[3],
-        field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
-    )  # fmt: skip
     products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
     if field(f, "in_two"):
         products = product(more_queries, tl.trans(more_keys), products, f)
-    q_segments = 0
-    kv_segments = 0
-    if field(f, "segments"):
-        q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
-        kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
+    q_segments, kv_segments = both_segments(head, i, j, strides, f)
     score, _ = scored(products, i, j, head, strides, numbers, f, bias)
     score = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), score, float("-inf"))
     score = score * factor_of(numbers, f)

@@ -15,16 +15,14 @@ from einops_fast.backends.triton.attention.backward import score_gradients
 from einops_fast.backends.triton.attention.bias_gradient import store_sum
 from einops_fast.backends.triton.attention.loading import (
     counted,
-    head_of,
     kept_type,
-    load_keys,
     load_rows,
     product,
     query_rows,
     store_rows,
 )
-from einops_fast.backends.triton.attention.score import LOG2E, scale_of, segments_at
-from einops_fast.backends.triton.attention.short import bias_of, elements_of, sharer
+from einops_fast.backends.triton.attention.score import LOG2E, scale_of
+from einops_fast.backends.triton.attention.short import bias_of, both_segments, elements_of, loaded, sharer
 from einops_fast.backends.triton.indexing import field
 
 __all__ = ["short_gradients_kernel"]
@@ -75,25 +73,16 @@ def _element(
     acc: tl.constexpr = kept_type(f)
     q, k, v, d_out = arrays
     dq, dk, dv, d_bias = gradients
-    head = head_of(number, number, extras, strides, sizes, lengths, f)
-    i = tl.arange(0, block_m)[:, None]
-    j = tl.arange(0, block_n)[None, :]
+    head, i, j, of_queries, of_keys, of_values = loaded(
+        number, number, (q, k, v), extras, strides, sizes, lengths, f, block_m, block_n
+    )
+    queries, more_queries = of_queries
+    keys, more_keys = of_keys
+    values, more_values = of_values
     exists = i < head.q_len
-    queries, more_queries = load_rows(
-        query_rows(q, strides.q, sizes, head, 0, i, f, False),
-        exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
-    )  # fmt: skip
-    keys, more_keys = load_keys(
-        k + counted(number, sizes, strides.k, 0, axes), strides.k, 0, 0, head, strides.pages[3],
-        field(f, "head"), field(f, "head_dim"), f, block_n, True,
-    )  # fmt: skip
     d_rows, more_d_rows = load_rows(
         query_rows(d_out, strides.d_out, sizes, head, 0, i, f, False),
         exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
-    )  # fmt: skip
-    values, more_values = load_keys(
-        v + counted(number, sizes, strides.v, 0, axes), strides.v, 0, 0, head, strides.pages[3],
-        field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
     )  # fmt: skip
     log, row_delta = _row_numbers(rows_arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f)
     products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
@@ -102,11 +91,7 @@ def _element(
         products = product(more_queries, tl.trans(more_keys), products, f)
     if field(f, "v_in_two"):
         d_weights = product(more_d_rows, tl.trans(more_values), d_weights, f)
-    q_segments = 0
-    kv_segments = 0
-    if field(f, "segments"):
-        q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
-        kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
+    q_segments, kv_segments = both_segments(head, i, j, strides, f)
     seed = 0
     if field(f, "dropout"):
         seed = tl.load(extras.seed)
