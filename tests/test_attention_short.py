@@ -83,7 +83,7 @@ def test_some_gradients(wanted: tuple[str, ...], bias: tuple[int, ...], ran: lis
 
 
 def test_layouts(ran: list[Any]) -> None:
-    """Permuted, sliced, backwards and expanded operands, and operands that lack axes."""
+    """Permuted, sliced and expanded operands, and operands that lack axes."""
     spec, inputs = attention((2, 3), 20, 30, q_batch=(2, 1), k_batch=(2, 3), v_batch=(1, 3))
     expected = run(spec, inputs)
     inputs.q = randn(16, 20, 2, 1).permute(2, 3, 1, 0).copy_(inputs.q)

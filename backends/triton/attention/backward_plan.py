@@ -14,7 +14,7 @@ from einops_fast.backends.triton.attention.forward_plan import elements_together
 from einops_fast.backends.triton.attention.keys_gradient import keys_kernel
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.queries_gradient import queries_kernel
-from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
+from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling, power
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
@@ -84,7 +84,7 @@ class BackwardPlan:
         elements = problem.elements // (problem.sizes[0] if spec.varlen else 1)
         self._rows, self._padded = elements * rows, 2 * elements * padded
         length = padded or rows
-        columns = max(16, 1 << (spec.v_head_dim - 1).bit_length())
+        columns = power(spec.v_head_dim)
         block = min(max(_ROWS[0], _TILE // columns), _ROWS[1])
         self._delta = KernelCall(
             delta_kernel,

@@ -14,7 +14,7 @@ _FAR = 1 << 31
 """Strides of what the hardware doesn't copy are less than this."""
 
 _SCORES = 1 << 17
-"""Of fewer, no copy pays."""
+"""Of fewer there are no copies, which are a launch more."""
 
 _MOST_BYTES = 2 << 30
 """Of a copy."""
@@ -43,8 +43,8 @@ def reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, 
 def odd_added(problem: Problem, name: str, dtype: str) -> Layout | None:
     """How a bias, its gradient or a mask lies that the hardware can't copy, where it is to be copied for it.
 
-    That's wherever there is something to save, even if each element of the batch has its own: on an H200 the kernels
-    for any strides took 4 to 17 times as long, copies included. It takes as much memory again, which is bounded.
+    That's even where each element of the batch has its own: at 4×16×2049×64 in bfloat16, an H200 took 2.7 times as long
+    with the kernels for any strides, copies included. It takes as much memory again, which is bounded.
 
     Args:
         problem: what is computed.

@@ -11,10 +11,9 @@ from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, LOG2E, Array, HopperCall, of_batch
 from einops_fast.backends.triton.attention.hopper_decode import hopper_decode_kernel
 from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
-from einops_fast.backends.triton.attention.hopper_shapes import power
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.attention.tilings import FEW_QUERIES
+from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.memory import Memory
 

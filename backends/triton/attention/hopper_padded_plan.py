@@ -2,7 +2,7 @@
 
 That's the one place where a layout costs a copy. Those of q, k, v and of the result are of what grows with the length,
 and save work that grows with its square: from some hundred positions on the copies take far less time than they save.
-A bias or a mask grows with the square itself; it's copied where enough batch elements share it.
+A bias or a mask grows with the square itself; copies of them are bounded, see :mod:`copyable`.
 """
 
 from __future__ import annotations

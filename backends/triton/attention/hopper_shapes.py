@@ -9,7 +9,7 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, OPERANDS, HopperTiling, own_bytes, stage_bytes
 from einops_fast.backends.triton.attention.problem import Problem
-from einops_fast.backends.triton.attention.tilings import shared_memory
+from einops_fast.backends.triton.attention.tilings import power, shared_memory
 from einops_fast.cost import ITEM_SIZES
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "is_small",
     "is_wide",
     "parts_of_sums",
-    "power",
     "shared_bytes",
 ]
 
@@ -135,11 +134,6 @@ WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2,
 def is_small(spec: AttentionSpec) -> bool:
     """Whether heads are so narrow that a program has room for several tiles."""
     return max(spec.head_dim, spec.v_head_dim) <= 64
-
-
-def power(extent: int) -> int:
-    """The smallest tile that holds so many positions or features."""
-    return max(16, 1 << (extent - 1).bit_length())
 
 
 def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:

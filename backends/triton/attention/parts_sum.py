@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.kernel_call import KernelCall
+from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = ["parts_kernel", "parts_sum"]
 
@@ -33,6 +34,6 @@ def parts_kernel(parts, found, count, elements, rows: tl.constexpr, block: tl.co
 
 def parts_sum(count: int, elements: int) -> KernelCall:
     """A call that takes an array of parts, and one for their sum."""
-    rows = min(_ROWS, 1 << (count - 1).bit_length())
+    rows = min(_ROWS, power_of_two(count))
     block = _TILE // rows
     return KernelCall(parts_kernel, (-(-elements // block), 1), (count, elements), {"rows": rows, "block": block}, 4, 1)

@@ -11,7 +11,7 @@ from einops_fast.backends.triton.attention.backward_plan import Gradients, bias_
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.short import short_forward_kernel
 from einops_fast.backends.triton.attention.short_gradients import short_gradients_kernel
-from einops_fast.backends.triton.attention.tilings import FEW_QUERIES
+from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.backends.triton.memory import Memory
@@ -100,7 +100,7 @@ def _is_shared(problem: Problem) -> bool:
 
 def _tile(spec: AttentionSpec) -> tuple[tuple[int, int], int]:
     """Queries and keys of a tile, and warps that work on it."""
-    block_m, block_n = (max(16, 1 << (length - 1).bit_length()) for length in (spec.q_len, spec.kv_len))
+    block_m, block_n = power(spec.q_len), power(spec.kv_len)
     return (block_m, block_n), 4 if block_m * block_n <= _FEW * _FEW else 8
 
 

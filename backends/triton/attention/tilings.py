@@ -10,7 +10,7 @@ from einops_fast.backends.triton.attention.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.cost import ITEM_SIZES
 
-__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tilings"]
+__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tilings", "power"]
 
 _MOST_PACKED = 64
 """Rows of all batch elements that share k and v, up to which one tile holds them all."""
@@ -138,7 +138,7 @@ def forward_tilings(
         )
     )
     for block_m, block_n, warps, stages in _table(_FORWARD_UNEVEN if uneven else _FORWARD, spec):
-        tiling = Tiling(min(block_m, _block(spec.q_len)), min(block_n, _block(spec.kv_len)), warps, stages)
+        tiling = Tiling(min(block_m, power(spec.q_len)), min(block_n, power(spec.kv_len)), warps, stages)
         found.append(tiling)
     return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
 
@@ -157,13 +157,13 @@ def _decode_tilings(
             if parts * 2 * block_n > spec.kv_len:
                 break
             parts *= 2
-        found.append(Tiling(_block(rows), min(block_n, _block(spec.kv_len)), warps, stages, packed, parts))
+        found.append(Tiling(power(rows), min(block_n, power(spec.kv_len)), warps, stages, packed, parts))
     return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
 
 
 def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> list[BackwardTilings]:
     """For the backward kernels; see :func:`forward_tilings`."""
-    most_m, most_n = _block(spec.q_len), _block(spec.kv_len)
+    most_m, most_n = power(spec.q_len), power(spec.kv_len)
 
     def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
         found = [Tiling(min(m, most_m), min(n, most_n), w, s) for m, n, w, s in _table(table, spec)]
@@ -182,9 +182,9 @@ def _table(table: _Table, spec: AttentionSpec) -> list[tuple[int, int, int, int]
     return next(found for most, found in of_dtype.items() if features <= most)
 
 
-def _block(length: int) -> int:
-    """The smallest tile that holds so many positions."""
-    return max(16, 1 << (max(1, length) - 1).bit_length())
+def power(extent: int) -> int:
+    """The smallest tile that holds so many positions or features."""
+    return max(16, 1 << (max(1, extent) - 1).bit_length())
 
 
 def _score_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
