@@ -79,6 +79,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 SHAPES = {
     "short": ((40, 70), "contiguous"),
+    "short, aligned": ((40, 96), "contiguous"),
     "long": ((3, 4100), "contiguous"),
     "odd": ((6, 2057), "contiguous"),
     "odd, in parts": ((2, 33001), "contiguous"),
@@ -216,7 +217,7 @@ CANDIDATES: dict[str, Callable[[Rows, int], list[RowTiling]]] = {
 SHARED = 100 << 10
 
 
-@pytest.mark.parametrize("columns", [1, 37, 1024, 8192, 50257, 1 << 20])
+@pytest.mark.parametrize("columns", [1, 37, 96, 1024, 8192, 50257, 1 << 20])
 @pytest.mark.parametrize("kind", CANDIDATES)
 def test_candidates_are_few_and_possible(kind: str, columns: int) -> None:
     for count in (1, 40, 1000, 100_000):

@@ -99,12 +99,20 @@ def gradient_tile(d_out, row, column, exists, sizes, strides, f: tl.constexpr):
 
 
 @triton.jit
-def _nothing(block: tl.constexpr, pieces: tl.constexpr, f: tl.constexpr):
+def _nothing(rows: tl.constexpr, block: tl.constexpr, pieces: tl.constexpr, f: tl.constexpr):
     """Sums of columns that begin with 0, in pieces."""
     found = ()
     for _ in tl.static_range(pieces):
-        found += (tl.zeros((1, block), kept_type(f)),)
+        found += (tl.zeros((rows, block), kept_type(f)),)
     return found
+
+
+@triton.jit
+def _added(sums, tile):
+    """One more tile for sums of columns: those of all its rows, or of each of them apart."""
+    if sums.shape[0] < tile.shape[0]:
+        tile = tl.sum(tile, 0, keep_dims=True)
+    return sums + tile
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
@@ -139,8 +147,10 @@ def norm_gradient_kernel(
     """
     columns = in_units(columns, f)
     rows = in_runs(rows, f)
-    to_weight = _nothing(block, pieces, f)
-    to_bias = _nothing(block, pieces, f)
+    # Threads that have several short rows in pieces exchange what these add up to at the end.
+    apart: tl.constexpr = together if pieces > 1 else 1
+    to_weight = _nothing(apart, block, pieces, f)
+    to_bias = _nothing(apart, block, pieces, f)
     w = load_parameters(weight, strides.weight, columns, block, pieces)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
         row = tile * together + tl.arange(0, together)
@@ -159,9 +169,9 @@ def norm_gradient_kernel(
         more_bias = ()
         for at in tl.static_range(pieces):
             if part_weight is not None:
-                more_weight += (to_weight[at] + tl.sum(back[at] * normalised[at], 0, keep_dims=True),)
+                more_weight += (_added(to_weight[at], back[at] * normalised[at]),)
             if part_bias is not None:
-                more_bias += (to_bias[at] + tl.sum(back[at], 0, keep_dims=True),)
+                more_bias += (_added(to_bias[at], back[at]),)
             d += (weighted(back[at], weight, w[at], f),)
             inners += (normalised[at] * d[at],)
         if part_weight is not None:
@@ -184,11 +194,11 @@ def norm_gradient_kernel(
             )  # fmt: skip
     for at in tl.static_range(pieces):
         run = piece_columns(at, block)
-        place = (tl.program_id(0).to(tl.int64) * columns + run)[None, :]
+        place = tl.program_id(0).to(tl.int64) * columns + run
         if part_weight is not None:
-            tl.store(part_weight + place, to_weight[at], mask=(run < columns)[None, :])
+            tl.store(part_weight + place, tl.sum(to_weight[at], 0), mask=run < columns)
         if part_bias is not None:
-            tl.store(part_bias + place, to_bias[at], mask=(run < columns)[None, :])
+            tl.store(part_bias + place, tl.sum(to_bias[at], 0), mask=run < columns)
 
 
 @triton.jit(do_not_specialize=["rows"])
