@@ -68,6 +68,7 @@ class Operator:
         setup: keeps in a context what the gradients need, from the arguments and the results.
         backward: gradients of all tensors, from the context and those of the results.
         seen: how many results the caller gets where autograd records a call; the others are for the gradients only.
+        unrecorded: the function for callers that want no gradients, if it is another one.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Operator:
         setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
         backward: Callable[..., Any] | None = None,
         seen: int | None = None,
+        unrecorded: Callable[..., Any] | None = None,
     ) -> None:
         name = schema[: schema.index("(")]
         qualified = f"einops_fast::{name}"
@@ -85,6 +87,7 @@ class Operator:
         torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
         torch.library.register_fake(qualified)(_whole(shapes))
         self.compute = compute
+        self._unrecorded = unrecorded or compute
         self.traced: Any = getattr(torch.ops.einops_fast, name).default
         self.recorded: Callable[..., Any] | None = None
         given = schema[: schema.index("->")]
@@ -109,7 +112,7 @@ class Operator:
                 return self.traced(*arguments)
         if wanted and self.recorded is not None and torch.is_grad_enabled():
             return self.recorded(*tensors, arguments[self._tensors :])
-        return self.compute(*arguments)
+        return self._unrecorded(*arguments)
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,7 +120,7 @@ def gradients(function: Callable[..., Any], tensors: Sequence[Any], seed: int = 
     """The results of a function and the gradients of its tensors, for random gradients of the results."""
     found = function(*tensors)
     results = found if isinstance(found, tuple) else (found,)
-    back = [randn(*each.shape, dtype=str(each.dtype)[6:], seed=seed) for each in results]
+    back = [randn(*each.shape, dtype=str(each.dtype)[6:], seed=seed).to(each.device) for each in results]
     wanted = [each for each in tensors if each is not None and each.requires_grad]
     return [*results, *torch.autograd.grad(results, wanted, back)]
 

@@ -102,10 +102,11 @@ def _norm_of_row(
         store_norm(
             out, y, mean, scale, weight, bias, of_weight, of_bias, at, runs[piece], exist[piece], sizes, strides, f
         )
-    place = row_place(at, sizes, strides.row, f)
-    gl.store(rstds + place, zeros + rstd, mask=number == 0)
-    if field(f, "centred"):
-        gl.store(means + place, zeros + of_row, mask=number == 0)
+    if rstds is not None:
+        place = row_place(at, sizes, strides.row, f)
+        gl.store(rstds + place, zeros + rstd, mask=number == 0)
+        if means is not None:
+            gl.store(means + place, zeros + of_row, mask=number == 0)
     return found
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
@@ -64,27 +63,23 @@ class KernelCall:
         if self._nested is None:
             self._nested = any(isinstance(array, tuple) for array in arrays)
         pointer = memory.pointer
-        addresses: list[Any]
-        kinds: list[Any]
+        every: Sequence[Any] = arrays
         if self._nested:
-            addresses, kinds = (
-                [_of_each(pointer, array) for array in arrays],
-                [_of_each(_dtype, array) for array in arrays],
-            )
-        else:
-            addresses = [None if array is None else pointer(array) for array in arrays]
-            kinds = [None if array is None else array.dtype for array in arrays]
+            every = [each for array in arrays for each in (array if isinstance(array, tuple) else (array,))]
+        addresses = [None if array is None else pointer(array) for array in every]
+        kinds = [None if array is None else array.dtype for array in every]
         key = (device, *addresses, *kinds)
         ready = self._ready.get(key)
         if ready is None:
             launch = self._launch(device, addresses, kinds, arrays)
-            ready = keep(self._ready, key, (launch.queue, launch.arguments((*addresses, *self._rest))))
+            given = [_of_each(pointer, array) for array in arrays]
+            ready = keep(self._ready, key, (launch.queue, launch.arguments((*given, *self._rest))))
         queue, arguments = ready
         queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
 
     def _launch(self, device: int, addresses: Sequence[Any], kinds: Sequence[Any], arrays: tuple[Any, ...]) -> Launch:
         """How the kernel is queued for arrays of these kinds at such addresses."""
-        key = (device, *_alignments(addresses), *kinds)
+        key = (device, *[each is None or each % ALIGNMENT == 0 for each in addresses], *kinds)
         found = self._launches.get(key)
         if found is None:
             found = self._launches[key] = launch_of(self.compile(*arrays))
@@ -112,12 +107,3 @@ def _of_each(get: Callable[[Any], Any], array: Any) -> Any:
     if isinstance(array, tuple):
         return tuple([None if each is None else get(each) for each in array])
     return None if array is None else get(array)
-
-
-_dtype = attrgetter("dtype")
-
-
-def _alignments(addresses: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(
-        [_alignments(each) if isinstance(each, tuple) else each is None or each % ALIGNMENT == 0 for each in addresses]
-    )

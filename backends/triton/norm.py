@@ -248,6 +248,8 @@ def norm_kernel(
 ):
     """Write the norm of ``together`` rows or of a part of them, what was normalised, and the statistics of each row.
 
+    What nobody wants of these is ``None``.
+
     Whole rows are kept in so many pieces of a block each. With several parts there are two steps: the first writes the
     mean and the squares of every part, ``(rows, parts)`` each, the second reads them.
     """
@@ -309,10 +311,10 @@ def norm_kernel(
                 else:
                     h = _inputs(x, residual, summed, seed, row, last - back, exists, sizes, strides, drop, f)
                 store_norm(out, h, mean, rstd, weight, bias, w, b, row, column, exists, sizes, strides, f)
-    if step != 1:
+    if step != 1 and rstds is not None:
         # Of parts, the first.
         once = there & (tl.program_id(1) == 0)
         place = row_place(row, sizes, strides.row, f)
         tl.store(rstds + place, rstd, mask=once)
-        if field(f, "centred"):
+        if means is not None:
             tl.store(means + place, mean, mask=once)

@@ -170,8 +170,9 @@ def norm_ring_kernel(
         rstd = 1.0 / gl.sqrt(squares_of_row / columns + field(f, "eps"))
         if row < rows:
             of_row = counted(row, sizes, row_strides, 0, field(t, "axes"))
-            gl.store(rstds + of_row, rstd)
-            if field(f, "centred"):
+            if rstds is not None:
+                gl.store(rstds + of_row, rstd)
+            if means is not None:
                 gl.store(means + of_row, mean_of_row)
 
 
