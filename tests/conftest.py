@@ -4,6 +4,9 @@ import functools
 import os
 from contextlib import suppress
 
+# Threads that wait keep no processor from those of other workers. Read when the first library with threads is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings

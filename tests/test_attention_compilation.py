@@ -134,18 +134,15 @@ SHORT = [
 ]
 
 HOPPER = [
-    "bfloat16 512 64 64 hopper causal backward",
     "float16 2048 64 32 hopper grouped backward",
     "bfloat16 512 128 128 hopper causal backward",
     "bfloat16 512 64 64 hopper broadcast-bias softcap causal mask backward",
     "float16 512 128 128 hopper window causal softcap bias backward",
     "bfloat16 512 192 256 hopper grouped causal softcap backward",
-    "bfloat16 512 75 53 hopper backward",
+    "bfloat16 512 75 53 hopper one-bias backward",
     "bfloat16 4096 64 64 hopper causal long",
-    "bfloat16 512 64 64 hopper mask bounded backward",
-    "float16 512 128 128 hopper grouped causal mask bounded",
+    "float16 512 128 128 hopper grouped causal mask bounded backward",
     "bfloat16 512 64 64 hopper uneven mask backward",
-    "bfloat16 512 64 64 hopper one-bias backward",
 ]
 
 DECODE = [

@@ -110,6 +110,7 @@ CASES = [
     "strided_norm bfloat16 512 4096",
     "cross_entropy bfloat16 64 50257",
     "cross_entropy float32 1000 30",
+    "layer_norm bfloat16 9000 49",
     "linear_cross_entropy bfloat16 4096 8",
     "rms_norm float64 200 40000",
     "plain float16 512 2048",
@@ -142,6 +143,7 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
 WIDE = [
     "plain bfloat16 600 1000",
     "plain float32 600 1004",
+    "layer_norm bfloat16 9000 192",  # several rows to a warp, in pieces
     "log_softmax bfloat16 600 1000",
     "strided bfloat16 300 1000",  # neighbours are in different rows
     "strided float32 300 1024",
