@@ -139,6 +139,16 @@ def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.conste
 
 
 @triton.jit
+def _mean(total, count, f: tl.constexpr):
+    """Sums of so many elements, divided. Rounded, or it would depend on who else uses it what is subtracted later."""
+    if field(f, "double"):
+        found = total / count
+    else:
+        found = tl.div_rn(total, tl.cast(count, tl.float32))
+    return found
+
+
+@triton.jit
 def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
     """Mean and sum of squares of ``count`` elements in each row; the mean is ``zeros`` if not centred.
 
@@ -146,7 +156,7 @@ def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
     """
     mean = zeros
     if field(f, "centred"):
-        mean = tl.sum(total_of(h), 1) / count
+        mean = _mean(tl.sum(total_of(h), 1), count, f)
     squares = ()
     for at in tl.static_range(len(h)):
         apart = h[at]
@@ -174,7 +184,7 @@ def _of_rows(mean, squares, begin, end, f: tl.constexpr):
     if field(f, "centred"):
         block: tl.constexpr = squares.shape[1]
         counts = (tl.maximum(end - begin - tl.arange(0, block) + (block - 1), 0) // block).to(kept_type(f))[None, :]
-        of_rows = tl.sum(mean * counts, 1) / (end - begin)
+        of_rows = _mean(tl.sum(mean * counts, 1), end - begin, f)
         apart = mean - of_rows[:, None]
         total = tl.sum(squares + apart * apart * counts, 1)
     else:
