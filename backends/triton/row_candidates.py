@@ -8,6 +8,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from einops_fast.backends.triton.contest import Call
+from einops_fast.backends.triton.row_short import leads, short_tilings, short_tilings_added_up
 from einops_fast.backends.triton.rows import (
     PROCESSORS,
     Rows,
@@ -22,8 +23,7 @@ from einops_fast.backends.triton.rows import (
     row_tiling,
     sums_tiling,
 )
-from einops_fast.backends.triton.tiling import LANES, power_of_two
-from einops_fast.layout import VECTOR
+from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = [
     "column_tilings",
@@ -42,18 +42,6 @@ _MOST = 6
 
 _LEAST_RUN = 256
 """Bytes of a piece of a row side by side in memory."""
-
-_MOST_ALIGNED, _MOST_PIECES = 6, 8
-"""Pieces of a short row at most: if a thread loads as much as can be at once, or else."""
-
-_MOST_UNALIGNED = 16
-"""Elements of a short row that a thread has, if it can't load as much as can be at once."""
-
-_MOST_KEPT = 64
-"""Values that a thread keeps of two short rows at most."""
-
-_SHORT = 192
-"""Columns up to which rows that are also added up are in pieces of a few threads, if they are aligned."""
 
 _MOST_ACROSS = 32768
 """Elements of a tile that fit in the registers of a multiprocessor, where neighbours are in different rows."""
@@ -147,62 +135,6 @@ def in_pieces(tiling: RowTiling, rows: Rows, size: int) -> RowTiling:
     return replace(tiling, block=block, pieces=pieces, warps=warps)
 
 
-def narrow_tilings(rows: Rows, size: int, pieces: int) -> list[RowTiling]:
-    """For short rows: a warp has several, each in pieces of a few threads, which exchange less than all of them would.
-
-    On an H200 softmax of rows of 33 elements of two bytes took a quarter of the time that it took in one block of 64,
-    and of 49 half of it; layer norm of 192 took 0.8 times as long.
-
-    >>> [tiling.name for tiling in narrow_tilings(Rows((65536,), ((49, 1),), 49, False), 2, 4)]
-    ['4×7·8, 1 warp', '2×4·16, 1 warp', '1×2·32, 1 warp']
-
-    Args:
-        rows: what they are for.
-        size: bytes of an element.
-        pieces: about as many are wanted where a thread loads as much as can be at once; else of few threads.
-    """
-    if not rows.contiguous:
-        return []
-    most = _MOST_ALIGNED if _aligned(rows, size) else _MOST_PIECES
-    vector, found = min(rows.unit([0]), VECTOR // size), []
-    for threads in (4, 8, 16, 32):
-        needed = -(-rows.columns // (threads * vector))
-        if 2 <= needed <= most:
-            found.append(RowTiling(LANES // threads, threads * vector, True, 1, 1, pieces=needed))
-    wanted = pieces if _aligned(rows, size) else min(most, _MOST_UNALIGNED // vector)
-    room = {tiling: tiling.pieces * tiling.block for tiling in found}
-    enough = 9 * min(room.values(), default=0) // 8
-    return sorted(found, key=lambda each: (room[each] > enough, abs(each.pieces - wanted), each.pieces))
-
-
-def _aligned(rows: Rows, size: int) -> bool:
-    """Whether a thread loads as much as can be at once."""
-    return rows.unit([0]) * size >= VECTOR
-
-
-def _in_warps(tiling: RowTiling, warps: int, each: int = 1) -> RowTiling:
-    """So many warps with as many rows as the one of this tiling, or several times as many."""
-    return replace(tiling, rows=tiling.rows * warps * each, warps=warps)
-
-
-def _warps(tiling: RowTiling, rows: Rows) -> int:
-    """How many warps programs have whose warps have as many rows as the one of this tiling."""
-    # Of few rows every processor is to have some.
-    return 4 if rows.count >= 8 * tiling.rows * PROCESSORS else 1
-
-
-def _of_short_rows(rows: Rows, size: int, live: int) -> list[RowTiling]:
-    """Up to two tilings for short rows that are read, reduced and written."""
-    narrow = narrow_tilings(rows, size, 4)
-    if not _aligned(rows, size):
-        return [_in_warps(each, _warps(each, rows)) for each in narrow[:2]]
-    return [
-        _in_warps(each, warps, 2 if 2 * each.pieces * VECTOR // size * live <= _MOST_KEPT else 1)
-        for each in narrow[:1]
-        for warps in dict.fromkeys((1, _warps(each, rows)))
-    ]
-
-
 def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> list[RowTiling]:
     """For rows that are read, reduced and written; see :func:`~einops_fast.backends.triton.rows.row_tiling`.
 
@@ -238,12 +170,9 @@ def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> l
         others += [half, replace(half, warps=warps // 2), replace(rule, stages=1 if rule.stages > 1 else 3)]
     every = [in_pieces(each, rows, size) for each in (rule, *others)]
     every.insert(2, rule)  # seven pieces of eight may cost more than they save
-    short = _of_short_rows(rows, size, live)
-    # They are the rule if rows aren't aligned, or its tile is much longer than they are.
-    leading = short and (
-        not _aligned(rows, size) or 10 * short[0].pieces * short[0].block < 9 * every[0].pieces * every[0].block
-    )
-    every[0 if leading else 1 : 0 if leading else 1] = short
+    short = short_tilings(rows, size, live)
+    at = 0 if short and leads(short[0], every[0], rows, size) else 1
+    every[at:at] = short
     return _rivals(every[0], every[1:], lambda tiling: fitting(tiling, arrays, size, shared))
 
 
@@ -274,20 +203,8 @@ def gradient_tilings(rows: Rows, size: int, sums: int, arrays: int, shared: int)
         double = replace(rule, warps=2 * warps)
         others = [fewer, replace(rule, warps=warps // 2), replace(double, stages=1)]
         others += [replace(double, programs=fewer.programs), replace(rule, stages=1)]
-    every = [*_short_added_up(rows, size), *_in_pieces_added_up(rule, rows, size), rule, *others]
+    every = [*short_tilings_added_up(rows, size), *_in_pieces_added_up(rule, rows, size), rule, *others]
     return _rivals(every[0], every[1:], lambda tiling: fitting(tiling, arrays, size, shared))
-
-
-def _short_added_up(rows: Rows, size: int) -> list[RowTiling]:
-    """Up to two tilings for short rows: threads keep the sums of their rows, and exchange them at the end."""
-    narrow = narrow_tilings(rows, size, 2)
-    if not _aligned(rows, size):
-        ways = [_in_warps(each, _warps(each, rows)) for each in narrow[:2]]
-        return [replace(each, programs=24 // each.warps * PROCESSORS) for each in ways]
-    if rows.columns > _SHORT:
-        return []
-    ways = [_in_warps(each, warps) for each in narrow[:1] for warps in dict.fromkeys((_warps(each, rows), 1))]
-    return [replace(each, stages=3, programs=12 // each.warps * PROCESSORS) for each in ways]
 
 
 def _in_pieces_added_up(tiling: RowTiling, rows: Rows, size: int) -> list[RowTiling]:
