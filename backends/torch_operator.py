@@ -87,7 +87,7 @@ class Operator:
         torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
         torch.library.register_fake(qualified)(_whole(shapes))
         self.compute = compute
-        self._unrecorded = unrecorded or compute
+        self.unrecorded = unrecorded
         self.traced: Any = getattr(torch.ops.einops_fast, name).default
         self.recorded: Callable[..., Any] | None = None
         given = schema[: schema.index("->")]
@@ -112,7 +112,7 @@ class Operator:
                 return self.traced(*arguments)
         if wanted and self.recorded is not None and torch.is_grad_enabled():
             return self.recorded(*tensors, arguments[self._tensors :])
-        return self._unrecorded(*arguments)
+        return (self.unrecorded or self.compute)(*arguments)
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:

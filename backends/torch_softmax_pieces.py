@@ -26,6 +26,9 @@ _HIDDEN = float("-inf")
 _LARGE = 1 << 15
 """Elements from which on memory takes longer than a function of ours takes to be recorded."""
 
+_but_hidden = torch.ops.aten.threshold_backward.grad_input
+"""A gradient, but 0 where a number isn't above another one: here those that are hidden."""
+
 _AS_INTEGERS = {
     torch.float16: (torch.int16, -0x400),
     torch.bfloat16: (torch.int16, -0x80),
@@ -218,7 +221,7 @@ def _gradient(
     constants = log and masked
     of_numbers = hides[0] is None and hides[1] is None
     at_once = dtype == kind and scale == 1.0 and not constants
-    of_back = of_own = of_seen = None
+    of_back = of_own = None
     for own, back, into in (tensors,) if at_once else pieces(tensors, at):
         if dtype == kind and into.is_contiguous():
             room = into
@@ -230,8 +233,8 @@ def _gradient(
         if back.dtype != kind:
             back = room.copy_(back)
         if constants and not (of_numbers and isfinite(own.sum().item())):
-            of_seen = room_for(own, kind, 2, of_seen)
-            back = torch.mul(back, torch.ne(own, _HIDDEN, out=of_seen), out=room)
+            of_numbers = False  # if they hide something here, the next piece needn't be looked at
+            back = _but_hidden(back, own, _HIDDEN, grad_input=room)
         native(back, own, at, kind, **{name: room})
         if scale != 1.0:
             room.mul_(scale)

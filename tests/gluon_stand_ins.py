@@ -336,7 +336,7 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         min=lambda value, axis: tensor(np.asarray(value).min(axis)),
         zeros_like=tensors(np.zeros_like), where=tensors(np.where), maximum=tensors(np.maximum),
         minimum=tensors(np.minimum), exp2=tensors(np.exp2), log2=tensors(np.log2), log=tensors(np.log),
-        sqrt=tensors(np.sqrt), exp=tensors(np.exp), to_tensor=tensor,
+        sqrt=tensors(np.sqrt), exp=tensors(np.exp), div_rn=tensors(np.divide), to_tensor=tensor,
         cast=lambda value, dtype: tensor(value).to(dtype), reduce=_reduce,
         add=_low_sum,
         atomic_add=_added, permute=lambda value, axes: tensor(np.asarray(value).transpose(axes)),
