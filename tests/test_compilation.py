@@ -71,7 +71,7 @@ for case in cases:
         kernels = [way for way in ways if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
         long = [way for way in kernels if dtype == "float32" and way.tiling.chunk]
         parts = [way for way in kernels if way.tiling.in_two]
-        for way in {ways[0], *boxes[:2], *boxes[-1:], *threads[:1], *long[:1], *parts[:1]}:
+        for way in {ways[0], *boxes[:1], *boxes[-1:], *threads[:1], *long[:1], *parts[:1]}:
             way.compile()
             print(equation, way.name)
             if way in kernels:
@@ -119,6 +119,8 @@ FINISHED = [
 def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     # What differs between the two is in the compiler: a case of each kernel will do for the older one.
     cases = CASES[3:4] + CASES[-2:] if dtype.startswith("int") else CASES[:: 3 if capability == 80 else 1]
+    if dtype == "float32" and capability == 90:
+        cases = CASES[1::2]  # what Hopper has of its own is for half precision
     if dtype == "float16":
         cases = cases + FINISHED if capability == 90 else cases + FINISHED[:1]
     lines = printed(PROGRAM, tmp_path, str(capability), dtype, *cases)

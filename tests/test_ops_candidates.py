@@ -80,8 +80,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 SHAPES = {
     "short": ((40, 70), "contiguous"),
     "short, aligned": ((40, 96), "contiguous"),
-    "long": ((3, 4100), "contiguous"),
-    "odd": ((6, 2057), "contiguous"),
+    "long": ((2, 4100), "contiguous"),
+    "odd": ((3, 2057), "contiguous"),
     "odd, in parts": ((2, 33001), "contiguous"),
     "down": ((40, 24), "reversed"),
 }
