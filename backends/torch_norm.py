@@ -190,36 +190,28 @@ def _shapes(
     return new_tensors(x, _layouts(x.shape, x.stride(), x.dtype, other, seed is not None, dim, centred, dtype))
 
 
-def _compute(
-    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float, drop: float,
-    dtype: str,
-) -> tuple[Any, ...]:  # fmt: skip
-    layouts, run = _forward(x, residual, weight, bias, seed, dim, centred, eps, drop, dtype)
-    found = new_tensors(x, layouts)
-    run(x, residual, weight, bias, seed, *found)
-    return found
+def _compute(*arguments: Any) -> tuple[Any, ...]:
+    return _made(4, *arguments)
 
 
-def _compute_without_statistics(
-    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, *numbers: Any
-) -> tuple[Any, ...]:
+def _compute_without_statistics(*arguments: Any) -> tuple[Any, ...]:
     """The same where nobody will want gradients, which need the statistics."""
-    layouts, run = _forward(x, residual, weight, bias, seed, *numbers)
-    found = (*new_tensors(x, layouts[:2]), None, None)
-    run(x, residual, weight, bias, seed, *found)
-    return found
+    return _made(2, *arguments)
 
 
-def _forward(
-    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float, drop: float,
-    dtype: str,
-) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
-    """The plan of a call."""
-    return _forward_plan(
+def _made(
+    count: int, x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float,
+    drop: float, dtype: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The first so many results; ``None`` for the others."""
+    layouts, run = _forward_plan(
         x.shape, x.stride(), x.dtype, None if residual is None else (residual.shape, residual.stride(), residual.dtype),
         (None if weight is None else weight.stride(0), None if bias is None else bias.stride(0)),
         seed is not None, dim, centred, eps, drop, dtype, is_aligned(x), MEMORY.device(x), current_mode(),
     )  # fmt: skip
+    found = (*new_tensors(x, layouts[:count]), *(None,) * (len(layouts) - count))
+    run(x, residual, weight, bias, seed, *found)
+    return found
 
 
 def _gradient_shapes(h: Any, *others: Any) -> tuple[Any, ...]:

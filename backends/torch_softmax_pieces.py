@@ -219,7 +219,7 @@ def _gradient(
     tensors, at = outermost_first((out, d_out, dx), out, dim)
     # What is hidden is a constant, of which a logarithm's gradient isn't 0 by itself. Numbers often hide nothing.
     constants = log and masked
-    of_numbers = hides[0] is None and hides[1] is None
+    unsure = hides[0] is None and hides[1] is None
     at_once = dtype == kind and scale == 1.0 and not constants
     of_back = of_own = None
     for own, back, into in (tensors,) if at_once else pieces(tensors, at):
@@ -232,8 +232,8 @@ def _gradient(
             own = of_own.copy_(own)
         if back.dtype != kind:
             back = room.copy_(back)
-        if constants and not (of_numbers and isfinite(own.sum().item())):
-            of_numbers = False  # if they hide something here, the next piece needn't be looked at
+        if constants and not (unsure and isfinite(own.sum().item())):
+            unsure = False
             back = _but_hidden(back, own, _HIDDEN, grad_input=room)
         native(back, own, at, kind, **{name: room})
         if scale != 1.0:

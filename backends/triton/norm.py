@@ -140,7 +140,11 @@ def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.conste
 
 @triton.jit
 def _mean(total, count, f: tl.constexpr):
-    """Sums of so many elements, divided. Rounded, or it would depend on who else uses it what is subtracted later."""
+    """Sums of so many elements, divided exactly.
+
+    An approximate division would be fused with a subtraction of the mean where the mean isn't stored as well, and the
+    result would have other bits.
+    """
     if field(f, "double"):
         found = total / count
     else:

@@ -255,7 +255,7 @@ def norm_contest(
     """The ways to run a norm.
 
     They take input, residual, weight, bias, seed, result, the sum that is normalised, means and reciprocals of the
-    deviations.
+    deviations. The last two may be ``None``, and aren't written then.
 
     Args:
         memory, device: where arrays are.
