@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -52,8 +54,9 @@ def numbers(*shape: int) -> torch.Tensor:
 )
 @pytest.mark.parametrize(("programs", "split", "swapped"), [(0, 1, True), (3, 1, False), (0, 2, False)])
 @pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("turns", [False, True])
 def test_tiles(  # type: ignore[no-untyped-def]
-    equation, left, right, shape, programs, split, swapped, order
+    equation, left, right, shape, programs, split, swapped, order, turns
 ) -> None:
     """All parts of all tiles are written once, by programs that go through one or several of them."""
     if swapped:
@@ -69,6 +72,10 @@ def test_tiles(  # type: ignore[no-untyped-def]
     tiling = tiling_of(loops, *shape, programs=programs, split=split)
     if tiling is None:
         pytest.skip("these columns can't be taken in parts")
+    if turns:
+        tiling = replace(tiling, one_by_one=tuple(operand for operand in (0, 1) if tiling.in_runs(operand, 0)))
+        if not tiling.one_by_one:
+            pytest.skip("nothing is contiguous along contracted axes")
     if split > tiling.contracted.tiles:
         pytest.skip("too few steps")
     places = 1 + sum((size - 1) * stride for size, stride in zip(step.shape, orders[order], strict=True))
@@ -122,6 +129,45 @@ def test_lanes_read_from_all_banks(rows: int, columns: int) -> None:
                 starts = [row * depth + 4 * (row // shared.per_phase % shared.max_phase) for row in places]
                 banks = [start // 2 % 16 for start in starts]
                 assert len(set(banks)) == len(banks), (tiling.name, operand, part)
+
+
+@pytest.mark.parametrize("shapes", [((4096, 288), (288, 144)), ((288, 288), (4096, 288)), ((64, 40), (40, 24))])
+def test_an_operand_is_turned(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Tiles are tried that turn the one operand that is contiguous along contracted axes, and none where both are."""
+    equation = "ik,kj->ij" if shapes[0][1] == shapes[1][0] else "ik,jk->ij"
+    turned = [tiling for tiling in tilings_of(equation, *shapes) if tiling.one_by_one]
+    assert bool(turned) == (equation == "ik,kj->ij")
+    for tiling in turned:
+        assert "turned" in tiling.name
+        (operand,) = tiling.one_by_one
+        assert not tiling.in_runs(operand, 0)
+        for part in range(len(tiling.parts_of(operand))):
+            bases = tiling.shared_layout(operand, part).offset_bases
+            size = tiling.block_of(operand, part)
+            assert _places_of(bases) == {(row, at) for row in range(size) for at in range(tiling.contracted.block)}
+            offsets = {place: offset for offset, place in enumerate(_all_places(bases))}
+            reading = [(4 * lane, 0) for lane in range(min(8, size // 4))]
+            writing = [(row, at) for row in range(min(4, size)) for at in range(8)]
+            assert len({offsets[place] // 4 % 8 for place in reading}) == len(reading)
+            assert len({offsets[place] % 32 for place in writing}) == len(writing)
+
+
+def _all_places(bases: list[list[int]]) -> list[tuple[int, int]]:
+    """Row and position at each offset."""
+    found = [(0, 0)]
+    for row, at in bases:
+        found += [(row ^ other, at ^ position) for other, position in found]
+    return found
+
+
+def _places_of(bases: list[list[int]]) -> set[tuple[int, int]]:
+    return set(_all_places(bases))
+
+
+def test_no_more_stages_than_steps() -> None:
+    """Tiles with one step have room for two, and leave the rest to other programs; those that go on have use for it."""
+    for tiling in tilings_of("ik,kj->ij", (1 << 16, 16), (16, 64)):
+        assert tiling.stages == 2 or tiling.persistent
 
 
 def test_programs_that_go_on() -> None:

@@ -71,7 +71,8 @@ for case in cases:
         kernels = [way for way in ways if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
         long = [way for way in kernels if dtype == "float32" and way.tiling.chunk]
         parts = [way for way in kernels if way.tiling.in_two]
-        for way in {ways[0], *boxes[:1], *boxes[-1:], *threads[:1], *long[:1], *parts[:1]}:
+        turned = [way for way in threads if isinstance(way, KernelCandidate) and way.tiling.one_by_one]
+        for way in {ways[0], *boxes[:1], *boxes[-1:], *threads[:1], *turned[:1], *long[:1], *parts[:1]}:
             way.compile()
             print(equation, way.name)
             if way in kernels:
@@ -126,4 +127,5 @@ def test_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> None:
     lines = printed(PROGRAM, tmp_path, str(capability), dtype, *cases)
     assert any("boxes" in line for line in lines) == (capability == 90 and dtype == "float16")
     assert any("by threads" in line for line in lines) == (dtype == "float32")
+    assert any(" turned" in line for line in lines) == (dtype == "float32")
     assert len(lines) >= len(cases)

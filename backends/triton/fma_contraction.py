@@ -2,9 +2,11 @@
 
 A thread multiplies a few rows with a few columns, one contracted position after the other. Tiles of the operands are
 copied to shared memory as they lie in memory, some steps ahead, and past the registers. Where an operand is contiguous
-along contracted axes, a thread reads two of their positions at once, else four neighbouring rows, or columns. So
-nothing is turned around, and what limits the kernel is how many numbers are read for how many products. Where many
-products are summed, the sums of chunks are added up in shared memory: registers are full of those of one chunk.
+along contracted axes, a thread reads two of their positions at once, else four neighbouring rows, or columns. What then
+limits the kernel is how many numbers are read for how many products. Where only one of the operands is contiguous along
+contracted axes, it may also be turned on the way to shared memory: each element is copied by itself, and fewer reads
+follow. Where many products are summed, the sums of chunks are added up in shared memory: registers are full of those of
+one chunk.
 
 Tiles may consist of several parts down and across, each a power of two, so that they fit extents that are none.
 

@@ -32,18 +32,23 @@ class FmaTiling(ContractionTiling):
 
     Attributes:
         below, further: more parts of each tile's rows and columns, where their number is no power of two.
+        one_by_one: operands that are contiguous along contracted axes, and of which each element is copied by itself:
+            then rows, or columns, are neighbours in shared memory.
         programs: how many there are; where there are fewer than tiles, each goes on to another one.
     """
 
     below: tuple[Role, ...] = ()
     further: tuple[Role, ...] = ()
+    one_by_one: tuple[int, ...] = ()
     programs: int = 0
 
     @property
     def name(self) -> str:
         tile = "×".join(str(role.width) for role in (self.rows, self.columns, self.contracted))
         again = ", one after the other" if self.persistent else ""
-        return f"contraction by threads {tile}, {self.warps} warps, {self.stages} stages, split {self.split}{again}"
+        turned = "".join(f", {('left', 'right')[operand]} turned" for operand in self.one_by_one)
+        shape = f"{tile}, {self.warps} warps, {self.stages} stages, split {self.split}"
+        return f"contraction by threads {shape}{turned}{again}"
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -103,6 +108,8 @@ class FmaTiling(ContractionTiling):
     def most_registers(self) -> int:
         """That a thread may use: for its sums, and for what it multiplies and counts."""
         down, across = self.sums_of_thread
+        if self.contracted.tiles == 1 and down * across <= 32 and self.at_once == 1:
+            return 64  # more warps wait for each other's stores
         return 255 if down * across > 80 else 168 if down * across > 56 and self.warps < 8 else 128
 
     @property
@@ -204,19 +211,24 @@ class FmaTiling(ContractionTiling):
         return gl.DistributedLinearLayout(registers, lanes, warps, [], [self.block_of(operand, part), 1])
 
     def in_runs(self, operand: int, part: int) -> bool:
-        """Whether contracted positions are next to each other: an operand is contiguous along contracted axes."""
-        return self._bits(operand, part)[0][0] == 1
+        """Whether contracted positions are next to each other in shared memory.
+
+        They are where an operand is contiguous along contracted axes, unless it's turned on the way.
+        """
+        return operand not in self.one_by_one and self._bits(operand, part)[0][0] == 1
 
     def loading_layout(self, operand: int, part: int) -> Any:
         """Of a part of an operand's tile when it is copied: rows, or columns, × contracted."""
         shape = [self.block_of(operand, part), self.contracted.block]
-        return self._loading(operand, part, shape)
+        return self._loading(operand, part, shape, 1 if operand in self.one_by_one else _RUN)
 
     def shared_layout(self, operand: int, part: int) -> Any:
         """Of a part of an operand's tile in shared memory, so that lanes read from all banks at once."""
+        depth = self.contracted.block
+        if operand in self.one_by_one:
+            return _turned(self.block_of(operand, part), depth)
         if not self.in_runs(operand, part):
             return gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
-        depth = self.contracted.block
         phase = max(1, _BANKS // depth, self._unit(operand, part))
         return gl.SwizzledSharedLayout(_RUN, phase, min(8, depth // _RUN), [1, 0])
 
@@ -247,10 +259,10 @@ class FmaTiling(ContractionTiling):
                 found += [(_stride(group, array), dim, unit << at) for at in range(_log2(group.block))]
         return [(dim, value) for _, dim, value in sorted(found, key=lambda bit: bit[0])]
 
-    def _loading(self, array: int, part: int | tuple[int, int], shape: list[int]) -> Any:
+    def _loading(self, array: int, part: int | tuple[int, int], shape: list[int], neighbours: int = _RUN) -> Any:
         """Which thread has what of a tile: some neighbours each, then neighbouring threads neighbouring elements."""
         bits = [[value if at == dim else 0 for at in range(2)] for dim, value in self._bits(array, part)]
-        run = _log2(_RUN)
+        run = _log2(neighbours)
         lanes = run + _log2(LANES)
         warps = lanes + _log2(self.warps)
 
@@ -259,6 +271,20 @@ class FmaTiling(ContractionTiling):
             return bits[first:last] + [[0, 0]] * (last - max(first, min(last, len(bits))))
 
         return gl.DistributedLinearLayout(bits[:run] + bits[warps:], some(run, lanes), some(lanes, warps), [], shape)
+
+
+def _turned(rows: int, depth: int) -> Any:
+    """Of a tile in shared memory: four rows, then eight positions, in an order that depends on the rows.
+
+    Lanes that write have neighbouring positions, and lanes that read have neighbouring rows; both have all banks.
+    """
+    down, along = _doubled(1, rows), _doubled(1, depth)
+    some, eight = _log2(_RUN), _log2(_BANKS // _RUN)
+    mixed = [[row, at] for row, at in zip(down[some:], along[:eight], strict=False)]
+    first = [[row, 0] for row in down[:some]] + [[0, at] for at in along[:eight]]
+    return gl.SharedLinearLayout(
+        first + mixed + [[row, 0] for row in down[some + len(mixed) :]] + [[0, at] for at in along[eight:]]
+    )
 
 
 def _stride(group: Group, array: int) -> int:

@@ -36,8 +36,14 @@ _CACHE = 1.5
 _SHORT = 8
 """Steps of which the first one's loads take a part of the time that counts."""
 
-_ONE_STEP, _UNHIDDEN = 2, 1.15
+_ONE_STEP, _UNHIDDEN = 2, 1.1
 """With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends."""
+
+_TURNED, _SHORT_RUNS = 1.01, 1.15
+"""How much longer a tile takes of which each element is copied by itself, and one whose runs are of eight."""
+
+_FLAT = 8
+"""The contracted extent of tiles that have little room for more."""
 
 _BUSY = 12 * 64
 """Sums of a lane of all warps of a multiprocessor that keep it busy."""
@@ -144,21 +150,26 @@ def _all(problem: Contraction, on: Ceilings, name: str = "") -> Iterator[FmaTili
         tiling = tiling_of(problem, rows, columns, depth, warps, stages)
         if tiling is None or not tiling.each_its_own:
             continue
-        if tiling.tiles <= on.units * tiling.resident and tiling.contracted.tiles <= _SHORT:
+        steps = tiling.contracted.tiles
+        if steps <= _ONE_STEP < tiling.stages and tiling.tiles > on.units * tiling.resident:
+            yield replace(tiling, programs=on.units * tiling.resident)
+        tiling = replace(tiling, stages=min(tiling.stages, max(2, power_of_two(steps))))
+        if tiling.tiles <= on.units * tiling.resident and steps <= _SHORT:
             # All begin at once: what is loaded further ahead is in the way of what is needed first.
             tiling = replace(tiling, stages=2)
+        runs = tuple([operand for operand in (LEFT, RIGHT) if tiling.in_runs(operand, 0)])
+        if len(runs) == 1:
+            yield from _in_splits(replace(tiling, one_by_one=runs), on)
         yield from _in_splits(tiling, on)
-        if tiling.contracted.tiles <= _ONE_STEP and tiling.tiles > on.units * tiling.resident:
-            yield replace(tiling, programs=on.units * tiling.resident)
 
 
 def _shapes(problem: Contraction) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int, int]]:
     _, m, n, k = problem.extents
-    shallow = _padded(k, 8) < _FULLER * _padded(k, 16)
+    shallow = _padded(k, _FLAT) < _FULLER * _padded(k, 16)
     for high, wide, depth, warps, stages in _SHAPES:
         # A tile of twice the extent does the work of none.
         if high <= max(32, power_of_two(m)) and wide <= max(32, power_of_two(n)):
-            yield (high,), (wide,), 8 if shallow else depth, warps, stages
+            yield (high,), (wide,), _FLAT if shallow else depth, warps, stages
     across, down = in_parts(n), in_parts(m)
     for rows, columns in (
         *product(down, across),
@@ -169,7 +180,7 @@ def _shapes(problem: Contraction) -> Iterator[tuple[tuple[int, ...], tuple[int, 
             sums = sum(rows) * sum(columns) / (32 * warps)
             if _SUMS[0] <= sums <= _SUMS[1]:
                 flat = shallow or sums > _MANY
-                yield rows, columns, 8 if flat else 16, warps, 4 if flat else 3
+                yield rows, columns, _FLAT if flat else 16, warps, 4 if flat else 3
 
 
 def in_parts(extent: int) -> list[tuple[int, ...]]:
@@ -237,4 +248,7 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
         IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
     )
     regrouped: float = SCATTERED if tiling.regrouped else 1.0
-    return (max(arithmetic, memory) + 0.3 * min(arithmetic, memory)) * pieces * regrouped + written + on.call
+    copied = _TURNED if tiling.one_by_one else 1.0
+    if tiling.at_once > 1 and tiling.contracted.block == _FLAT:
+        copied = _SHORT_RUNS
+    return (max(arithmetic, memory) + 0.3 * min(arithmetic, memory)) * pieces * regrouped * copied + written + on.call
