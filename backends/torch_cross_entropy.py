@@ -9,12 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.backends.torch_gradients import gradients_by_torch
-from einops_fast.backends.torch_operator import MEMORY, Operator, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch_operator import (
+    MEMORY,
+    Operator,
+    by_kernel,
+    dtype_name,
+    new_tensor,
+    new_tensors,
+    result_dtype,
+)
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
 from einops_fast.backends.triton.loss_sums import LossSums
 from einops_fast.errors import EinsumError
-from einops_fast.layout import Strides, dense_strides
+from einops_fast.layout import Strides, contiguous_strides, dense_strides
 from einops_fast.tuning import current_mode
 
 __all__ = [
@@ -146,9 +154,11 @@ def _plan(
 def _shapes(
     x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
     inplace: bool,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(target.shape, dtype=dtype), x.new_empty(target.shape, dtype=dtype)
+    rows = tuple(target.shape)
+    layout = rows, contiguous_strides(rows), dtype
+    return new_tensors(x, (layout, layout))
 
 
 def _compute(
@@ -166,7 +176,8 @@ def _compute(
 
 
 def _gradient_shape(x: Any, *others: Any) -> Any:
-    return x.new_empty_strided(x.shape, dense_strides(x.shape, x.stride()))
+    shape = tuple(x.shape)
+    return new_tensor(x, (shape, dense_strides(shape, x.stride()), x.dtype))
 
 
 def _compute_gradient(
@@ -243,8 +254,8 @@ def _sums(count: int, classes: int, ignored: int, along: int | None, mean: bool)
 
 def _reduced_shapes(
     losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
-) -> tuple[Any, Any]:  # fmt: skip
-    return losses.new_empty((), dtype=dtype), losses.new_empty(())
+) -> tuple[Any, ...]:  # fmt: skip
+    return new_tensors(losses, (((), (), dtype), ((), (), losses.dtype)))
 
 
 def _compute_reduced(
