@@ -25,7 +25,7 @@ from einops_fast.backends.torch_autocast import (
     whole_dtype,
 )
 from einops_fast.backends.torch_steps import TorchSteps
-from einops_fast.backends.torch_types import HALVES, PLAIN
+from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
 from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
@@ -40,7 +40,6 @@ from einops_fast.tuning import current_mode, unchecked_mode
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
-_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _jit_tracing: Callable[[], bool] = torch._C._is_tracing
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -81,8 +80,7 @@ class TorchBackend(TorchSteps):
         first = operands[0]
         state: tuple[Hashable, ...] = (
             torch.is_grad_enabled(),
-            _transforms_active(),
-            forward_ad._current_level,
+            _is_seen(operands),
             any_autocast() and autocast_dtype(first.device.type),
         )
         if first.is_cuda:
@@ -99,8 +97,7 @@ class TorchBackend(TorchSteps):
         return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
-        transformed = _transforms_active() or forward_ad._current_level >= 0
-        if _guards is None or transformed or any(type(each) not in PLAIN for each in operands):
+        if _guards is None or _is_seen(operands) or any(type(each) not in PLAIN for each in operands):
             return None
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
@@ -115,7 +112,9 @@ class TorchBackend(TorchSteps):
         grad_mode = torch.is_grad_enabled()
         if not operands[0].is_cuda:
             grad_mode_now = torch.is_grad_enabled
-            return lambda others: check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0
+            return lambda others: (
+                check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0 and recorder() is None
+            )
         mode, precision = current_mode(), (_fp32_setting(), allowed())
         # The library asks for the precision itself.
         by_library = not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
@@ -124,6 +123,7 @@ class TorchBackend(TorchSteps):
             check(*others)
             and torch.is_grad_enabled() is grad_mode
             and forward_ad._current_level < 0
+            and recorder() is None
             and unchecked_mode() == mode
             and (not exactly or (_fp32_setting(), allowed()) == precision)
         )
@@ -138,7 +138,7 @@ class TorchBackend(TorchSteps):
         # A transform sees every call that torch gets, and knows no derivative of writing into a view of the result,
         # of leaving out an axis, or of a kernel. Gradients alone are taken of a whole pair; three operands become
         # pairs when they are there, and of one operand, torch records each call.
-        transformed = _transforms_active() or forward_ad._current_level >= 0 or _jit_tracing()
+        transformed = _is_seen(operands)
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
         # oneDNN, which does half-precision products, is slow where it writes to such a view.
@@ -322,6 +322,11 @@ def kernel_dtypes(device: torch.device) -> frozenset[str]:
     if device.type != "cuda" or torch.version.hip is not None or not usable():
         return frozenset()
     return _KERNEL_DTYPES if torch.cuda.get_device_capability(device) >= (8, 0) else frozenset()
+
+
+def _is_seen(operands: Sequence[Any]) -> bool:
+    """Whether torch has to see each call: it is followed, or an operand stands for several."""
+    return is_followed() or _jit_tracing() or any(map(is_batched, operands))
 
 
 def _negated(operands: Sequence[Any]) -> bool:

@@ -14,6 +14,7 @@ from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch_attention_layouts import LENGTHS, NAMES, Arrays, Given, extras_of
 from einops_fast.backends.torch_attention_runs import AttentionCall, backward, call_of
 from einops_fast.backends.torch_function import recorded
+from einops_fast.backends.torch_types import is_batched
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 from einops_fast.dtypes import FLOATS
 
@@ -187,21 +188,34 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *others = ctx.saved_tensors
         call = ctx.call
         extras = call.extras(others)
-        if torch.is_grad_enabled():
-            found = _differentiable_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
+        if torch.is_grad_enabled() or _are_batched(d_out, d_lse):
+            found = _canonical_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
         else:
             found = call.backward(q, k, v, extras, out, lse, d_out, d_lse, wanted)
         return None, *found[: len(wanted)]
 
 
-def _differentiable_gradients(
+def _are_batched(*gradients: Any) -> bool:
+    """Whether one of these stands for several."""
+    return any(each is not None and is_batched(each) for each in gradients)
+
+
+def _canonical_gradients(
     call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
 ) -> tuple[Any, ...]:
-    """The gradients, to be differentiated again, which is done in canonical order."""
+    """The gradients by what sees arrays in canonical order: to be differentiated again, or of several at a time."""
     given = call.given
     wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
-    found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *given.canonical(arrays))
+    canonical = given.canonical(arrays)
+    if _are_batched(d_out, d_lse):
+        # Torch calls the operator for each of them.
+        from einops_fast.backends.torch_attention_ops import attention_backward, constants
+
+        found = attention_backward(out, lse, d_out, d_lse, *canonical, list(wanted), *constants(call.spec))
+        found = [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
+    else:
+        found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *canonical)
     return tuple(
         [
             None if each is None else given.views[at].back(each, arrays[at].shape, torch.permute)

@@ -20,7 +20,7 @@ from einops_fast.backends.triton.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.layout import dense_strides
 
-__all__ = ["attention_forward", "constants"]
+__all__ = ["attention_backward", "attention_forward", "constants"]
 
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "

@@ -24,10 +24,9 @@ from einops_fast.backends.torch_operator import (
     by_kernel,
     is_known,
     result_dtype,
-    transformed,
 )
 from einops_fast.backends.torch_row_losses import RowLoss
-from einops_fast.backends.torch_types import PLAIN
+from einops_fast.backends.torch_types import PLAIN, is_followed
 from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]
@@ -82,7 +81,7 @@ def _in_one(*tensors: Any) -> bool:
         and x.dtype == matrix.dtype == (x if bias is None else bias).dtype
         and not target.is_floating_point()
         and (weight is None or not weight.requires_grad)
-        and not transformed()
+        and not is_followed()
     )
 
 
@@ -101,7 +100,7 @@ def _by_checkpoints(
         return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss)
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
-    run = in_chunk if transformed() else again
+    run = in_chunk if is_followed() else again
     found = [run(part, matrix, bias, classes) for part, classes in zip(x.split(size), target.split(size), strict=True)]
     losses = torch.cat(found)
     divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if reduction == "mean" else None

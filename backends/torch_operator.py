@@ -15,7 +15,7 @@ from einops_fast import dtypes
 from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
-from einops_fast.backends.torch_types import HALVES, PLAIN
+from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed
 from einops_fast.backends.triton import usable
 from einops_fast.layout import VECTOR
 from einops_fast.tuning import autotune, current_mode
@@ -33,7 +33,6 @@ __all__ = [
     "new_tensors",
     "on_gpu",
     "result_dtype",
-    "transformed",
 ]
 
 MEMORY = TorchMemory()
@@ -53,9 +52,6 @@ _DTYPES = (*_CAST, torch.float64)
 _NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-
-_is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
-"""Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
 
 
 class Operator:
@@ -106,7 +102,7 @@ class Operator:
             kind = type(each)
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 wanted = wanted or each.requires_grad
-                if each.is_neg():  # the negative of what is in memory, which torch makes for its operators
+                if each.is_neg() or is_batched(each):  # what is in memory is its negative, or a part of it
                     return self.traced(*arguments)
             elif each is not None:
                 return self.traced(*arguments)
@@ -173,25 +169,20 @@ def on_gpu(tensor: Any) -> bool:
     return bool(tensor.is_cuda) and _NVIDIA
 
 
-def transformed() -> bool:
-    """Whether a derivative may be asked for that only torch's own functions have: forward mode, ``torch.func``."""
-    return bool(torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0)
-
-
 def by_kernel(tensors: Sequence[Any]) -> bool:
     """Whether these tensors are for our kernels."""
     for each in tensors:  # in a loop: every call comes through here
-        if not on_gpu(each):
+        if not on_gpu(each) or is_batched(each):
             return False
     first = tensors[0]
-    return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not transformed()
+    return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not is_followed()
 
 
 def is_known(*tensors: Any) -> bool:
     """Whether what to do may follow from tensors' values: they are on the host, and nobody traces or transforms."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_followed():
         return False
-    return all(type(each) in PLAIN and each.is_cpu and not _is_batched(each) for each in tensors)
+    return all(type(each) in PLAIN and each.is_cpu and not is_batched(each) for each in tensors)
 
 
 def is_aligned(*tensors: Any) -> bool:

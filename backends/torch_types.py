@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-__all__ = ["HALVES", "PLAIN"]
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["HALVES", "PLAIN", "is_batched", "is_followed", "recorder"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
 
 HALVES = (torch.float16, torch.bfloat16)
 """Floating-point types of 16 bits."""
+
+is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
+"""Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
+
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+_mode: Callable[..., Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
+
+recorder: Callable[[], Any] = partial(_mode, getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None))
+"""The mode in which ``make_fx`` writes down each call that torch gets; ``None`` if it doesn't."""
+
+
+def is_followed() -> bool:
+    """Whether torch has to get each call: to transform it, to take its derivative forward, or to write it down."""
+    return bool(_transforms_active() or forward_ad._current_level >= 0 or recorder() is not None)

@@ -217,3 +217,16 @@ def test_autocast_and_negated_views() -> None:
         torch.testing.assert_close(attention(pattern, q, negated, v), plain)
         strided = negated.resolve_neg()
         torch.testing.assert_close(attention(pattern, q, strided, v), plain)
+
+
+@pytest.mark.parametrize("name", ["heads that share", "bias", "sinks"])
+def test_a_batch_of_gradients(name: str) -> None:
+    """Of several at a time, torch calls the operator for each."""
+    arguments, options, leaves = _arguments(CASES[name], 0)
+    results = _results("triton", arguments, options)
+    seeds = [torch.stack([each.detach().cos(), each.detach().sin()]) for each in results]
+    one_by_one = [
+        torch.autograd.grad(results, leaves, [seed[at] for seed in seeds], retain_graph=True) for at in range(2)
+    ]
+    found = torch.autograd.grad(results, leaves, seeds, is_grads_batched=True)
+    _check(found, map(torch.stack, zip(*one_by_one, strict=True)))

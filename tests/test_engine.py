@@ -26,6 +26,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from graphs import captured  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
@@ -422,3 +423,23 @@ def test_extra_memory_of_a_contraction_is_none() -> None:
     result = fast_einsum("bind,bjnd->bnij", a, b)
     extra = torch.cuda.max_memory_allocated() - before
     assert extra <= result.numel() * result.element_size() + 512
+
+
+def test_a_batch_of_gradients() -> None:
+    """Several at a time aren't for the kernels, which one after the other are."""
+    operands = [randn(8, 9).requires_grad_(), randn(9, 10).requires_grad_()]
+    result = fast_einsum("ij,jk->ik", *operands)
+    seeds = randn(3, 8, 10)
+    one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
+    found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True)
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
+
+
+def test_what_writes_down_calls_sees_them() -> None:
+    """A graph that torch records has all calls in it, although kernels have computed the same before."""
+    operands = [randn(8, 9), randn(9, 10)]
+    expected = fast_einsum("ij,jk->ik", *operands)
+    graph = make_fx(lambda *operands: fast_einsum("ij,jk->ik", *operands))(*operands)
+    again = [randn(8, 9), randn(9, 10)]
+    torch.testing.assert_close(graph(*operands), expected)
+    torch.testing.assert_close(graph(*again), fast_einsum("ij,jk->ik", *again))

@@ -273,3 +273,14 @@ def test_errors() -> None:
         ops.dropout_add_layer_norm(torch.ones(2), p=2)
     with pytest.raises(ShapeError, match="residual"):
         ops.dropout_add_layer_norm(torch.ones(2, 3), torch.ones(2))
+
+
+def test_a_batch_of_gradients() -> None:
+    """Of several at a time, torch calls the operator for each."""
+    x, weight, bias = leaf(randn(5, 9)), leaf(randn(9)), leaf(randn(9, seed=1))
+    with kernels():
+        found = norm(x, weight, bias)
+        seeds = randn(3, 5, 9, seed=2)
+        one_by_one = [torch.autograd.grad(found, (x, weight, bias), seed, retain_graph=True) for seed in seeds]
+        batch = torch.autograd.grad(found, (x, weight, bias), seeds, is_grads_batched=True)
+    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

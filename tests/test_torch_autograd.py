@@ -427,3 +427,22 @@ def test_jacobian(vectorize: bool) -> None:
         for einsum in (fast_einsum, torch.einsum)
     )
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("dbac,cda->adb", ((1, 3, 5, 3), (3, 1, 5))),  # a product of matrices that writes into the result
+        ("bhd,hd->bh", ((600, 16, 64), (16, 64))),  # in blocks
+        ("ij,jk,kl->il", ((4, 5), (5, 6), (6, 7))),
+    ],
+)
+def test_a_batch_of_gradients(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Gradients of several at a time, which torch makes without a transform, after the same of one."""
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    result = fast_einsum(equation, *operands)
+    seeds = torch.randn(3, *result.shape, dtype=torch.float64)
+    for _ in range(2):
+        one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
+        found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True, retain_graph=True)
+        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

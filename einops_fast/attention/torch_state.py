@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from einops_fast.autocast import autocasts
@@ -42,6 +43,7 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
         OperandError: one that there is none of.
     """
     torch = sys.modules["torch"]
+    is_followed = import_module("einops_fast.backends.torch_types").is_followed
     wanted = torch.is_grad_enabled()
     if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
         raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
@@ -51,7 +53,7 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "gradients": gradients,
         "bias_gradient": wanted and "bias" in arrays and arrays["bias"].requires_grad,
-        "transforms": torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0,
+        "transforms": is_followed(),
     }
 
 
