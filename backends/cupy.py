@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,8 +27,8 @@ _KERNEL_DTYPES = frozenset({"float16", "float32", "float64"})
 
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    """Whether our own kernels can run: Triton finds the GPU through torch."""
-    return usable() and find_spec("torch") is not None
+    """Whether our own kernels can run: Triton finds the GPU through torch, one that is built for CUDA."""
+    return usable() and find_spec("torch") is not None and import_module("torch").cuda.is_available()
 
 
 class CupyBackend(NdarrayBackend):

@@ -11,7 +11,10 @@ from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.notation import Subscripts, parse, parse_interleaved
 from einops_fast.tracing import is_tracing
 
-__all__ = ["Call", "hashable", "own_arrays", "read_call"]
+__all__ = ["Call", "check_options", "hashable", "own_arrays", "read_call"]
+
+_ORDERS = ("C", "F", "A", "K")
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ class Call:
         if isinstance(self.spelled, str):
             return parse(self.spelled, ranks)
         return parse_interleaved(*self.spelled, ranks)
+
+
+def check_options(order: str, casting: str) -> None:
+    """Raise OperandError unless these are what NumPy knows by such names."""
+    for name, value, known in (("order", order, _ORDERS), ("casting", casting, _CASTINGS)):
+        if value not in known:
+            raise OperandError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
 
 
 def read_call(operands: Sequence[Any]) -> Call:

@@ -168,7 +168,10 @@ def _usual_folder() -> Path:
         base = os.environ.get("XDG_CACHE_HOME", "")
         found = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "einops_fast")
     else:
-        found = Path(user_cache_dir("einops_fast"))
+        try:
+            found = Path(user_cache_dir("einops_fast"))
+        except RuntimeError:  # it finds no home folder
+            found = Path("einops_fast")
     if not found.is_absolute():  # a user without a home folder, as in some containers
         import tempfile
 

@@ -7,19 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, hashable, own_arrays, read_call
+from einops_fast.arguments import Call, check_options, hashable, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
-from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
-from einops_fast.precision import allow_precision, allowed
+from einops_fast.precision import allow_precision, allowed, check_precision
 from einops_fast.traced import call_traced
 from einops_fast.tracing import is_tracing
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
-
-_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
 def fast_einsum(
@@ -70,6 +67,8 @@ def fast_einsum(
         (2, 3, 5, 6)
     """
     if is_tracing():
+        if precision is not None:
+            check_precision(precision)
         return call_traced(operands, out, dtype, order, casting, optimize, autotune)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
@@ -122,10 +121,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    if order not in ("C", "F", "A", "K"):
-        raise OperandError(f"order is one of 'C', 'F', 'A' and 'K', not {order!r}")
-    if casting not in _CASTINGS:
-        raise OperandError(f"casting is one of {', '.join(map(repr, _CASTINGS))}, not {casting!r}")
+    check_options(order, casting)
     plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     run = compile_plan(plan, backend)
     if order == "K":

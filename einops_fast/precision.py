@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from einops_fast.blocks import holding
 from einops_fast.errors import EinsumError
 
-__all__ = ["PRECISIONS", "allow_precision", "allowed", "settled"]
+__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled"]
 
 PRECISIONS = ("tf32", "tf32x3")
 """What :func:`allow_precision` takes."""
@@ -45,10 +45,15 @@ def allow_precision(precision: str) -> Iterator[None]:
         ...     allowed()
         'tf32x3'
     """
-    if precision not in PRECISIONS:
-        raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
+    check_precision(precision)
     with holding(_allowed, precision):
         yield
+
+
+def check_precision(precision: str) -> None:
+    """Raise EinsumError unless there is such a precision."""
+    if precision not in PRECISIONS:
+        raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
 
 
 def settled(setting: str) -> str:

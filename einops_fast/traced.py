@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from einops_fast.arguments import Call, hashable, read_call
+from einops_fast.arguments import Call, check_options, hashable, read_call
 from einops_fast.autocast import autocasts
 from einops_fast.cost import is_integer
 from einops_fast.dtypes import FLOATS, dtype_name
@@ -34,6 +34,7 @@ def call_traced(
     operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any, autotune: str | None
 ) -> Any:
     """:func:`einops_fast.fast_einsum` of torch tensors, or of NumPy arrays, which torch.compile turns into tensors."""
+    check_options(order, casting)
     call = read_call(operands)
     arrays = call.arrays
     letters = _letters(call.spelled, _shapes(arrays))

@@ -57,7 +57,7 @@ class Case:
     """An equation in letters with the shapes of its operands.
 
     Attributes:
-        name: what tables call it, and ``--only`` selects.
+        name: what tables call it, and ``--only-run`` selects.
         equation: explicit (with ``->``), one letter per axis.
         shapes: one shape per operand.
         problem: its number in apache/mxnet#18043, if it is one of the three.

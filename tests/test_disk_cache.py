@@ -10,6 +10,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -536,6 +537,22 @@ def test_the_folder_of_a_user_without_a_home(monkeypatch):
     monkeypatch.delenv("EINOPS_FAST_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    disk_cache._usual_folder.cache_clear()
+    try:
+        assert disk_cache.folder() == Path(tempfile.gettempdir(), "einops_fast")
+    finally:
+        disk_cache._usual_folder.cache_clear()
+
+
+def test_platformdirs_finds_no_home(monkeypatch):
+    platformdirs = ModuleType("platformdirs")
+
+    def user_cache_dir(name):
+        raise RuntimeError("could not determine the home directory")
+
+    platformdirs.user_cache_dir = user_cache_dir
+    monkeypatch.setitem(sys.modules, "platformdirs", platformdirs)
+    monkeypatch.delenv("EINOPS_FAST_CACHE_DIR")
     disk_cache._usual_folder.cache_clear()
     try:
         assert disk_cache.folder() == Path(tempfile.gettempdir(), "einops_fast")

@@ -56,6 +56,14 @@ def test_compiles_without_graph_breaks(function: Callable[..., Any], dynamic: bo
         torch.testing.assert_close(compiled(*operands), function(*operands))
 
 
+@pytest.mark.parametrize("option", [{"order": "Q"}, {"casting": "Q"}, {"precision": "bogus"}])
+def test_wrong_options_are_refused_while_tracing(option: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda a, b: fast_einsum("ij,jk->ik", a, b, **option), backend="aot_eager")
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is one of"):
+        compiled(*tensors("ij,jk"))
+
+
 def test_compiled_out_is_written() -> None:
     torch.compiler.reset()
     a, b = tensors("ij,jk")
