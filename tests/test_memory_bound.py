@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from einops_fast import explain, fast_einsum
+from einops_fast.plan_cache import clear_plans
 from einops_fast.steps import Gemm, Multiply, Native
 
 torch = pytest.importorskip("torch")
 
+from einops_fast.backends import torch_steps  # noqa: E402
 from einops_fast.backends.torch_blocks import sum_in_blocks  # noqa: E402
 
 # Matrices times vectors, whose short rows lie between those of other matrices.
@@ -123,3 +125,32 @@ def test_gradients_and_transforms_of_blocks() -> None:
     torch.testing.assert_close(grads, (b.detach(), a.detach()))
     mapped = torch.func.vmap(lambda a, b: fast_einsum("ij,ij->j", a, b))(a[None].detach(), b[None].detach())
     torch.testing.assert_close(mapped[0], (a * b).sum(0).detach())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,i->j", ((30, 20), (30,))),
+        ("bij,bi->bj", ((3, 30, 20), (3, 30))),
+        ("bhij,bhi->bhj", ((3, 2, 30, 20), (3, 2, 30))),
+        ("bij,i->bj", ((3, 30, 20), (30,))),
+    ],
+)
+def test_rows_times_matrices(
+    equation: str, shapes: tuple[tuple[int, ...], ...], dtype: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers and gradients whether half precision is multiplied by oneDNN or by torch's own loops."""
+    halves = (torch.float16, torch.bfloat16)
+    monkeypatch.setattr(torch_steps, "_without_onednn", lambda: halves if slow else ())
+    clear_plans()
+    wide = [torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+    operands = [each.to(getattr(torch, dtype)).requires_grad_() for each in wide]
+    exact = [each.detach().double().requires_grad_() for each in operands]
+    found, expected = fast_einsum(equation, *operands), torch.einsum(equation, *exact)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    gradients = torch.autograd.grad(found.sum(), operands), torch.autograd.grad(expected.sum(), exact)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-2, atol=8e-2)
+    clear_plans()
