@@ -71,7 +71,7 @@ class TorchBackend(TorchSteps):
     def __init__(self) -> None:
         self.einsum = torch.einsum
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        torch_state.ask_torch(torch._C._get_deterministic_algorithms)
+        torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)

@@ -172,7 +172,7 @@ def on_gpu(tensor: Any) -> bool:
 def by_kernel(tensors: Sequence[Any]) -> bool:
     """Whether these tensors are for our kernels."""
     for each in tensors:  # in a loop: every call comes through here
-        if not on_gpu(each) or is_batched(each):
+        if not on_gpu(each):
             return False
     first = tensors[0]
     return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not is_followed()

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 __all__ = ["HALVES", "PLAIN", "is_batched", "is_followed", "recorder"]
 
@@ -20,8 +19,6 @@ HALVES = (torch.float16, torch.bfloat16)
 is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 """Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
 
-_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-
 
 _mode: Callable[..., Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
 
@@ -31,4 +28,7 @@ recorder: Callable[[], Any] = partial(_mode, getattr(getattr(torch._C, "_TorchDi
 
 def is_followed() -> bool:
     """Whether torch has to get each call: to transform it, to take its derivative forward, or to write it down."""
-    return bool(_transforms_active() or forward_ad._current_level >= 0 or recorder() is not None)
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return True
+    # torch.compile, which can't follow the question, has the operators.
+    return not torch.compiler.is_compiling() and recorder() is not None

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton import ways as ways_to_run
 from einops_fast.backends.triton.candidates import kernel_candidates
+from einops_fast.backends.triton.chain import ChainTiling
 from einops_fast.backends.triton.ways import CopyCandidate, KernelCandidate, TiledCandidate
 from einops_fast.layout import contiguous_strides
 from einops_fast.notation import parse
@@ -55,3 +56,13 @@ def test_a_kernel_follows_a_copy(early: bool, monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(way._then, TiledCandidate)
         assert way._then.follows == last.leads == early
         assert way._then.leads == (early and way._then.tiling.split > 1)
+
+
+def test_a_chain_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither it nor the copy before it says anything about the other."""
+    monkeypatch.setattr(ways_to_run, "follow_early", lambda: True)
+    (copy, *_), (chain, *_) = ways("ij,j->ij", (64, 64), (64,)), ways("ai,ij,jb->ab", (4096, 32), (32, 16), (16, 4096))
+    assert isinstance(chain.tiling, ChainTiling)
+    CopyCandidate({0: copy}, chain, lambda: chain)
+    assert chain._in_turn() == chain.tiling
+    assert copy._in_turn() == copy.tiling

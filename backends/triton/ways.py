@@ -8,6 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
+from einops_fast.backends.triton.chain import ChainTiling
 from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, follow_early
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction_tilings import sum_of_parts
@@ -257,7 +258,8 @@ class CopyCandidate(Candidate):
         self._copies, self._then, self._other, self.kind = copies, then, other, then.kind
         last = copies[max(copies)]
         if isinstance(last, TiledCandidate) and isinstance(then, TiledCandidate) and follow_early():
-            last.leads = then.follows = True
+            # Chains wait for all that is before them.
+            last.leads = then.follows = then.kind is not ChainTiling
 
     @staticmethod
     def described(copied: Iterable[int]) -> str:

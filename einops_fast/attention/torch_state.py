@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from einops_fast.autocast import autocasts
@@ -30,10 +29,14 @@ __all__ = [
 is_strict: Callable[[], bool] = bool
 
 
-def ask_torch(is_strict_now: Callable[[], bool]) -> None:
+#: Whether torch has to get each call, as :func:`einops_fast.backends.torch_types.is_followed` says.
+is_followed: Callable[[], bool] = bool
+
+
+def ask_torch(is_strict_now: Callable[[], bool], is_followed_now: Callable[[], bool]) -> None:
     """Hand over what torch answers."""
-    global is_strict
-    is_strict = is_strict_now
+    global is_strict, is_followed
+    is_strict, is_followed = is_strict_now, is_followed_now
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +46,6 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
         OperandError: one that there is none of.
     """
     torch = sys.modules["torch"]
-    is_followed = import_module("einops_fast.backends.torch_types").is_followed
     wanted = torch.is_grad_enabled()
     if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
         raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
