@@ -26,7 +26,7 @@ from einops_fast.backends.torch_operator import (
     result_dtype,
 )
 from einops_fast.backends.torch_row_losses import RowLoss
-from einops_fast.backends.torch_types import PLAIN, is_followed
+from einops_fast.backends.torch_types import PLAIN, is_batched, is_followed
 from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]
@@ -196,7 +196,7 @@ def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
 
 def _scaled(kept: Any, factor: Any) -> Any:
     """What the forward pass has kept, scaled: itself, if it isn't needed again."""
-    if type(kept) is not torch.Tensor or torch.compiler.is_compiling() or _graph_is_kept():
+    if type(kept) is not torch.Tensor or torch.compiler.is_compiling() or is_batched(factor) or _graph_is_kept():
         return scaled(kept, factor)
     _scale(kept, factor, kept)
     return kept

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.packed import views
-from einops_fast.backends.torch_types import is_followed
+from einops_fast.backends.torch_types import is_batched, is_followed
 
 __all__ = ["apart"]
 
@@ -36,13 +36,13 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        first, begin = gradients[0], gradients[0].storage_offset() - ctx.places[0][0]
-        memory = first.untyped_storage().data_ptr()
-        # Who differentiates them again has to see how they are joined.
-        if not torch.is_grad_enabled() and all(
-            each.untyped_storage().data_ptr() == memory and (each.storage_offset() - begin, each.stride()) == place
-            for each, place in zip(gradients, ctx.places, strict=True)
-        ):
-            return first.as_strided(*ctx.whole, begin), None, None
-        axis, sizes = ctx.cut
+        first, (axis, sizes) = gradients[0], ctx.cut
+        # Who differentiates them again has to see how they are joined, and so has who takes several at a time.
+        if not torch.is_grad_enabled() and not any(map(is_batched, gradients)):
+            begin, memory = first.storage_offset() - ctx.places[0][0], first.untyped_storage().data_ptr()
+            if all(
+                each.untyped_storage().data_ptr() == memory and (each.storage_offset() - begin, each.stride()) == place
+                for each, place in zip(gradients, ctx.places, strict=True)
+            ):
+                return first.as_strided(*ctx.whole, begin), None, None
         return torch.stack(gradients, axis) if sizes is None else torch.cat(gradients, axis), None, None

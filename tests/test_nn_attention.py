@@ -151,3 +151,32 @@ def test_modules_refuse_what_they_would_ignore() -> None:
 @pytest.mark.parametrize("module", ["bert", "dropout", "gpt", "self_attention", "injection.optimize"])
 def test_examples(module: str) -> None:
     assert doctest.testmod(import_module(f"einops_fast.nn.{module}")).failed == 0
+
+
+def test_a_batch_of_gradients() -> None:
+    x, weight = torch.randn(2, 5, 8, requires_grad=True), torch.randn(24, 8, requires_grad=True)
+    found = ops.qkv_self_attention(x, 2, weight)
+    seeds = torch.randn(3, *found.shape)
+    one_by_one = [torch.autograd.grad(found, (x, weight), seed, retain_graph=True) for seed in seeds]
+    batch = torch.autograd.grad(found, (x, weight), seeds, is_grads_batched=True)
+    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", ["BertSelfAttention", "GPTAttention"])
+def test_all_weights_are_dropped(module: str) -> None:
+    """A probability of 1 leaves nothing, and nothing of the gradient of what was dropped."""
+    drops = "attention_probs_dropout_prob" if module == "BertSelfAttention" else "attn_pdrop"
+    attention = getattr(nn, module)(8, 2, **{drops: 1.0}).train()
+    whole = getattr(nn, module)(8, 2, **{drops: 1.0}).eval()
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    found = attention(x)[0]
+    lone = attention(torch.zeros(3, 5, 8))[0]
+    torch.testing.assert_close(found, lone)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert not gradient.any()
+    assert whole(x)[0].std(1).any()
+
+
+def test_a_mask_of_other_axes_is_refused() -> None:
+    with pytest.raises(EinsumError, match=r"a mask has four axes .*not shape \(2, 3\)"):
+        nn.BertSelfAttention(4, 2)(torch.randn(2, 3, 4), torch.zeros(2, 3))

@@ -316,3 +316,13 @@ def test_errors() -> None:
         ops.linear_cross_entropy(torch.tensor(1.0), torch.ones(5, 3), torch.tensor(0))
     with pytest.raises(RuntimeError, match="dtype"):
         ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())
+
+
+def test_a_batch_of_gradients() -> None:
+    """What the forward pass has kept isn't written over by several gradients at a time."""
+    x, matrix = leaf(randn(8, 6)), leaf(randn(10, 6))
+    loss = ops.linear_cross_entropy(x, matrix, targets(8, classes=10), chunk=2)
+    seeds = randn(3)
+    found = torch.autograd.grad(loss, (x, matrix), seeds, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(loss, (x, matrix), seed, retain_graph=True) for seed in seeds]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -14,6 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
+from optional_mxnet import mxnet_or_skip  # noqa: E402
 
 from einops_fast import EinsumError, ShapeError, SubscriptsError, ops  # noqa: E402
 from einops_fast.backends import torch_softmax  # noqa: E402
@@ -299,3 +300,36 @@ def test_nan_beside_what_is_hidden(by_kernels: bool) -> None:
         assert ops.softmax(x, mask=mask).isnan().all()
         assert ops.log_softmax(x, mask=mask).isnan().all()
     assert np.isnan(ops.log_softmax(x.cpu().numpy(), mask=mask.cpu().numpy())).all()
+
+
+def test_nan_beside_what_is_hidden_in_mxnet() -> None:
+    """As in the others: what isn't seen doesn't matter, and has no gradient."""
+    mx = mxnet_or_skip()
+    x = mx.np.array([[float("nan"), 1.0, 2.0], [float("inf"), 1.0, 2.0]])
+    mask, weights = np.array([False, True, True]), np.array([1.0, 2.0, 3.0])
+    x.attach_grad()
+    with mx.autograd.record():
+        found = ops.softmax(x, mask=mx.np.array(mask, dtype="bool"))
+        total = (found * mx.np.array(weights)).sum()
+    total.backward()
+    exact = torch.tensor([[0.0, 1.0, 2.0]] * 2, dtype=torch.float64, requires_grad=True)
+    expected = ops.softmax(exact, mask=torch.from_numpy(mask))
+    (expected * torch.from_numpy(weights)).sum().backward()
+    np.testing.assert_allclose(found.asnumpy(), expected.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(x.grad.asnumpy(), exact.grad.numpy(), atol=1e-6)
+    assert ops.softmax(mx.np.array(1.0)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": torch.tensor([1, 0, 1])}, "the mask is boolean or has floating-point numbers"),
+        ({"dtype": torch.int32}, "dtype is a floating-point type"),
+        ({"dtype": "foo"}, "dtype is a floating-point type"),
+        ({"temperature": torch.tensor(2.0)}, "temperature is a number"),
+        ({"mask": torch.ones(3, device="meta")}, "mask is on meta, the input on cpu"),
+    ],
+)
+def test_what_is_no_option(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EinsumError, match=message):
+        ops.softmax(torch.zeros(2, 3), **options)

@@ -9,6 +9,7 @@ from torch import Tensor
 from einops_fast.attention.attend import attention
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import Seen, read_mask
+from einops_fast.ops import dropout_bias_activation
 
 __all__ = ["attend_heads", "head_dim_of", "refuse"]
 
@@ -68,11 +69,14 @@ def attend_heads(
         if seen.causal and k.shape[axis] > length:
             # A cache of fixed size: no query sees what is behind the new keys.
             k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
+    all_dropped = dropout_p == 1
     found: Tensor = attention(
         pattern, q, k, v, sequence=("i", "j"), causal=seen.causal, mask=seen.mask, bias=seen.bias, scale=scale,
-        dropout_p=dropout_p,
-    )  # fmt: skip
-    return found.flatten(-2)
+        dropout_p=0.0 if all_dropped else dropout_p,
+    ).flatten(-2)  # fmt: skip
+    if all_dropped:  # attention divides by what isn't
+        found = dropout_bias_activation(found, p=1.0)
+    return found
 
 
 def refuse(options: dict[str, Any]) -> None:

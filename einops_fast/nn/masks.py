@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from einops_fast.errors import ShapeError
+
 __all__ = ["Seen", "hides_all_keys", "read_mask"]
 
 
@@ -47,7 +49,12 @@ def read_mask(mask: Tensor, length: int, kv_length: int) -> Seen:
         mask: boolean, True where a key is seen, or numbers to be added.
         length: how many queries there are.
         kv_length: how many keys there are.
+
+    Raises:
+        ShapeError: it has another number of axes.
     """
+    if mask.dim() != 4:
+        raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
     found = _remembered(mask) if length > 1 else None
     if found is None or found.hides_all:
         found = Seen(mask=mask) if mask.dtype == torch.bool else Seen(bias=mask)

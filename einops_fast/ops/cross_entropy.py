@@ -54,7 +54,8 @@ def cross_entropy(
     Returns:
         The loss, in the dtype of ``input`` (under autocast float32); of ``'none'`` in the shape of ``target``. Where a
         target is no class there is an ``IndexError`` of NumPy's arrays and of torch's tensors on a CPU, and else NaN.
-        Without any row that counts the mean is NaN, as in torch. What is in a row that doesn't count doesn't matter.
+        Without any row that counts the mean is NaN, as in torch. What is in a row that doesn't count doesn't matter,
+        except that on a CPU its own gradient is NaN where it holds NaN, as in torch.
 
     Raises:
         SubscriptsError, ShapeError: an axis or a size is wrong.

@@ -27,7 +27,7 @@ def function_for(name: str, array: Any, **others: Any) -> tuple[Callable[..., An
         others: the arguments that have to be of the same framework or ``None``, by name.
 
     Raises:
-        OperandError: the framework has none, or another argument isn't an array of it.
+        OperandError: the framework has none, or another argument isn't an array of it, or is on another device.
     """
     if is_tracing():
         return torch_function(name), array
@@ -44,6 +44,10 @@ def function_for(name: str, array: Any, **others: Any) -> tuple[Callable[..., An
             continue
         if not (backend.name == "numpy" and isinstance(other, np.generic)):  # what indexing of its arrays gives
             raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {backend.name}")
+    if backend.name == "torch":
+        for argument, other in others.items():
+            if other is not None and other.device != array.device and other.ndim:  # torch moves a number by itself
+                raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
     return found, array
 
 

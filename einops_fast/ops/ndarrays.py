@@ -44,7 +44,10 @@ def _result(found: Any, array: Any, dtype: str | None = None) -> Any:
 def _hidden(xp: Any, score: Any, seen: Any) -> Any:
     """``-inf`` where an element isn't seen."""
     if xp.__name__.startswith("mxnet"):
-        return score + xp.log(seen.astype(score.dtype))  # its `where` multiplies, and 0 * inf is NaN
+        # The gradient of its `where` is a product, and 0 * inf is NaN; and -inf added to NaN is NaN.
+        strange = xp.logical_and(xp.logical_not(xp.isfinite(score)), xp.logical_not(seen))
+        score = xp.where(strange, xp.zeros_like(score), score)
+        return score + xp.log(seen.astype(score.dtype))
     return xp.where(seen, score, xp.asarray(float("-inf"), score.dtype))
 
 

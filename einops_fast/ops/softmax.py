@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from einops_fast.dtypes import dtype_name
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
+from einops_fast.tracing import is_tracing
 
 __all__ = ["check_options", "log_softmax", "softmax"]
 
@@ -89,11 +92,13 @@ def _softmax(
     shape = array.shape
     rank = len(shape)
     wanted = None if dtype is None else dtype_name(dtype)
+    if wanted is not None and "float" not in wanted:
+        raise EinsumError(f"dtype is a floating-point type, not {dtype!r}")
     check_options(causal, temperature)
     if mask is not None:
         _check_mask(mask, shape)
     if not rank and dim in (None, 0, -1) and not causal:
-        return function(array[None], 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
+        return function(array.reshape((1,)), 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
     axis = axis_of(dim, pattern, rank)
     queries, shift = None, 0
     if causal:
@@ -109,11 +114,16 @@ def check_options(causal: bool | str, temperature: float) -> None:
     """Raise EinsumError if one isn't any."""
     if causal not in (True, False, "top_left", "bottom_right"):
         raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
+    if not is_tracing() and hasattr(temperature, "ndim") and not isinstance(temperature, np.generic):
+        raise EinsumError("temperature is a number, not an array: divide the input by that")
     if not temperature > 0:
         raise EinsumError(f"temperature is positive, not {temperature}")
 
 
 def _check_mask(mask: Any, shape: Any) -> None:
+    kind = dtype_name(mask.dtype)
+    if kind != "bool" and "float" not in kind:
+        raise OperandError(f"the mask is boolean or has floating-point numbers to be added, not {kind}")
     of_mask = mask.shape
     if len(of_mask) > len(shape):
         raise ShapeError(f"the mask has {len(of_mask)} axes (shape {tuple(of_mask)}), the input {len(shape)}")
