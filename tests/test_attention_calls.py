@@ -230,3 +230,22 @@ def test_a_batch_of_gradients(name: str) -> None:
     ]
     found = torch.autograd.grad(results, leaves, seeds, is_grads_batched=True)
     _check(found, map(torch.stack, zip(*one_by_one, strict=True)))
+
+
+def test_gradient_of_a_bias_beside_segments() -> None:
+    """Blocks that no segment reaches have a gradient, too: zero."""
+    q, k, v = (torch.randn(1, 1, 40, 16, generator=torch.Generator().manual_seed(at)) for at in range(3))
+    bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(3))
+    ids = torch.tensor([0] * 20 + [1] * 20)
+    found = []
+    for way in ("triton", "math"):
+        inputs = [each.to(DEVICE).requires_grad_() for each in (q, k, v, bias)]
+        with attention_backend(way):
+            out = attention(
+                "b h i d, b h j d, b h j e -> b h i e", *inputs[:3], bias=("b h i j", inputs[3]),
+                segment_ids=(("i", ids.to(DEVICE)), ("j", ids.to(DEVICE))),
+            )  # fmt: skip
+        junk = torch.full((1 << 16,), torch.nan, device=DEVICE)
+        del junk
+        found.append(torch.autograd.grad(out.square().sum(), inputs))
+    _check(*found)

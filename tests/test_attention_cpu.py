@@ -262,3 +262,44 @@ def test_the_log_is_not_for_everybody() -> None:
         lambda *arrays: attention(P, *arrays, causal=True, return_lse=True), fullgraph=True, backend="eager"
     )
     torch.testing.assert_close(compiled(*operands), attention(P, *operands, causal=True, return_lse=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_wider_bias_is_not_rounded(dtype: str, return_lse: bool, gradients: bool) -> None:
+    """Scores get all digits of a float32 bias, and any low number in it is a number."""
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(1, 2, 40, 16, dtype=torch.float64, generator=generator) for _ in range(3)]
+    bias = 30 * torch.randn(2, 40, 40, generator=generator)
+    if not gradients:  # torch's own take the weights from the log, which is as low
+        bias[:, 1] = -1e9
+    errors: dict[str, float] = {}
+    halves = [each.to(getattr(torch, dtype)) for each in exact]
+    expected: list[Any] = []
+    for way in ("exact", "math", "cpu"):
+        inputs = [each.double() if way == "exact" else each.clone() for each in halves]
+        inputs = [each.requires_grad_(gradients) for each in inputs]
+        with attention_backend("math" if way == "exact" else way):
+            given = bias.double() if way == "exact" else bias
+            found = attention(*inputs, layout="bhsd", bias=given, return_lse=return_lse)
+        results = list(found) if return_lse else [found]
+        if gradients:
+            results += torch.autograd.grad(results[0].double().square().sum(), inputs)
+        results = [each.detach().double() for each in results]
+        expected = expected or results
+        errors[way] = float(sum((one - other).square().mean() for one, other in zip(results, expected, strict=True)))
+    assert errors["cpu"] ** 0.5 <= 3 * errors["math"] ** 0.5 + 1e-6
+    assert expected[0][0, :, 1].abs().max() > 0
+
+
+def test_gradients_of_the_log_of_single_elements() -> None:
+    """Of arrays whose order of axes doesn't show: torch's operator goes by strides."""
+    q, k, v = (torch.randn(2, 1, 1, 3, generator=torch.Generator().manual_seed(at)) for at in range(3))
+    gradients = []
+    for way in ("cpu", "math"):
+        inputs = [each.clone().requires_grad_() for each in (q, k, v)]
+        with attention_backend(way):
+            out, lse = attention("b i d h, b j d h, b j e h -> b h i e", *inputs, return_lse=True)
+        gradients.append(torch.autograd.grad((lse.sin() + out.cos().sum(-1)).sum(), inputs))
+    torch.testing.assert_close(*gradients)

@@ -10,6 +10,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import torch
+
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import (
     TRIED,
@@ -22,7 +24,7 @@ from einops_fast.backends.attention.cpu_gradients import (
 )
 from einops_fast.backends.attention.four_axes import FourAxes
 from einops_fast.backends.attention.sdpa import Sdpa
-from einops_fast.backends.torch_types import PLAIN
+from einops_fast.backends.torch_types import HALVES, PLAIN
 from einops_fast.tracing import is_tracing
 
 __all__ = ["Cpu"]
@@ -100,6 +102,9 @@ class Cpu(Sdpa):
             if is_tracing():
                 return "torch.compile can't trace how it gets the log of the denominator"
         return reason
+
+    def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
+        return torch.float32 if dtype in HALVES and bias != dtype else dtype
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
         if spec.lse and any(type(each) not in PLAIN for each in (inputs.q, inputs.k, inputs.v)):

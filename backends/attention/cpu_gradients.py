@@ -165,13 +165,14 @@ def _gradients(
         # precision d_lse would lose digits there.
         wide = torch.promote_types(q.dtype, torch.float32)
         d_out = pad(d_out.to(wide), (0, 1), value=1.0)
-        operands = [pad(each.to(wide), (0, 1)) for each in operands]
+        # Padding keeps an order of axes that doesn't show where they have one element; the operator goes by strides.
+        operands = [pad(each.to(wide), (0, 1)).clone(memory_format=torch.contiguous_format) for each in operands]
         out = torch.cat((out.to(wide), -d_lse.to(wide).unsqueeze(-1)), -1)
     elif _is_wide(q, k):
         d_out, out, *operands = [each.float() for each in (d_out, out, *operands)]
     if d_out.stride(-1) != 1:
         d_out = d_out.contiguous()
-    if mask is not None:
+    if mask is not None and mask.dtype != torch.float32:
         mask = mask.to(operands[0].dtype)
     found = _flash_backward(d_out, *operands, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
     d_q, d_k, d_v = ((each if d_lse is None else each[..., :-1]).to(q.dtype) for each in found)

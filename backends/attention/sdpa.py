@@ -70,6 +70,10 @@ class Sdpa(OnFourAxes):
         """What is added to the score of a key that isn't seen."""
         return float("-inf")
 
+    def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
+        """In which a bias is added to scores of queries of a dtype."""
+        return dtype
+
     def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
         """What torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
 
@@ -87,7 +91,7 @@ class Sdpa(OnFourAxes):
             bias = slope if bias is None else bias + slope
         if bias is not None and allowed is not None:
             bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
-        found = allowed if bias is None else bias.to(inputs.q.dtype)
+        found = allowed if bias is None else bias.to(self._added(inputs.q.dtype, bias.dtype))
         # Less than all axes is for the heads to have in common.
         found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
         if self.spreads and found.shape[-2:] != (spec.q_len, spec.kv_len):
@@ -138,6 +142,8 @@ class _OnGpu(Sdpa):
         axes = self.axes(spec)
         if isinstance(axes, str):
             return axes
+        if inputs.bias is not None and torch.promote_types(inputs.bias.dtype, inputs.q.dtype) != inputs.q.dtype:
+            return f"it would round the bias from {inputs.bias.dtype} to {inputs.q.dtype}"
         mask, causal, _ = self._mask(spec, inputs, axes)
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         parameters = _cuda.SDPAParams(q, k, v, mask, spec.dropout_p, causal, axes.grouped)

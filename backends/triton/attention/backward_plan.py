@@ -121,7 +121,8 @@ class BackwardPlan:
             tiles.stages,
         )
         self._direct = is_whole(spec)
-        self.bias_starts_at_zero = self._direct and (features.left or features.right or spec.varlen or spec.cache)
+        skips = features.left or features.right or spec.varlen or spec.cache or spec.segments
+        self.bias_starts_at_zero = self._direct and skips
         self._bias: KernelCall | None = None
         self.bias_parts = 1
         if problem.strides.d_bias is not None and not self._direct:
