@@ -110,3 +110,17 @@ def test_mxnet_drops_the_same_weights_for_gradients() -> None:
     total.backward()
     # The weights don't depend on what is the same everywhere: linear in v.
     np.testing.assert_allclose((v.grad * v).sum().asnumpy(), total.asnumpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", ["j i", "i h j", "h i j"])
+def test_masks_of_mxnet_in_any_order(axes: str) -> None:
+    mxnet = mxnet_or_skip()
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 5, 4, 8)), rng.normal(size=(2, 7, 4, 8))
+    sizes = {"i": 5, "j": 7, "h": 4}
+    mask = rng.random([sizes[axis] for axis in axes.split()]) > 0.3
+    pattern = "b i h d, b j h d, b j h e -> b i h e"
+    expected = attention(pattern, q, k, k, mask=(axes, mask))
+    given = [mxnet.np.array(each, dtype="float64") for each in (q, k, k)]
+    found = attention(pattern, *given, mask=(axes, mxnet.np.array(mask, dtype="bool")))
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=1e-6)

@@ -157,7 +157,7 @@ def make_plan(
         spec,
         _device(q, framework),
         views,
-        _permute_torch if on_torch else _permute,
+        _permute_torch if on_torch else _permute_mxnet if framework == "mxnet" else _permute,
         _cast_torch if on_torch else _cast,
         View(None, perm, shape),
         View(None, lse_perm, lse_shape),
@@ -352,6 +352,12 @@ def _seen(view: View, array: Any) -> tuple[int, ...]:
 
 def _permute(array: Any, order: tuple[int, ...]) -> Any:
     return array.transpose(order)
+
+
+def _permute_mxnet(array: Any, order: tuple[int, ...]) -> Any:
+    if array.dtype != bool:
+        return array.transpose(order)
+    return array.astype("uint8").transpose(order).astype("bool")  # it transposes no booleans
 
 
 def _permute_torch(array: Any, order: tuple[int, ...]) -> Any:
