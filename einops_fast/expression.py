@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import own_arrays, read_call
+from einops_fast.arguments import check_options, own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
@@ -72,8 +72,7 @@ def contract_expression(
     for at in positions:
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
-    if order not in ("C", "F", "A", "K"):
-        raise OperandError(f"order is one of 'C', 'F', 'A' and 'K', not {order!r}")
+    check_options(order, casting)
     values = list(given)
     if positions:
         _, arrays = own_arrays([given[at] for at in positions])
