@@ -1,4 +1,4 @@
-"""Types of torch's that are asked about in many places."""
+"""What is asked of torch in many places: which types tensors have, and who follows a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ HALVES = (torch.float16, torch.bfloat16)
 
 is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 """Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
-
 
 _mode: Callable[..., Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
 

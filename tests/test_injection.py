@@ -24,7 +24,7 @@ transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
 from ops_problems import DEVICE, kernels  # noqa: E402
 
-from einops_fast import EinsumError, nn  # noqa: E402
+from einops_fast import EinsumError, attention, nn  # noqa: E402
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY  # noqa: E402
 from einops_fast.nn.injection.loss import causal_lm_loss  # noqa: E402
 from einops_fast.nn.injection.replacement import Replacement  # noqa: E402
@@ -151,7 +151,7 @@ def test_generation(kind: str, way: str) -> None:
     caches = ("dynamic", "static") if way == "sdpa" and kind != "bert" else ("dynamic",)
     expected = [model.generate(**prompt, **options, cache_implementation=cache) for cache in caches]
     nn.optimize(model)
-    with mock.patch("einops_fast.nn.heads.attention", wraps=import_module("einops_fast.nn.heads").attention) as ours:
+    with mock.patch("einops_fast.ops.self_attention.attention", wraps=attention) as ours:
         found = [model.generate(**prompt, **options, cache_implementation=cache) for cache in caches]
     assert ours.call_count >= 8 * len(caches)  # two layers, four steps with a cache
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from einops_fast.attention.attend import attention
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import Seen, read_mask
-from einops_fast.ops import dropout_bias_activation
+from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["attend_heads", "head_dim_of", "refuse"]
 
@@ -69,14 +68,11 @@ def attend_heads(
         if seen.causal and k.shape[axis] > length:
             # A cache of fixed size: no query sees what is behind the new keys.
             k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
-    all_dropped = dropout_p == 1
-    found: Tensor = attention(
-        pattern, q, k, v, sequence=("i", "j"), causal=seen.causal, mask=seen.mask, bias=seen.bias, scale=scale,
-        dropout_p=0.0 if all_dropped else dropout_p,
-    ).flatten(-2)  # fmt: skip
-    if all_dropped:  # attention divides by what isn't
-        found = dropout_bias_activation(found, p=1.0)
-    return found
+    found: Tensor = attention_or_zeros(
+        pattern, q, k, v, dropout_p, sequence=("i", "j"), causal=seen.causal, mask=seen.mask, bias=seen.bias,
+        scale=scale,
+    )  # fmt: skip
+    return found.flatten(-2)
 
 
 def refuse(options: dict[str, Any]) -> None:

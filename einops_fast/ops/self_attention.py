@@ -13,7 +13,7 @@ from einops_fast.ops.activation import dropout_bias_activation, linear
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.norm import check_probability
 
-__all__ = ["check_attention_options", "heads_of_rows", "qkv_self_attention"]
+__all__ = ["attention_or_zeros", "check_attention_options", "heads_of_rows", "qkv_self_attention"]
 
 _OPTIONS = frozenset(
     name
@@ -90,15 +90,26 @@ def qkv_self_attention(
     if attn_mask is not None:
         name = "mask" if "bool" in str(attn_mask.dtype) else "bias"
         options[name] = attn_mask
-    drops, all_dropped = dropout_p if training else 0.0, training and dropout_p == 1
-    found = attention(
-        _PATTERN, q, k, v, sequence=("i", "j"), causal=is_causal, scale=scale, dropout_p=0.0 if all_dropped else drops,
-        **options,
-    )  # fmt: skip
+    found = attention_or_zeros(
+        _PATTERN, q, k, v, dropout_p if training else 0.0, sequence=("i", "j"), causal=is_causal, scale=scale, **options
+    )
     result, *others = found if isinstance(found, tuple) else (found,)
     result = result.flatten(-2)
-    if all_dropped:  # attention divides by what isn't
-        result = dropout_bias_activation(result, p=1.0)
+    return (result, *others) if others else result
+
+
+def attention_or_zeros(pattern: str, q: Any, k: Any, v: Any, dropout_p: float, **options: Any) -> Any:
+    """:func:`einops_fast.attention`, also with a probability of 1, for which it has no factor: then zeros.
+
+    Args:
+        pattern, q, k, v, options: as there.
+        dropout_p: probability of dropping a weight, 1 included.
+    """
+    if dropout_p != 1:
+        return attention(pattern, q, k, v, dropout_p=dropout_p, **options)
+    found = attention(pattern, q, k, v, **options)
+    result, *others = found if isinstance(found, tuple) else (found,)
+    result = dropout_bias_activation(result, p=1.0)
     return (result, *others) if others else result
 
 

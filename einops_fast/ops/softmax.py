@@ -40,8 +40,9 @@ def softmax(
         causal: elements after the row's own position take no part. Positions are those along the last one of the other
             axes: ``True`` or ``'top_left'`` where its first faces the first element, ``'bottom_right'`` where the last
             faces the last.
-        temperature: what the input is divided by; positive.
-        dtype: of the result, such as ``torch.float32``; that of ``input`` if ``None``, under autocast float32.
+        temperature: what the input is divided by; a positive number.
+        dtype: of the result, a floating-point type such as ``torch.float32``; that of ``input`` if ``None``, under
+            autocast float32.
 
     Returns:
         An array of the same shape, which lies in memory in the order of ``input``. A row of which a mask hides all is
@@ -49,7 +50,8 @@ def softmax(
 
     Raises:
         SubscriptsError, ShapeError: there is no such axis, or the mask doesn't fit.
-        EinsumError: an option is wrong.
+        OperandError: the mask has integers, or isn't where the input is.
+        EinsumError: another option is wrong.
 
     Example:
         >>> import numpy as np
