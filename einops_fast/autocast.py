@@ -1,8 +1,7 @@
-"""Whether torch's autocast is on, asked where there are tensors: torch is imported then, and isn't imported here."""
+"""Whether torch's autocast is on, asked where there are tensors, so that torch is imported already."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 __all__ = ["autocasts"]
@@ -10,7 +9,8 @@ __all__ = ["autocasts"]
 
 def autocasts(array: Any) -> bool:
     """Whether autocast is on where this tensor is. torch.compile can trace it."""
-    torch = sys.modules["torch"]
+    import torch
+
     # To ask a tensor for its device takes longer than all else.
     if not torch._C._is_any_autocast_enabled():
         return False
@@ -20,7 +20,9 @@ def autocasts(array: Any) -> bool:
 
 def _has_autocast(device: str) -> bool:
     """Whether there is an autocast for this type of device."""
-    return bool(sys.modules["torch"].amp.is_autocast_available(device))
+    import torch
+
+    return torch.amp.is_autocast_available(device)
 
 
 # Not every torch.compile can follow the question.

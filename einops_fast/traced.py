@@ -6,7 +6,6 @@ traced or is marked: such a function is called while tracing, with constants, an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -34,11 +33,13 @@ def call_traced(
     operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any, autotune: str | None
 ) -> Any:
     """:func:`einops_fast.fast_einsum` of torch tensors, or of NumPy arrays, which torch.compile turns into tensors."""
+    import numpy
+
     check_options(order, casting)
     call = read_call(operands)
     arrays = call.arrays
     letters = _letters(call.spelled, _shapes(arrays))
-    if isinstance(arrays[0], sys.modules["numpy"].ndarray):
+    if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
     result = einsum_traced(letters, arrays, dtype, optimize, autotune)
     return _ordered(result, arrays, order) if out is None else out.copy_(result)
@@ -46,7 +47,8 @@ def call_traced(
 
 def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any, autotune: str | None = None) -> Any:
     """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
-    torch = sys.modules["torch"]
+    import torch
+
     kind = arrays[0].device.type
     if dtype is not None:
         arrays = [array.to(dtype) for array in arrays]
@@ -72,12 +74,15 @@ def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any
 
 
 def _shapes(arrays: Sequence[Any]) -> _Shapes:
-    known = sys.modules["torch"].fx.experimental.symbolic_shapes.has_static_value
-    return tuple([tuple([size if known(size) else None for size in array.shape]) for array in arrays])
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return tuple([tuple([size if has_static_value(size) else None for size in array.shape]) for array in arrays])
 
 
-def _call_numpy(letters: str, arrays: Sequence[Any], out: Any, dtype: Any, order: str, casting: str) -> Any:
-    torch, numpy = sys.modules["torch"], sys.modules["numpy"]
+def _call_numpy(letters: str, arrays: Sequence[Any], out: Any, dtype: Any, order: str, casting: Any) -> Any:
+    import numpy
+    import torch
+
     result = numpy.einsum(letters, *arrays, dtype=dtype, casting=casting)
     if out is not None:
         out[...] = result
@@ -126,7 +131,8 @@ def _for_operator(
         For each operand an equation that takes its diagonal, or ``None``; the dtype that autocast converts all to, or
         ``None``; the equation for the operator; the axis order for its result; and ``optimize``.
     """
-    torch = sys.modules["torch"]
+    import torch
+
     given, _, output = letters.partition("->")
     terms = given.split(",")
     if len(terms) == 1 or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
@@ -137,7 +143,8 @@ def _for_operator(
         return None
     if name not in FLOATS:
         # Where eager calls have no kernels for integers, they are torch.einsum's.
-        kernels = import_module("einops_fast.backends.torch").kernel_dtypes(torch.device(kind, index))
+        device = torch.device(kind if index is None else f"{kind}:{index}")
+        kernels = import_module("einops_fast.backends.torch").kernel_dtypes(device)
         if not is_integer(name) or name not in kernels:
             return None
     wanted = getattr(torch, name)

@@ -10,7 +10,11 @@ __all__ = ["ask_torch", "is_followed", "is_tracing"]
 
 def _asked_of_torch() -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return torch is not None and (torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None)
+
+
+# Called while torch.compile traces. If it followed the lines, it would go through all modules, which may change.
+_asked_of_torch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # A function from the start: torch.compile can't remember that it has read something else here, if torch is asked for

@@ -130,6 +130,15 @@ def compiled(function: Callable[..., Any], *operands: Any, **options: Any) -> tu
     return torch.compile(function, fullgraph=True, backend=keep, **options)(*operands), called
 
 
+def test_compiler_is_not_led_through_all_modules() -> None:
+    # It would wrap them one by one, while an import may add some.
+    torch.compiler.reset()
+    seen = torch._dynamo.explain(lambda a, b: fast_einsum("ij,jk->ki", a, b))(*tensors("ij,jk"))
+    guards = [str(guard) for guard in seen.out_guards]
+    assert guards
+    assert not [guard for guard in guards if "modules" in guard]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("order", "CFAK")
 def test_compiled_order(order: str, dynamic: bool) -> None:

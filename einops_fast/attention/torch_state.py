@@ -1,11 +1,10 @@
 """What torch's global state means for an attention: derivatives, autocast, random seeds.
 
-Nothing here is called before there are tensors, so torch is imported already, and isn't imported here.
+Nothing here is called before there are tensors, so to import torch in a function costs nothing.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +44,8 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OperandError: one that there is none of.
     """
-    torch = sys.modules["torch"]
+    import torch
+
     wanted = torch.is_grad_enabled()
     if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
         raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
@@ -63,7 +63,8 @@ def autocast(arrays: dict[str, Any]) -> None:
     """Convert q, k and v as autocast does for torch's scaled_dot_product_attention: all but float64."""
     if not autocasts(arrays["q"]):
         return
-    torch = sys.modules["torch"]
+    import torch
+
     device = arrays["q"].device.type
     dtype = torch.get_autocast_dtype(device)
     for name in ("q", "k", "v"):
@@ -74,7 +75,8 @@ def autocast(arrays: dict[str, Any]) -> None:
 
 def deterministic() -> bool:
     """Whether torch is set to raise where something needn't give the same bits on every run."""
-    torch = sys.modules["torch"]
+    import torch
+
     return bool(
         torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
@@ -86,7 +88,8 @@ deterministic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def seed_for(array: Any) -> Any:
     """A seed for the dropout of one call, on the device of ``array``."""
-    torch = sys.modules["torch"]
+    import torch
+
     if torch.compiler.is_compiling():
         return torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=array.device)
     return torch.empty((1,), dtype=torch.int64, device=array.device).random_()  # takes the host half as long
@@ -94,7 +97,8 @@ def seed_for(array: Any) -> Any:
 
 def is_ours(*arguments: Any) -> bool:
     """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
-    torch = sys.modules["torch"]
+    import torch
+
     first = arguments[0]  # asked before all others, which a call on a CPU would wait for
     if isinstance(first, torch.Tensor) and not on_cuda(first):
         return False
