@@ -2,7 +2,8 @@
 
 The compiler takes the operator as one call, whose result is a new tensor in C order, and leaves it as it is; at
 run time it is :func:`einops_fast.fast_einsum` on the tensors that there are. So nothing is planned for symbolic
-sizes. Its gradients are calls of the operator again. Autocast means nothing to it: whoever calls it has converted.
+sizes. Its gradients are calls of the operator again, and so is a batch of calls. Autocast means nothing to it: whoever
+calls it has converted.
 Importing this module registers it.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Sequence
 from functools import lru_cache
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -84,6 +86,34 @@ def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None, None]:
 
 
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
+
+
+@torch.library.register_vmap(_NAME)  # type: ignore[untyped-decorator]
+def _batch(
+    info: Any,
+    in_dims: tuple[Sequence[int | None], None, None, None],
+    operands: Sequence[Any],
+    equation: str,
+    optimize: str,
+    autotune: str | None,
+) -> tuple[Any, int]:
+    """A batch of contractions is one, with one more axis in those operands that are batches."""
+    inputs, _, output = equation.partition("->")
+    label = next((letter for letter in ascii_letters if letter not in equation), None)
+    if label is None:
+        raise SubscriptsError(f"{equation!r} has no letter left for the axis that vmap adds")
+    terms = [
+        term if at is None else f"{term[:at]}{label}{term[at:]}"
+        for term, at in zip(inputs.split(","), in_dims[0], strict=True)
+    ]
+    equation, order = in_product_order(f"{','.join(terms)}->{label}{output}")
+    return einsum(list(operands), equation, optimize, autotune).permute(order), 0
+
+
+@torch.library.impl(_NAME, "Batched")
+def _batch_of_gradients(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+    """Of tensors as ``is_grads_batched`` makes them, which torch follows from call to call, but not into its einsum."""
+    return fast_einsum(equation, *operands, optimize=_evaluated(optimize), autotune=autotune)
 
 
 @lru_cache(maxsize=1024)

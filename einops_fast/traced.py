@@ -124,8 +124,8 @@ def _for_operator(
 ) -> tuple[tuple[str | None, ...], Any, str, tuple[int, ...], str] | None:
     """How to call our operator; ``None`` where it isn't to be called.
 
-    One operand is left to the compiler, which fuses its sum with what is around it. functorch doesn't know the
-    operator, nor does who loads an export.
+    One operand is left to the compiler, which fuses its sum with what is around it. functorch can't take gradients of
+    the operator, and who loads an export doesn't know it.
 
     Returns:
         For each operand an equation that takes its diagonal, or ``None``; the dtype that autocast converts all to, or

@@ -267,6 +267,54 @@ def test_operator_refuses_diagonals() -> None:
         operator("ii,ij->j", a, a).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("equation", "in_dims"),
+    [
+        ("ij,jk->ik", (0, None)),
+        ("ij,jk->ik", (1, 2)),
+        ("bij,bjk->ibk", (None, 3)),
+        ("ij,jk,kl->il", (None, 1, 0)),
+        ("i->", (1,)),
+        ("ij->ji", (1,)),
+        (",ij->ij", (0, None)),
+    ],
+)
+def test_vmap_of_the_operator(equation: str, in_dims: tuple[int | None, ...]) -> None:
+    """Of some operands or all, along any axis, and of calls that are batches already; their gradients, too."""
+    single = tensors(equation)
+    batches = [
+        each if at is None else torch.stack([each, each.sin(), each.cos()], at)
+        for each, at in zip(single, in_dims, strict=True)
+    ]
+    outer = tuple([0 if at == len(single) - 1 else None for at in range(len(single))])
+    leaves = [*batches[:-1], torch.stack([batches[-1], batches[-1].exp()])]
+    leaves = [each.requires_grad_() for each in leaves]
+    found = []
+    for einsum in (operator, torch.einsum):
+        mapped = vmap(partial(einsum, equation), in_dims)
+        twice = vmap(mapped, outer)(*leaves)
+        found.append([mapped(*batches), twice, *torch.autograd.grad(twice.sin().sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_vmap_of_the_operator_of_all_letters() -> None:
+    from string import ascii_letters
+
+    a = torch.ones(2, *(1,) * 52)
+    with pytest.raises(SubscriptsError, match="has no letter left for the axis that vmap adds"):
+        vmap(lambda a: operator(f"{ascii_letters}->", a))(a)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bi,bij,bj->b", "ij->j"])
+def test_a_batch_of_gradients_of_the_operator(equation: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    result = operator(equation, *operands)
+    seeds = torch.stack([result.detach().sin(), result.detach().cos()])
+    one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
+    found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True)
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
+
+
 def test_operator_is_registered_when_it_is_needed() -> None:
     script = """
 import sys, torch, einops_fast
