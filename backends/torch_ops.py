@@ -23,6 +23,7 @@ from einops_fast.backends.torch_autograd import gradient_equation, product_order
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import SubscriptsError
 from einops_fast.notation import Subscripts, bind_sizes, parse
+from einops_fast.precision import allowed
 
 __all__ = ["einsum", "in_product_order"]
 
@@ -30,45 +31,51 @@ _NAME = "einops_fast::einsum"
 
 torch.library.define(
     _NAME,
-    "(Tensor[] operands, str equation, str optimize, str? autotune) -> Tensor",
+    "(Tensor[] operands, str equation, str optimize, str? autotune, str? precision) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 
 #: Takes a list of tensors of one dtype, an equation in letters with ``'->'`` and no label twice in a term, and
-#: ``optimize``, as text, and ``autotune`` of :func:`einops_fast.fast_einsum`.
+#: ``optimize``, as text, ``autotune`` and ``precision`` of :func:`einops_fast.fast_einsum`.
 einsum: Any = torch.ops.einops_fast.einsum.default
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None) -> Any:
     if autocasts(operands[0]):
-        return outside_autocast(operands[0].device.type, _contract, operands, equation, optimize, autotune)
-    return _contract(operands, equation, optimize, autotune)
+        return outside_autocast(operands[0].device.type, _contract, operands, equation, optimize, autotune, precision)
+    return _contract(operands, equation, optimize, autotune, precision)
 
 
-def _contract(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+def _contract(
+    operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None
+) -> Any:
     if torch.compiler.is_compiling():
         # Constants are folded while the compiler is at work, when fast_einsum would call the operator.
         result = _by_torch(equation, operands).contiguous()
     else:
-        result = fast_einsum(equation, *operands, order="C", optimize=_evaluated(optimize), autotune=autotune)
+        result = fast_einsum(
+            equation, *operands, order="C", optimize=_evaluated(optimize), autotune=autotune, precision=precision
+        )
     # Alone, an operand may be its own result.
     shares = len(operands) == 1 and result.untyped_storage().data_ptr() == operands[0].untyped_storage().data_ptr()
     return result.clone() if shares else result
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
-def _shape(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+def _shape(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None) -> Any:
     subscripts, sizes = _read(equation, operands)
     return operands[0].new_empty([sizes[label] for label in subscripts.output])
 
 
-def _setup(ctx: Any, inputs: tuple[Sequence[Any], str, str, str | None], output: Any) -> None:
-    operands, ctx.equation, _, ctx.autotune = inputs
+def _setup(ctx: Any, inputs: tuple[Sequence[Any], str, str, str | None, str | None], output: Any) -> None:
+    operands, ctx.equation, _, ctx.autotune, precision = inputs
+    # Backward runs in threads of autograd's own; while the compiler is at work, nobody knows what blocks there will be.
+    ctx.precision = precision if precision is not None or torch.compiler.is_compiling() else allowed()
     ctx.save_for_backward(*operands)
 
 
-def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None, None]:
+def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None, None, None]:
     operands = ctx.saved_tensors
     subscripts, sizes = _read(ctx.equation, operands)
     shapes = [operand.shape for operand in operands]
@@ -80,9 +87,9 @@ def _backward(ctx: Any, grad: Any) -> tuple[list[Any], None, None, None]:
         equation, kept = gradient_equation(subscripts, sizes, shapes, of)
         equation, order = in_product_order(equation)
         others = [operand.conj() for at, operand in enumerate(operands) if at != of]
-        gradient = einsum([grad, *others], equation, "auto", ctx.autotune).permute(order)
+        gradient = einsum([grad, *others], equation, "auto", ctx.autotune, ctx.precision).permute(order)
         gradients.append(gradient if kept == labels else spread(gradient, labels, kept, shapes[of]))
-    return gradients, None, None, None
+    return gradients, None, None, None, None
 
 
 torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
@@ -91,11 +98,12 @@ torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
 @torch.library.register_vmap(_NAME)  # type: ignore[untyped-decorator]
 def _batch(
     info: Any,
-    in_dims: tuple[Sequence[int | None], None, None, None],
+    in_dims: tuple[Any, ...],
     operands: Sequence[Any],
     equation: str,
     optimize: str,
     autotune: str | None,
+    precision: str | None,
 ) -> tuple[Any, int]:
     """A batch of contractions is one, with one more axis in those operands that are batches."""
     inputs, _, output = equation.partition("->")
@@ -107,13 +115,15 @@ def _batch(
         for term, at in zip(inputs.split(","), in_dims[0], strict=True)
     ]
     equation, order = in_product_order(f"{','.join(terms)}->{label}{output}")
-    return einsum(list(operands), equation, optimize, autotune).permute(order), 0
+    return einsum(list(operands), equation, optimize, autotune, precision).permute(order), 0
 
 
 @torch.library.impl(_NAME, "Batched")
-def _batch_of_gradients(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None) -> Any:
+def _batch_of_gradients(
+    operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None
+) -> Any:
     """Of tensors as ``is_grads_batched`` makes them, which torch follows from call to call, but not into its einsum."""
-    return fast_einsum(equation, *operands, optimize=_evaluated(optimize), autotune=autotune)
+    return fast_einsum(equation, *operands, optimize=_evaluated(optimize), autotune=autotune, precision=precision)
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,7 @@ from einops_fast.backends import Backend, awake_types
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
-from einops_fast.precision import allow_precision, allowed, check_precision
+from einops_fast.precision import allow_precision, allowed
 from einops_fast.traced import call_traced
 from einops_fast.tracing import is_tracing
 
@@ -48,7 +48,6 @@ def fast_einsum(
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
-            Under torch.compile, only a block around the compiled function counts.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -67,9 +66,7 @@ def fast_einsum(
         (2, 3, 5, 6)
     """
     if is_tracing():
-        if precision is not None:
-            check_precision(precision)
-        return call_traced(operands, out, dtype, order, casting, optimize, autotune)
+        return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
             return fast_einsum(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from einops_fast.blocks import holding
+from einops_fast.blocks import holding_anywhere, traced_value
 from einops_fast.errors import EinsumError
 
-__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled"]
+__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled", "traced_precision"]
 
 PRECISIONS = ("tf32", "tf32x3")
 """What :func:`allow_precision` takes."""
@@ -27,6 +27,10 @@ def allow_precision(precision: str) -> Iterator[None]:
     It allows, and doesn't oblige: what is as exact and faster may still run, and a framework that is set to TF32 itself
     keeps to that. It holds for einsum on NVIDIA GPUs; elsewhere nothing changes. Blocks nest, and each thread and each
     asyncio task has its own; gradients are computed as their forward call was.
+
+    In a function that torch.compile compiles, a block holds for what our operator contracts in it, and for the
+    gradients of that, as a constant. One around the call of such a function holds for what is outside of all its
+    blocks, but not for gradients, which are computed later.
 
     Args:
         precision: ``'tf32'``: factors are rounded to 10 bits after the point, as with
@@ -46,7 +50,7 @@ def allow_precision(precision: str) -> Iterator[None]:
         'tf32x3'
     """
     check_precision(precision)
-    with holding(_allowed, precision):
+    with holding_anywhere("precision", _allowed, precision):
         yield
 
 
@@ -54,6 +58,16 @@ def check_precision(precision: str) -> None:
     """Raise EinsumError unless there is such a precision."""
     if precision not in PRECISIONS:
         raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
+
+
+def traced_precision(override: str | None = None) -> str | None:
+    """What a call that is traced allows by itself or by a block in the same code; ``None``: what there is when it runs.
+
+    Args:
+        override: the call's own argument, where it has one; it is right.
+    """
+    precision: str | None = traced_value("precision") if override is None else override
+    return precision
 
 
 def settled(setting: str) -> str:

@@ -15,6 +15,7 @@ from einops_fast.autocast import autocasts
 from einops_fast.cost import is_integer
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.notation import bind_sizes
+from einops_fast.precision import check_precision, traced_precision
 from einops_fast.tuning import traced_mode
 
 __all__ = ["call_traced", "einsum_traced"]
@@ -30,22 +31,38 @@ _Shapes = tuple[tuple[int | None, ...], ...]
 
 
 def call_traced(
-    operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any, autotune: str | None
+    operands: Sequence[Any],
+    out: Any,
+    dtype: Any,
+    order: str,
+    casting: str,
+    optimize: Any,
+    autotune: str | None,
+    precision: str | None,
 ) -> Any:
     """:func:`einops_fast.fast_einsum` of torch tensors, or of NumPy arrays, which torch.compile turns into tensors."""
     import numpy
 
     check_options(order, casting)
+    if precision is not None:
+        check_precision(precision)
     call = read_call(operands)
     arrays = call.arrays
     letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
-    result = einsum_traced(letters, arrays, dtype, optimize, autotune)
+    result = einsum_traced(letters, arrays, dtype, optimize, autotune, precision)
     return _ordered(result, arrays, order) if out is None else out.copy_(result)
 
 
-def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any, autotune: str | None = None) -> Any:
+def einsum_traced(
+    letters: str,
+    arrays: Sequence[Any],
+    dtype: Any,
+    optimize: Any,
+    autotune: str | None = None,
+    precision: str | None = None,
+) -> Any:
     """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
     import torch
 
@@ -54,8 +71,8 @@ def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any
         arrays = [array.to(dtype) for array in arrays]
         if autocasts(arrays[0]):
             with torch.autocast(kind, enabled=False):
-                return einsum_traced(letters, arrays, None, optimize, autotune)
-    mode = traced_mode(autotune)
+                return einsum_traced(letters, arrays, None, optimize, autotune, precision)
+    mode, precision = traced_mode(autotune), traced_precision(precision)
     first, plain = arrays[0], (torch.Tensor, torch.nn.Parameter)
     ours = all(type(array) in plain and array.device == first.device for array in arrays)
     if ours and kind in _WITH_OPERATOR and not callable(optimize):
@@ -69,7 +86,7 @@ def einsum_traced(letters: str, arrays: Sequence[Any], dtype: Any, optimize: Any
             ]
             if convert is not None:
                 arrays = [array.to(convert) for array in arrays]
-            return torch.ops.einops_fast.einsum(arrays, equation, text, mode).permute(order)
+            return torch.ops.einops_fast.einsum(arrays, equation, text, mode, precision).permute(order)
     return torch.einsum(letters, arrays)
 
 

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from torch_operands import EQUATIONS, LARGE, Einsum, tensors, terms_of
 
-from einops_fast import SubscriptsError, autotune, contract_expression, fast_einsum, traced, tracing
+from einops_fast import SubscriptsError, allow_precision, autotune, contract_expression, fast_einsum, traced, tracing
 from einops_fast.plan_cache import clear_plans
+from einops_fast.precision import allowed
 from einops_fast.tuning import current_mode
 
 torch = pytest.importorskip("torch")
@@ -207,7 +208,7 @@ LABELS_ONCE = [each for each in EQUATIONS if all(len(set(term)) == len(term) for
 def operator(equation: str, *operands: Any) -> Any:
     from einops_fast.backends.torch_ops import einsum
 
-    return einsum(list(operands), equation, "auto", None)
+    return einsum(list(operands), equation, "auto", None, None)
 
 
 @pytest.mark.parametrize("equation", LABELS_ONCE)
@@ -216,7 +217,7 @@ def test_operator(equation: str, device: str) -> None:
     from einops_fast.backends.torch_ops import einsum
 
     operands = [operand.requires_grad_() for operand in tensors(equation, device)]
-    torch.library.opcheck(einsum, (operands, equation, "auto", None))
+    torch.library.opcheck(einsum, (operands, equation, "auto", None, None))
     got = operator(equation, *operands)
     torch.testing.assert_close(got, torch.einsum(equation, *operands))
     assert got.is_contiguous()
@@ -245,7 +246,7 @@ def test_operator_takes_a_path() -> None:
 
     operands = tensors("ij,jk,kl->il")
     for optimize in ("greedy", "False", "((1, 2), (0, 1))", "['einsum_path', (0, 1), (0, 1)]"):
-        got = einsum(operands, "ij,jk,kl->il", optimize, None)
+        got = einsum(operands, "ij,jk,kl->il", optimize, None, None)
         torch.testing.assert_close(got, torch.einsum("ij,jk,kl->il", *operands))
 
 
@@ -499,14 +500,14 @@ def test_autocast_around_a_compiled_call() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds for the calls in it, and for their gradients; the others have the mode that there is."""
+    """It holds for the calls in it, and for their gradients; the others have the mode and precision that there are."""
     from einops_fast.backends import torch_ops
 
-    modes: list[tuple[str, str]] = []
+    modes: list[tuple[str, tuple[str, str | None]]] = []
     run = torch_ops.fast_einsum
 
-    def noting(equation: str, *operands: Any, autotune: str | None, **options: Any) -> Any:
-        modes.append((equation, current_mode(autotune)))
+    def noting(equation: str, *operands: Any, autotune: str | None, precision: str | None, **options: Any) -> Any:
+        modes.append((equation, (current_mode(autotune), precision or allowed())))
         return run(equation, *operands, **options)
 
     monkeypatch.setattr(torch_ops, "fast_einsum", noting)
@@ -516,21 +517,25 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
         return fast_einsum("ij,jk->ik", a, b)
 
     def function(a: Any, b: Any) -> Any:
-        with autotune("never"):
-            c = decorated(a, b) + fast_einsum("ij,jl->il", a, b)
-        return c + fast_einsum("im,mk->ik", a, b) + fast_einsum("in,nk->ik", a, b, autotune="always")
+        with autotune("never"), allow_precision("tf32"):
+            c = decorated(a, b) + fast_einsum("ij,jl->il", a, b, precision="tf32x3")
+        return c + fast_einsum("im,mk->ik", a, b) + fast_einsum("in,nk->ik", a, b, autotune="always", precision="tf32")
 
     torch.compiler.reset()
     a, b = tensors("ij,jk")
     a.requires_grad_()
     call = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for mode in ("auto", "never"):
+    for mode, around in (("auto", nullcontext()), ("never", allow_precision("tf32x3"))):
         modes.clear()
         with autotune(mode):
-            call(a, b).sum().backward()
-        wanted = {"ij,jk->ik": "always", "ij,jl->il": "never", "im,mk->ik": mode, "in,nk->ik": "always"}
-        wanted |= {"ik,jk->ij": "always", "il,jl->ij": "never", "ik,mk->im": mode, "ik,nk->in": "always"}
-        assert dict(modes) == wanted
+            with around:
+                result = call(a, b)
+            result.sum().backward()
+        assert dict(modes) == {
+            "ij,jk->ik": ("always", "tf32"), "ij,jl->il": ("never", "tf32x3"), "in,nk->ik": ("always", "tf32"),
+            "ik,jk->ij": ("always", "tf32"), "il,jl->ij": ("never", "tf32x3"), "ik,nk->in": ("always", "tf32"),
+            "im,mk->ik": (mode, None if mode == "auto" else "tf32x3"), "ik,mk->im": (mode, None),
+        }  # fmt: skip
     torch.testing.assert_close(function(a, b), 4 * (a @ b))
 
 
@@ -545,6 +550,22 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_such_mode(function: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match="the mode of autotune is one of 'auto', 'never' and 'always', not 'some"):
         compiled(function, *tensors("ij,jk"))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_gradients_have_the_precision_of_the_block_around_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends import torch_ops
+
+    a, b = tensors("ij,jk")
+    with allow_precision("tf32"):
+        result = operator("ij,jk->ik", a.requires_grad_(), b)
+    seen: list[str | None] = []
+    run = torch_ops.fast_einsum
+    monkeypatch.setattr(
+        torch_ops, "fast_einsum", lambda *a, **given: seen.append(given["precision"]) or run(*a, **given)
+    )
+    result.sum().backward()
+    assert seen == ["tf32"]
 
 
 # ---- what is wrong
