@@ -38,6 +38,17 @@ _capturing: Callable[[], bool] = (
 )
 
 
+_CUBLAS_SETTINGS = {
+    "float16": (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_fp16_reduced_precision_reduction_split_k",
+        "allow_fp16_accumulation",
+    ),
+    "bfloat16": ("allow_bf16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction_split_k"),
+}
+"""What decides by which kernels cuBLAS multiplies numbers of a dtype, in ``torch.backends.cuda.matmul``."""
+
+
 class TorchMemory(Memory):
     """Tensors on a CUDA device, or on the CPU for Triton's interpreter."""
 
@@ -86,6 +97,12 @@ class TorchMemory(Memory):
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, "cuda": str(torch.version.cuda), "driver": driver_version()}
+
+    def library_settings(self, dtype: str) -> dict[str, str]:
+        # Not every version of torch has all of them.
+        found = {name: getattr(torch.backends.cuda.matmul, name, None) for name in _CUBLAS_SETTINGS.get(dtype, ())}
+        found["preferred_blas_library"] = torch.backends.cuda.preferred_blas_library()
+        return {name: str(value) for name, value in found.items()}
 
     def may_measure(self) -> bool:
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()

@@ -16,12 +16,14 @@ class FakeMemory(Memory):
     Attributes:
         captured: a graph is being captured, so that nothing may be measured.
         measured: names of what was.
+        settings: of the library.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.captured = False
         self.measured: list[str] = []
+        self.settings: dict[str, str] = {}
 
     def empty(self, like: Any, shape: Any, strides: Any) -> Any:
         raise AssertionError
@@ -52,6 +54,9 @@ class FakeMemory(Memory):
 
     def versions(self) -> dict[str, str]:
         return {"framework": "1"}
+
+    def library_settings(self, dtype: str) -> dict[str, str]:
+        return self.settings
 
     def capturing(self) -> bool:
         return self.captured

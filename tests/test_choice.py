@@ -156,6 +156,37 @@ def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: Time
     assert len(list(disk_cache.entries())) == len(epilogues)
 
 
+def test_the_choice_for_other_settings_of_the_library_is_another_one(offer: Any, memory: TimedMemory) -> None:
+    offer(Way("kernel", 1.0, 1.0), library=library(1.0, 2.0))("array")
+    memory.settings = {"allow_fp16_accumulation": "True"}
+    assert offer(Way("kernel", 1.0, 1.0), library=library(1.0, 0.5))("array")[0] == "library"
+
+
+@pytest.mark.parametrize(
+    ("setting", "dtype"),
+    [
+        ("allow_fp16_reduced_precision_reduction", "float16"),
+        ("allow_fp16_accumulation", "float16"),
+        ("allow_bf16_reduced_precision_reduction", "bfloat16"),
+    ],
+)
+def test_settings_of_the_library(setting: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends.torch_memory import TorchMemory
+
+    others = [each for each in ("float16", "bfloat16", "float32") if each != dtype]
+    before = {each: TorchMemory().library_settings(each) for each in (dtype, *others)}
+    matmul = torch.backends.cuda.matmul
+    was = getattr(matmul, setting)
+    try:
+        setattr(matmul, setting, not was)
+        assert TorchMemory().library_settings(dtype) == {**before[dtype], setting: str(not was)}
+        assert all(TorchMemory().library_settings(each) == before[each] for each in others)
+    finally:
+        setattr(matmul, setting, was)
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: "another")
+    assert all(TorchMemory().library_settings(each) != settings for each, settings in before.items())
+
+
 def test_always_measures_again_and_more(offer: Any, memory: TimedMemory) -> None:
     offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
     again = offer(Way("one", 10, 2), Way("two", 11, 5), Way("far", 30, 1), library=library(10, 7), mode="always")

@@ -216,6 +216,7 @@ class Choice:
             "aligned": aligned,
             "dtype": dtype,
             "precision": self.precision if dtype == "float32" else "ieee",
+            "library": self.memory.library_settings(dtype),
             **circumstances(self.memory, self._device),
         }
 

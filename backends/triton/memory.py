@@ -101,6 +101,10 @@ class Memory(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of the driver, which the speed of its calls depends on."""
 
+    def library_settings(self, dtype: str) -> dict[str, str]:
+        """What the framework lets its library do with products of this dtype, beyond the precision of float32."""
+        return {}
+
     @abstractmethod
     def capturing(self) -> bool:
         """Whether work on the current stream is captured in a graph now."""
