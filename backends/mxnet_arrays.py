@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class MxnetArrays(Arrays):
     """Arrays of ``mxnet.numpy``, which autograd may record."""
 
     sums_gradients = True
+    most_axes = 5
 
     def __init__(self) -> None:
         super().__init__(mnp)
@@ -36,12 +38,26 @@ class MxnetArrays(Arrays):
     def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
         return self.xp.full(tuple(shape), value, dtype=like.dtype, device=like.device)
 
+    def nothing(self, shape: Sequence[int], *arrays: Any) -> Any:
+        # Of its functions on arrays without elements, gradients are what is in memory there, or end the process; but
+        # not of those that take such an array from one with elements.
+        zeros = self.full(shape if prod(shape) else (1,), 0.0, arrays[0])
+        found = self.where(zeros > 0, sum([self.xp.sum(each) for each in arrays]), zeros)
+        return found if prod(shape) else found[:0].reshape(tuple(shape))
+
+    def expand(self, array: Any, shape: Sequence[int]) -> Any:
+        if array.dtype in _FLOATS and not prod(shape):
+            return self.nothing(shape, array)
+        return super().expand(array, shape)
+
     def cast(self, array: Any, dtype: str) -> Any:
         return array if array.dtype == dtype else array.astype(dtype)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
-        # It has no broadcasting with numbers that gradients go through.
+        # It has no broadcasting with numbers that gradients go through, and ends the process where nothing is left.
         like = yes if hasattr(yes, "shape") else no
+        if like.size == 0:
+            return like
         yes, no = (each if hasattr(each, "shape") else self.full((1,), each, like) for each in (yes, no))
         return self.xp.where(condition, yes, no)
 

@@ -38,6 +38,10 @@ class TorchArrays(Arrays):
     def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
         return like.new_full(tuple(shape), value)
 
+    def nothing(self, shape: Sequence[int], *arrays: Any) -> Any:
+        zeros = self.full(shape, 0.0, arrays[0])
+        return torch.where(zeros > 0, sum([each.sum() for each in arrays]), zeros)
+
     def expand(self, array: Any, shape: Sequence[int]) -> Any:
         return array.expand(*shape)
 

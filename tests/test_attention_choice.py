@@ -597,3 +597,40 @@ def test_mxnet_arrays():
         np.testing.assert_allclose(found_lse.asnumpy(), lse.transpose(0, 2, 1), rtol=1e-5, atol=1e-6)
         # Linear in v: the gradient has to give the result again.
         np.testing.assert_allclose((arrays[2].grad * arrays[2]).sum().item(), float(expected.sum()), rtol=1e-4)
+
+
+def test_mxnet_arrays_of_many_axes_and_of_no_keys():
+    if find_spec("mxnet") is None:
+        pytest.skip("needs mxnet")
+    get_backend("mxnet")
+    from mxnet import autograd
+    from mxnet import np as mnp
+
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal(shape) for shape in ((2, 2, 4, 3, 5), (2, 2, 2, 7, 5), (2, 2, 2, 7, 6)))
+    mask, sinks = generator.random((2, 3, 7)) > 0.4, generator.standard_normal((2, 4))
+    calls = (
+        ("a b h i d, a b g j d, a b g j e -> a b h i e", {}, "a i j"),
+        ("a b h i d, a b g j d, a b g j e -> i a b h e", {"cache_seqlens": np.array([0, 5], "int32")}, "a i j"),
+        ("a b h i d, a b g j d, a b g j e -> a b h i e", {"cu_seqlens_q": np.array([0, 2, 2, 3], "int32"),
+         "cu_seqlens_kv": np.array([0, 0, 4, 7], "int32")}, "a j"),
+    )  # fmt: skip
+    for pattern, options, axes in calls:
+        shown = mask[:, 0, :4] if axes == "a j" else mask
+        expected = attention(pattern, q, k, v, mask=(axes, shown), sinks=("b h", sinks), return_lse=True, **options)
+        arrays = [mnp.array(each, dtype="float64") for each in (q, k, v, sinks)]
+        for each in arrays:
+            each.attach_grad()
+        lengths = {name: mnp.array(value, dtype="int32") for name, value in options.items()}
+        with autograd.record():
+            found = attention(
+                pattern, *arrays[:3], mask=(axes, mnp.array(shown, dtype="bool")), sinks=("b h", arrays[3]),
+                return_lse=True, **lengths,
+            )  # fmt: skip
+            total = found[0].sum()
+        total.backward()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.asnumpy(), other, rtol=1e-10, atol=1e-12)
+        # Linear in v, and without keys there is nothing to learn: all other gradients are finite, not what lay there.
+        np.testing.assert_allclose((arrays[2].grad * arrays[2]).sum().item(), float(expected[0].sum()), rtol=1e-9)
+        assert all(abs(each.grad.asnumpy()).max() < 1e2 for each in arrays)

@@ -16,6 +16,8 @@ class Arrays:
 
     #: Whether gradients of pieces are summed up by :meth:`whole`; with other random numbers than before.
     sums_gradients: ClassVar[bool] = False
+    #: How many axes all functions take, whatever is broadcast to what.
+    most_axes: int = 32
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -37,6 +39,10 @@ class Arrays:
 
     def full(self, shape: Sequence[int], value: float, like: Any) -> Any:
         return self.xp.full(tuple(shape), value, dtype=like.dtype)
+
+    def nothing(self, shape: Sequence[int], *arrays: Any) -> Any:
+        """Zeros that depend on other arrays, as far as gradients go: these are zeros, too."""
+        return self.full(shape, 0.0, arrays[0])
 
     def expand(self, array: Any, shape: Sequence[int]) -> Any:
         return self.xp.broadcast_to(array, tuple(shape))

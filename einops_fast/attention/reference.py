@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from einops_fast.attention.arrays import Arrays
+from einops_fast.attention.fewer_axes import merge_batch
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import ShapeError
@@ -60,10 +61,17 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
     """
     wide = "float64" if spec.dtype == "float64" else "float32"
     operands = canonical_operands(spec, inputs, on)
+    # Of packed sequences, the first axis counts them, and neither queries nor the result have it.
+    merged, arrays = merge_batch(spec.batch, operands.all(), on, 1 if spec.varlen else 0)
+    few = replace(spec, batch=merged)
     if spec.varlen:
-        result, lse = _one_by_one(spec, inputs, operands, on, wide, memory)
+        result, lse = _one_by_one(few, inputs, Operands(*arrays), on, wide, memory)
     else:
-        result, lse = _in_pieces(spec, operands, on, wide, memory)
+        result, lse = _in_pieces(few, Operands(*arrays), on, wide, memory)
+    if merged != spec.batch:
+        batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
+        result = result.reshape((*batch, *result.shape[-2:]))
+        lse = lse.reshape((*batch, lse.shape[-1]))
     return on.in_order(on.cast(result, spec.dtype), spec.order), lse
 
 
@@ -73,11 +81,11 @@ def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays)
     Beyond a sequence's end, keys and values of a cache may be anything.
     """
     k, v = inputs.k, inputs.v
-    ones = (1,) * (len(spec.batch) + 1)
-    cache = None if inputs.cache_seqlens is None else inputs.cache_seqlens.reshape((-1, *ones))
+    cache = inputs.cache_seqlens
     if cache is not None:
         # No sequence has more keys than there are places for.
-        cache = on.where(cache > spec.kv_len, on.full((1,) * (len(ones) + 1), spec.kv_len, cache), cache)
+        cache = on.where(cache > spec.kv_len, on.full((1,), spec.kv_len, cache), cache)
+        cache = _with_axes(cache, len(spec.batch) + 1)
     if spec.page_size:
         table = _used_pages(spec, inputs, on)
         k, v = (_gathered(each, table, on) for each in (k, v))
@@ -139,9 +147,9 @@ def _one_by_one(
         lses.append(lse)
     if q_ends[-1] < total or not results:  # places that belong to no sequence
         shape = (1, *spec.batch[1:], total - q_ends[-1])
-        like = on.cast(operands.q[..., :0, :], wide)
-        results.append(on.full((*shape, spec.v_head_dim), 0.0, like))
-        lses.append(on.full(shape, float("-inf"), like))
+        arrays = [on.cast(each[..., :0, :], wide) for each in (operands.q, operands.k, operands.v)]
+        results.append(on.nothing((*shape, spec.v_head_dim), *arrays))
+        lses.append(on.nothing(shape, *arrays[:2]) - inf)
     return on.concatenate(results, len(spec.batch)), on.concatenate(lses, len(spec.batch))
 
 
@@ -175,7 +183,8 @@ def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
 def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, memory: int) -> tuple[Any, Any]:
     """Cut batch and queries so that the scores of a piece fit."""
     sizes = (*spec.batch, spec.q_len)
-    rows = max(1, memory // (_LIVE * ITEM_SIZES[wide] * max(1, spec.kv_len)))
+    # Without keys there are no scores, and nothing to cut.
+    rows = max(1, memory // (_LIVE * ITEM_SIZES[wide] * spec.kv_len)) if spec.kv_len else prod(sizes)
     piece = list(sizes)
     for axis, size in enumerate(sizes):
         if prod(piece) <= rows:
@@ -254,10 +263,9 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     ])  # fmt: skip
     shape = (*batch, q.shape[-2])
     if k.shape[-2] == 0 or 0 in shape:
-        # Zeros, which depend on the operands: they have gradients, zeros too.
-        result = on.einsum("...ij,...je->...ie", on.einsum("...id,...jd->...ij", q, k), v)
+        result = on.nothing((*shape, v.shape[-1]), q, k, v)
         if x.sinks is None:
-            return result, on.full(shape, float("-inf"), q)
+            return result, on.nothing(shape, q, k) - inf
         return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
 
     if x.cache is not None:
@@ -276,21 +284,21 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
         scores = scores - on.cast(x.slopes, wide) * on.cast(abs(ahead), wide)
     allowed = allowed_keys(spec, x, on, ahead)
     if allowed is not None:
-        scores = on.where(allowed, scores, float("-inf"))
+        scores = on.where(allowed, scores, -inf)
 
     largest = on.largest(scores)
     sinks = None if x.sinks is None else on.cast(x.sinks, wide)
     if sinks is not None:
         largest = on.maximum(largest, sinks)
     # A row without any key has no largest score.
-    largest = on.where(largest == float("-inf"), on.full((1,) * rank, 0.0, q), largest)
+    largest = on.where(largest == -inf, on.full((1,) * rank, 0.0, q), largest)
     weights = on.exp(scores - largest)
     total = on.sum(weights)
     if sinks is not None:
         total = total + on.exp(sinks - largest)
     empty = total == 0
     one = on.where(empty, on.full((1,) * rank, 1.0, q), total)
-    lse = on.where(empty, float("-inf"), on.log(one) + largest)[..., 0]
+    lse = on.where(empty, -inf, on.log(one) + largest)[..., 0]
     if spec.dropout_p:
         weights = on.dropout(weights, spec.dropout_p)
     result = on.einsum("...ij,...je->...ie", weights, v) / one
