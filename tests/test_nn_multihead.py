@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from einops_fast.errors import SubscriptsError  # noqa: E402
+from einops_fast.errors import EinsumError, SubscriptsError  # noqa: E402
 from einops_fast.nn import CausalSelfAttention, MultiHeadAttention  # noqa: E402
 
 MODULES: dict[str, Any] = {
@@ -49,6 +49,51 @@ def test_letters_and_words(pattern: str, shape: tuple[int, ...]) -> None:
 def test_patterns_without_queries_or_keys(pattern: str) -> None:
     with pytest.raises(SubscriptsError):
         MultiHeadAttention(pattern, 32, 4)
+
+
+def test_which_axes_are_the_sequence_can_be_said() -> None:
+    torch.manual_seed(0)
+    module, x = MultiHeadAttention("b r i, b j -> b r i", 32, 4, sequence=("i", "j")), torch.randn(2, 3, 6, 32)
+    torch.manual_seed(0)
+    usual = MultiHeadAttention("b i, b j -> b i", 32, 4)
+    key = torch.randn(2, 5, 32)
+    torch.testing.assert_close(module(x, key), torch.stack([usual(x[:, at], key) for at in range(3)], 1))
+    for pattern, sequence in (("b r i, b j -> b r i", None), ("b i, b j -> b i", ("i", "b"))):
+        with pytest.raises(SubscriptsError, match=r"ax[ie]s of queries"):
+            MultiHeadAttention(pattern, 32, 4, sequence=sequence)
+    with pytest.raises(SubscriptsError, match=r"'head' .*rename it"):
+        MultiHeadAttention("head i, head j -> head i", 32, 4)
+
+
+def test_options_are_checked_when_a_module_is_made() -> None:
+    wrong: Any = (
+        {"dropout": 1.5},
+        {"window": -1},
+        {"softcap": "x"},
+        {"causal": "no"},
+        {"scale": "x"},
+        {"layout": "bhsd"},
+    )
+    for options in wrong:
+        with pytest.raises(EinsumError):
+            MultiHeadAttention("b i, b j -> b i", 32, 4, **options)
+    with pytest.raises(TypeError, match="cuasal"):
+        MultiHeadAttention("b i, b j -> b i", 32, 4, cuasal=True)
+    for heads, options in ((0, {}), (4, {"dropout": -0.1}), (4, {"is_causal": "no"})):
+        with pytest.raises(EinsumError):
+            CausalSelfAttention(heads, 32, **options)
+    with pytest.raises(EinsumError, match="there has to be a head"):
+        MultiHeadAttention("b i, b j -> b i", 32, 0)
+
+
+def test_modules_take_what_those_of_torch_do() -> None:
+    where: Any = {"device": "meta", "dtype": torch.float64}
+    for module in (MultiHeadAttention("b i, b j -> b i", 32, 4, **where), CausalSelfAttention(4, 32, **where)):
+        assert {(each.device.type, each.dtype) for each in module.parameters()} == {("meta", torch.float64)}
+    x = torch.randn(2, 6, 32)
+    module = MultiHeadAttention("b i, b j -> b i", 32, 4, dropout=1.0)
+    torch.testing.assert_close(module(x), module.out_proj.bias.expand(2, 6, 32))
+    assert not CausalSelfAttention(4, 32, dropout=1.0)(x).any()
 
 
 def test_logarithms_come_with_the_result() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from einops_fast.attention.axes import Axes, View, bind_axes
+from einops_fast.attention.options import plain_options
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
-__all__ = ["INTEGERS", "Options", "Plan", "make_plan"]
+__all__ = ["INTEGERS", "Options", "Plan", "check_options", "make_plan"]
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
@@ -238,25 +239,41 @@ def _bind(
     return axes
 
 
-def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
-    """The fields of the spec that come from options."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check what isn't an array of the options for many calls, before there is any.
+
+    Raises:
+        EinsumError: one is wrong.
+    """
+    given = tuple([options.get(each.name, each.default) for each in fields(Options)])
+    _check(Options(*plain_options(given)))
+
+
+def _check(options: Options) -> None:
+    """Raise EinsumError where an option is wrong, whatever the arrays are."""
     causal, alignment = options.causal, options.alignment
-    if causal not in (True, False, "top_left", "bottom_right"):
+    # An array isn't compared: that is no truth value.
+    if getattr(causal, "shape", ()) != () or causal not in (True, False, "top_left", "bottom_right"):
         raise EinsumError(f"causal is True, False, 'top_left' or 'bottom_right', not {causal!r}")
     if alignment not in (None, "top_left", "bottom_right"):
         raise EinsumError(f"alignment is 'top_left' or 'bottom_right', not {alignment!r}")
+    if isinstance(causal, str) and alignment not in (None, causal):
+        raise EinsumError(f"causal={causal!r} contradicts alignment={alignment!r}")
+    if not float(options.softcap or 0.0) >= 0:
+        raise EinsumError(f"softcap is a positive number, or 0 for none, not {options.softcap!r}")
+    if not 0 <= options.dropout_p < 1:
+        raise EinsumError(f"dropout_p is a probability below 1, not {options.dropout_p!r}")
+
+
+def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
+    """The fields of the spec that come from options."""
+    _check(options)
+    causal, alignment = options.causal, options.alignment
     if isinstance(causal, str):
-        if alignment not in (None, causal):
-            raise EinsumError(f"causal={causal!r} contradicts alignment={alignment!r}")
         alignment, causal = causal, True
     if cache and alignment == "top_left":
         raise EinsumError("with cache_seqlens the last query faces the last key: alignment is 'bottom_right'")
     found: Alignment = alignment or ("bottom_right" if cache else "top_left")
-    softcap = float(options.softcap or 0.0)
-    if not softcap >= 0:
-        raise EinsumError(f"softcap is a positive number, or 0 for none, not {options.softcap!r}")
-    if not 0 <= options.dropout_p < 1:
-        raise EinsumError(f"dropout_p is a probability below 1, not {options.dropout_p!r}")
     scale = options.scale
     if scale is None:
         scale = max(1, axes.sizes[axes.pattern.head_dim]) ** -0.5
@@ -264,7 +281,7 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
         "causal": bool(causal),
         "alignment": found,
         "window": options.window or (None, None),
-        "softcap": softcap,
+        "softcap": float(options.softcap or 0.0),
         "scale": scale,
         "dropout_p": float(options.dropout_p),
     }

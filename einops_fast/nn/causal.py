@@ -6,10 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from einops_fast.attention.attend import attention
+from einops_fast.attention.packed import apart
+from einops_fast.attention.prepare import check_options
 from einops_fast.errors import ShapeError
+from einops_fast.ops.norm import check_probability
+from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["CausalSelfAttention"]
+
+_PATTERN = "b i h d, b j h d, b j h e -> b i h e"
 
 
 class CausalSelfAttention(nn.Module):
@@ -25,9 +30,11 @@ class CausalSelfAttention(nn.Module):
         bias: whether the projections add a bias.
         is_causal: whether keys after the query are hidden.
         dropout: probability of dropping weights, and elements of the result, while training.
+        device, dtype: of the parameters.
 
     Raises:
         ShapeError: ``embed_dimension`` is no multiple of ``num_heads``.
+        EinsumError: base of it; an option is wrong.
 
     Example:
         >>> import torch
@@ -38,13 +45,25 @@ class CausalSelfAttention(nn.Module):
     """
 
     def __init__(
-        self, num_heads: int, embed_dimension: int, bias: bool = False, is_causal: bool = False, dropout: float = 0.0
+        self,
+        num_heads: int,
+        embed_dimension: int,
+        bias: bool = False,
+        is_causal: bool = False,
+        dropout: float = 0.0,
+        *,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
+        check_probability(dropout)
+        check_options({"causal": is_causal})
+        if num_heads < 1:
+            raise ShapeError(f"there has to be a head: num_heads is {num_heads}")
         if embed_dimension % num_heads:
             raise ShapeError(f"embed_dimension {embed_dimension} isn't a multiple of num_heads {num_heads}")
-        self.c_attn = nn.Linear(embed_dimension, 3 * embed_dimension, bias=bias)
-        self.c_proj = nn.Linear(embed_dimension, embed_dimension, bias=bias)
+        self.c_attn = nn.Linear(embed_dimension, 3 * embed_dimension, bias=bias, device=device, dtype=dtype)
+        self.c_proj = nn.Linear(embed_dimension, embed_dimension, bias=bias, device=device, dtype=dtype)
         self.resid_dropout = nn.Dropout(dropout)
         self.dropout = dropout
         self.num_heads = num_heads
@@ -55,7 +74,8 @@ class CausalSelfAttention(nn.Module):
         """Attention of ``x`` to itself: (batch, length, embed_dimension), the result likewise."""
         qkv = self.c_attn(x).unflatten(-1, (3, self.num_heads, self.embed_dimension // self.num_heads))
         dropout = self.dropout if self.training else 0.0
-        result = attention(qkv, layout="bs3hd", causal=self.is_causal, dropout_p=dropout)
+        q, k, v = apart(qkv, 2)
+        result = attention_or_zeros(_PATTERN, q, k, v, dropout, sequence=("i", "j"), causal=self.is_causal)
         projected: Tensor = self.resid_dropout(self.c_proj(result.flatten(-2)))
         return projected
 

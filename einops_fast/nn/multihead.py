@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
 
 from einops_fast.attention.attend import attention
-from einops_fast.errors import ShapeError, SubscriptsError
+from einops_fast.attention.pattern import checked_sequence
+from einops_fast.attention.prepare import check_options
+from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
+from einops_fast.ops.norm import check_probability
+from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["MultiHeadAttention"]
 
@@ -20,19 +26,25 @@ class MultiHeadAttention(nn.Module):
             axis of each: ``'b i, b j -> b i'``, ``'i b, j b -> i b'``, or along one axis of images
             ``'b row i, b row j -> b row i'``. Axes in the first and last term only are queries, those in the second
             only are keys. If no term has a blank, these are letters if that makes sense (``'ib, jb -> ib'``), else
-            words (``'query, key -> query'``).
+            words (``'query, key -> query'``). The names ``head``, ``kv_head``, ``head_dim`` and ``v_head_dim`` are
+            the module's own.
         embed_dim: features of the queries and the result.
         num_heads: number of heads.
         num_kv_heads: heads of keys and values, which divides ``num_heads``; the same if ``None``.
         head_dim: features per head; ``embed_dim // num_heads`` if ``None``.
         kv_dim: features of keys and values; ``embed_dim`` if ``None``.
         bias: whether the projections add a bias.
-        dropout: probability of dropping weights while training.
+        dropout: probability of dropping weights while training; with 1 all are.
+        sequence: names of the axes of the queries and of the keys, where the pattern leaves that open; what else is in
+            its first and last term only are then batch axes of the queries.
+        device, dtype: of the parameters.
         options: what else :func:`einops_fast.attention` takes, for every call: ``causal``, ``window``, ``softcap``, …
 
     Raises:
         SubscriptsError: the pattern isn't one.
         ShapeError: sizes don't divide.
+        EinsumError: base of these; an option is wrong.
+        TypeError: there is no such option.
 
     Example:
         >>> import torch
@@ -53,23 +65,31 @@ class MultiHeadAttention(nn.Module):
         kv_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        sequence: tuple[str, str] | None = None,
+        device: Any = None,
+        dtype: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_probability(dropout)
+        _check_options(options)
+        if num_heads < 1 or kv_heads < 1:
+            raise ShapeError(f"there has to be a head: num_heads is {num_heads}, num_kv_heads {kv_heads}")
         if head_dim is None and embed_dim % num_heads:
             raise ShapeError(f"embed_dim {embed_dim} isn't a multiple of num_heads {num_heads}")
         if num_heads % kv_heads:
             raise ShapeError(f"num_heads {num_heads} isn't a multiple of num_kv_heads {kv_heads}")
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.num_heads, self.num_kv_heads = num_heads, kv_heads
-        self.pattern, self.sequence = _with_heads(pattern)
+        self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         self.dropout, self.options = dropout, options
         kv_dim = embed_dim if kv_dim is None else kv_dim
-        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, **made)
+        self.k_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, **made)
+        self.v_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, **made)
+        self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, **made)
 
     def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any) -> Any:
         """Attention of ``query`` to ``key`` and ``value``.
@@ -92,27 +112,45 @@ class MultiHeadAttention(nn.Module):
         v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
         dropout = self.dropout if self.training else 0.0
         found = {"sequence": self.sequence, "dropout_p": dropout, **self.options, **options}
-        result = attention(self.pattern, q, k, v, **found)
+        result = attention_or_zeros(self.pattern, q, k, v, **found)
         if not isinstance(result, tuple):
             return self.out_proj(result.flatten(-2))
         result, lse = result
         return self.out_proj(result.flatten(-2)), lse
 
 
-def _with_heads(pattern: str) -> tuple[str, tuple[str, str] | None]:
+_OWN_NAMES = ("head", "kv_head", "head_dim", "v_head_dim")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise unless they are what attention takes beside a pattern and arrays, and are right as far as can be seen."""
+    signature(attention).bind_partial(**options)
+    if "layout" in options:
+        raise EinsumError("a pattern and a layout can't be given together")
+    check_options(options)
+
+
+def _with_heads(pattern: str, sequence: tuple[str, str] | None) -> tuple[str, tuple[str, str]]:
     """The pattern of attention with heads, and its axes of queries and keys."""
     inputs, arrow, result = pattern.partition("->")
     terms = inputs.split(",")
     if not arrow or len(terms) != 2:
         raise SubscriptsError(f"the pattern of MultiHeadAttention is '<queries>, <keys> -> <result>', not {pattern!r}")
-    q, k, o, queries, keys = _read([*terms, result], pattern)
+    q, k, o, queries, keys = _read([*terms, result], pattern, sequence)
+    for name in _OWN_NAMES:
+        if name in (*q, *k, *o):
+            raise SubscriptsError(
+                f"axis {name!r} of {pattern!r} has the name of an axis that the module adds: rename it"
+            )
     heads = " ".join([*q, "head", "head_dim"])
     kv = " ".join(k)
     text = f"{heads}, {kv} kv_head head_dim, {kv} kv_head v_head_dim -> {' '.join(o)} head v_head_dim"
     return text, (queries, keys)
 
 
-def _read(terms: list[str], pattern: str) -> tuple[list[str], list[str], list[str], str, str]:
+def _read(
+    terms: list[str], pattern: str, sequence: tuple[str, str] | None
+) -> tuple[list[str], list[str], list[str], str, str]:
     """The axes of each term, that of the queries and that of the keys.
 
     Raises:
@@ -124,6 +162,13 @@ def _read(terms: list[str], pattern: str) -> tuple[list[str], list[str], list[st
     for q, k, o in ways:
         queries = [name for name in q if name in o and name not in k]
         keys = [name for name in k if name not in q and name not in o]
+        if sequence is not None:
+            queries = [name for name in queries if name == sequence[0]]
+            keys = [name for name in keys if name == sequence[1]]
         if len(keys) == len(queries) == 1 and all(len(set(term)) == len(term) for term in (q, k, o)):
             return q, k, o, queries[0], keys[0]
-    raise SubscriptsError(f"{pattern!r} has to have one axis of queries and one of keys")
+    if sequence is not None:
+        raise SubscriptsError(f"{pattern!r} has no axes of queries and keys called {sequence[0]!r} and {sequence[1]!r}")
+    raise SubscriptsError(
+        f"{pattern!r} has to have one axis of queries and one of keys; say which with sequence=(queries, keys)"
+    )
