@@ -171,6 +171,10 @@ P = "b i h d, b j g d, b j g e -> b i h e"
         (EinsumError, "alignment is 'bottom_right'", {"cache_seqlens": np.array([1, 2]), "causal": "top_left"}),
         (EinsumError, "are two, for queries and keys", {"segment_ids": ("i", np.zeros(3, int))}),
         (EinsumError, "needs cu_seqlens_q", {"cu_seqlens_kv": np.array([0, 5])}),
+        (EinsumError, "max_seqlen_q is of packed sequences", {"max_seqlen_q": 3}),
+        (EinsumError, "max_seqlen_kv is of packed sequences", {"max_seqlen_kv": 3}),
+        (EinsumError, "causal is", {"causal": np.array([True, False])}),
+        (EinsumError, "alignment is", {"alignment": np.ones(2)}),
     ],
 )  # fmt: skip
 def test_bad_arguments(error, message, arguments):
@@ -192,6 +196,7 @@ def test_bad_arguments(error, message, arguments):
         ((Q, K, V), "bhtd", "is none"),
         ((Q, Q, Q), "bs3hd", "takes one array"),
         ((Q,), "bs3hd", "of 5 axes"),
+        (([1],), "bs3hd", "is of an array, not of a list"),
         ((Q[0], K[0], V[0]), "thd", "needs cu_seqlens_q"),
     ],
 )

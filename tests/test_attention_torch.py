@@ -10,6 +10,7 @@ import pytest
 from attention_reference import naive
 
 from einops_fast import (
+    EinsumError,
     OperandError,
     attention,
     attention_backend,
@@ -247,6 +248,23 @@ def test_drop_in_that_drops_everything():
     found = scaled_dot_product_attention(q, k, v, dropout_p=1.0)
     assert torch.equal(found, native(q, k, v, dropout_p=1.0))
     assert not any(each.any() for each in torch.autograd.grad(found.sum(), [q, k, v]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("query", [[[1.0]]], "query is of type list"),
+        ("key", None, "key is of type NoneType"),
+        ("attn_mask", [[True]], "attn_mask is of type list"),
+        ("is_causal", "bottom_right", "is_causal is True or False"),
+        ("is_causal", torch.tensor([True, False]), "is_causal is True or False"),
+        ("scale", "x", "scale is a number"),
+    ],
+)
+def test_drop_in_says_what_is_of_a_wrong_type(name, value, message):
+    given = dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 1)) | {name: value}
+    with pytest.raises(EinsumError, match=message):
+        scaled_dot_product_attention(**given)
 
 
 def test_drop_in_has_the_arguments_of_torch_s_function():

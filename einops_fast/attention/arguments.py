@@ -50,7 +50,11 @@ def read_call(
     if segment_ids is not None:
         _read_segments(segment_ids, arrays, patterns)
     longest = None
-    if lengths[0] is not None or lengths[1] is not None:
+    if lengths[0] is None and lengths[1] is None:
+        for name, value in (("max_seqlen_q", lengths[2]), ("max_seqlen_kv", lengths[3])):
+            if value is not None:
+                raise EinsumError(f"{name} is of packed sequences: it needs cu_seqlens_q")
+    else:
         longest = _read_lengths(arrays, *lengths)
     return pattern, sequence, arrays, patterns, options, longest
 
@@ -81,6 +85,8 @@ def _read_operands(
     if len(operands) != 1:
         raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
     packed, axis = operands[0], read.packed
+    if not hasattr(packed, "shape"):
+        raise OperandError(f"layout {layout!r} is of an array, not of a {type(packed).__name__}")
     if len(packed.shape) != len(layout) or packed.shape[axis] != 3:
         raise OperandError(
             f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "

@@ -47,6 +47,7 @@ def scaled_dot_product_attention(
 
     Raises:
         EinsumError: as :func:`einops_fast.attention`.
+        OperandError: one of these: an array is none, or ``is_causal`` is no truth value.
 
     Example:
         >>> import numpy as np
@@ -69,6 +70,11 @@ def scaled_dot_product_attention(
         if run is not None:
             return run(*arrays)
     bias = mask = None
+    for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not hasattr(array, "shape") and (array is not None or name != "attn_mask"):
+            raise OperandError(f"{name} is of type {type(array).__name__}; it is an array")
+    if getattr(is_causal, "shape", ()) != () or is_causal not in (True, False):
+        raise OperandError(f"is_causal is True or False, not {is_causal!r}")
     if attn_mask is not None:
         if "bool" in str(attn_mask.dtype):
             mask = attn_mask

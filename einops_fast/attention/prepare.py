@@ -252,10 +252,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 def _check(options: Options) -> None:
     """Raise EinsumError where an option is wrong, whatever the arrays are."""
     causal, alignment = options.causal, options.alignment
-    # An array isn't compared: that is no truth value.
+    # Arrays of several elements aren't compared: that is no truth value.
     if getattr(causal, "shape", ()) != () or causal not in (True, False, "top_left", "bottom_right"):
         raise EinsumError(f"causal is True, False, 'top_left' or 'bottom_right', not {causal!r}")
-    if alignment not in (None, "top_left", "bottom_right"):
+    if getattr(alignment, "shape", ()) != () or alignment not in (None, "top_left", "bottom_right"):
         raise EinsumError(f"alignment is 'top_left' or 'bottom_right', not {alignment!r}")
     if isinstance(causal, str) and alignment not in (None, causal):
         raise EinsumError(f"causal={causal!r} contradicts alignment={alignment!r}")
