@@ -48,6 +48,7 @@ def linear_cross_entropy(
     dtype = result_dtype(x)
     rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     numbers = weight, ignore_index, smoothing, z_loss, reduction, chunk or 0
+    bias = None if bias is None else bias.to(x.dtype)
     tensors = autocasted([rows, linear_weight, bias])
     if chunk is None and rows.shape[0] * linear_weight.shape[0] <= _LITTLE and _by_torch(*tensors, targets, weight):
         logits = F.linear(*tensors)

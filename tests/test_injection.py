@@ -355,6 +355,8 @@ def test_only_some() -> None:
     for arguments in ({"only": "Layernorm"}, {"exclude": ["BertOutput", "encoder.layer.*"]}):
         with pytest.raises(EinsumError, match="fits no module"):
             nn.optimize(model, **arguments)
+    with pytest.raises(EinsumError, match=r"only takes names .* not <class"):
+        nn.optimize(model, only=torch.nn.LayerNorm)
     assert not any(isinstance(module, Replacement) for module in model.modules())
 
 

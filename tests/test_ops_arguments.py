@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from einops_fast import OperandError, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, ops  # noqa: E402
 
 X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
 
@@ -52,3 +52,47 @@ def test_other_way_round() -> None:
     with pytest.raises(OperandError, match=r"^target is of type list"):
         ops.cross_entropy([[0.0, 1.0]], [0])
     np.testing.assert_allclose(ops.cross_entropy(x[0], np.array([0, 1])[1]), np.log(3))
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "softmax": ops.softmax,
+    "log_softmax": ops.log_softmax,
+    "layer_norm": ops.layer_norm,
+    "rms_norm": ops.rms_norm,
+    "dropout_add_layer_norm": ops.dropout_add_layer_norm,
+    "bias_gelu": ops.bias_gelu,
+    "dropout_bias_activation": ops.dropout_bias_activation,
+    "cross_entropy": lambda x: ops.cross_entropy(x, TARGET),
+    "linear": lambda x: ops.linear(x, MATRIX),
+    "linear_cross_entropy": lambda x: ops.linear_cross_entropy(x, MATRIX, TARGET),
+    "qkv_self_attention": lambda x: ops.qkv_self_attention(x, 1, torch.ones(12, 4)),
+}
+
+
+def test_dtypes() -> None:
+    """What no operator is for is refused by its name, before any framework gets it."""
+    for name, call in OPERATORS.items():
+        for dtype in (torch.int64, torch.bool, torch.complex64):
+            with pytest.raises(OperandError, match=f"^input has dtype {str(dtype)[6:]}; {name} takes float16"):
+                call(X.to(dtype))
+        with pytest.raises(OperandError, match=f"^{name} needs an input"):
+            call(None)
+    with pytest.raises(OperandError, match=r"^weight has dtype int64; layer_norm takes"):
+        ops.layer_norm(X, weight=VECTOR.long())
+    with pytest.raises(OperandError, match=r"^input has dtype complex128; softmax takes real numbers"):
+        ops.softmax(np.ones(3, complex))
+    np.testing.assert_allclose(ops.softmax([0, 0]), 0.5)
+
+
+def test_what_is_missing_or_no_number() -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "linear needs weight,": lambda: ops.linear(X, None),
+        "cross_entropy needs target,": lambda: ops.cross_entropy(X, None),
+        "p is a": lambda: ops.dropout_bias_activation(X, p="some"),
+        "ignore_index is": lambda: ops.cross_entropy(X, TARGET, ignore_index=1.5),
+        "label_smoothing is": lambda: ops.cross_entropy(X, TARGET, label_smoothing="some"),
+        "z_loss is": lambda: ops.cross_entropy(X, TARGET, z_loss=float("nan")),
+    }
+    for message, call in calls.items():
+        with pytest.raises(EinsumError, match=f"^{message}"):
+            call()

@@ -82,6 +82,20 @@ def test_autocast(name: str, by_kernels: bool) -> None:
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])
+def test_bias_of_another_dtype(by_kernels: bool) -> None:
+    """Of a layer with a loss, as of the layer alone."""
+    x, matrix, bias = randn(4, 9).float(), randn(5, 9, seed=1).float(), leaf(randn(5, seed=2))
+    with kernels() if by_kernels else nullcontext():
+        loss = ops.linear_cross_entropy(x, matrix, TARGET, bias)
+        (gradient,) = torch.autograd.grad(loss, bias)
+    assert (loss.dtype, gradient.dtype) == (WIDE, torch.float64)
+    expected = ops.linear_cross_entropy(x.double(), matrix.double(), TARGET, bias)
+    assert_near(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, bias)[0], rtol=1e-5, atol=1e-6)
+    assert ops.softmax(x, dtype=float).dtype == torch.float64  # as torch and NumPy understand it
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
 def test_all_dropped(by_kernels: bool) -> None:
     x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]], device=DEVICE)
     with kernels() if by_kernels else nullcontext():

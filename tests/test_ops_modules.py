@@ -119,6 +119,10 @@ def test_device_and_dtype(name: str) -> None:
         (EinsumError, "'foo' isn't one of", lambda: nn.FusedDropoutBias(0.1, 4, "foo")),
         (EinsumError, "probability", lambda: nn.DropoutAddLayerNorm(7, p=2)),
         (EinsumError, "probability", lambda: nn.QKVSelfAttention(8, 2, dropout=2)),
+        (EinsumError, "^num_heads .* not 0", lambda: nn.QKVSelfAttention(8, 0)),
+        (EinsumError, "^num_heads .* not 0", lambda: nn.MultiHeadAttention(num_heads=0)),
+        (EinsumError, "^num_heads .* not 0", lambda: nn.CausalSelfAttention(0, 8)),
+        (EinsumError, "^num_attention_heads .* not 0", lambda: nn.BertSelfAttention(8, 0)),
         (EinsumError, "has no foo", lambda: nn.QKVSelfAttention(8, 2, foo=1)),
         (ShapeError, r"last axis, not \(4, 5\)", lambda: nn.DropoutAddLayerNorm((4, 5), elementwise_affine=False)),
         (TypeError, "foo", lambda: nn.Softmax(-1, foo=1)),
@@ -132,8 +136,14 @@ def test_wrong_options_are_refused_at_once(error: Any, message: str, make: Any) 
 
 
 def test_norm_of_another_size() -> None:
-    with pytest.raises(ShapeError, match=r"\(4, 5\).* 7 long"):
+    assert nn.FusedDropoutBias(0.1, torch.tensor(7).numpy()[()]).bias.shape == (7,)  # a number of NumPy's
+    with pytest.raises(ShapeError, match=r"axis 1 of input of shape \(4, 5\) has size 5, .* 7"):
         nn.DropoutAddLayerNorm(7, elementwise_affine=False)(torch.ones(4, 5))
+    for module in (nn.BertSelfAttention(8, 2), nn.GPTAttention(8, 2), nn.CausalSelfAttention(2, 8)):
+        with pytest.raises(ShapeError, match=r"^axis 2 of .* has size 5, .* 8 features"):
+            module(torch.ones(1, 4, 5))
+    with pytest.raises(ShapeError, match=r"^axis 2 of key .* has size 5, .* 8 features"):
+        nn.MultiHeadAttention(embed_dim=8)(torch.ones(1, 4, 8), torch.ones(1, 4, 5))
 
 
 @pytest.mark.parametrize("module", ["softmax", "norm", "loss", "linear"])

@@ -274,9 +274,9 @@ def test_names_and_errors() -> None:
         ops.softmax(x, "k")
     with pytest.raises(ShapeError, match="axis 2 of an array with 2 axes"):
         ops.softmax(x, 2)
-    with pytest.raises(ShapeError, match=r"mask has size 2 in axis 1 .* 3 in axis 1"):
+    with pytest.raises(ShapeError, match=r"^axis 1 of mask .* size 2, but axis 1 of input .* size 3"):
         ops.softmax(x, mask=np.ones((2, 2), bool))
-    with pytest.raises(ShapeError, match=r"mask has 1 axes \(shape \(3,\)\), the input 0"):
+    with pytest.raises(ShapeError, match=r"^mask .* 1 axes, more than the 0 of input"):
         ops.softmax(torch.tensor(2.0), mask=torch.ones(3, dtype=torch.bool))
     assert ops.softmax(torch.tensor(2.0), mask=torch.tensor(False)) == 0
     with pytest.raises(EinsumError, match="temperature"):
@@ -323,9 +323,12 @@ def test_nan_beside_what_is_hidden_in_mxnet() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": torch.tensor([1, 0, 1])}, "the mask is boolean or has floating-point numbers"),
+        ({"mask": torch.tensor([1, 0, 1])}, "mask is boolean or has floating-point numbers"),
         ({"dtype": torch.int32}, "dtype is a floating-point type"),
         ({"dtype": "foo"}, "dtype is a floating-point type"),
+        ({"dim": 1.0}, "dim is the number of an axis"),
+        ({"pattern": 3}, "pattern has the names"),
+        ({"temperature": "hot"}, "temperature is a positive number"),
         ({"temperature": torch.tensor(2.0)}, "temperature is a number"),
         ({"mask": torch.ones(3, device="meta")}, "mask is on meta, the input on cpu"),
     ],

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.options import plain_options, whole_number
+from einops_fast.attention.options import count, plain_options
 from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 
@@ -127,14 +127,8 @@ def _read_lengths(
         max_q = _longest(cu_seqlens_q)
     if max_kv is None:
         max_kv = max_q if same else _longest(cu_seqlens_kv)
-    return _length("max_seqlen_q", max_q), _length("max_seqlen_kv", max_kv)
-
-
-def _length(name: str, value: Any) -> int:
-    try:
-        return whole_number(value)
-    except TypeError:
-        raise EinsumError(f"{name} is a number of positions, not {value!r}") from None
+    what = "a number of positions"
+    return count("max_seqlen_q", max_q, what, None), count("max_seqlen_kv", max_kv, what, None)
 
 
 def _longest(ends: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.tracing import is_tracing
 
-__all__ = ["plain_options", "whole_number"]
+__all__ = ["count", "plain_options", "whole_number"]
 
 
 def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -75,3 +75,30 @@ def whole_number(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError("a truth value is no count")
     return value if isinstance(value, int) else operator.index(value)
+
+
+def count(name: str, value: Any, what: str, least: int | None = 1) -> int:
+    """A whole number of any kind as Python's.
+
+    Args:
+        name: of the option.
+        value: what was given for it.
+        what: how the number that it should be is called.
+        least: the lowest there may be.
+
+    Raises:
+        EinsumError: it is none.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.attention.options import count
+        >>> count('chunk', np.int64(2), 'a number of rows')
+        2
+    """
+    try:
+        found = whole_number(value)
+        if least is None or found >= least:
+            return found
+    except TypeError:
+        pass
+    raise EinsumError(f"{name} is {what}, not {value!r}")

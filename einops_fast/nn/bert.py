@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from einops_fast.nn.heads import attend_heads, head_dim_of, refuse
+from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
 
 __all__ = ["BertSelfAttention", "bert_attention"]
 
@@ -84,6 +84,7 @@ class BertSelfAttention(nn.Module):
             The result, and ``None`` in place of the weights.
         """
         refuse(options)
+        check_features("hidden_states", hidden_states, self.num_attention_heads * self.attention_head_size)
         return bert_attention(self, hidden_states, attention_mask, past_key_values, self.is_causal), None
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import check_options
-from einops_fast.errors import ShapeError
-from einops_fast.ops.norm import check_probability
+from einops_fast.nn.heads import check_features, head_dim_of
+from einops_fast.ops.options import check_probability
 from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["CausalSelfAttention"]
@@ -58,10 +58,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         check_probability(dropout)
         check_options({"causal": is_causal})
-        if num_heads < 1:
-            raise ShapeError(f"there has to be a head: num_heads is {num_heads}")
-        if embed_dimension % num_heads:
-            raise ShapeError(f"embed_dimension {embed_dimension} isn't a multiple of num_heads {num_heads}")
+        head_dim_of(embed_dimension, num_heads, ("embed_dimension", "num_heads"))
         self.c_attn = nn.Linear(embed_dimension, 3 * embed_dimension, bias=bias, device=device, dtype=dtype)
         self.c_proj = nn.Linear(embed_dimension, embed_dimension, bias=bias, device=device, dtype=dtype)
         self.resid_dropout = nn.Dropout(dropout)
@@ -72,6 +69,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of ``x`` to itself: (batch, length, embed_dimension), the result likewise."""
+        check_features("x", x, self.embed_dimension)
         qkv = self.c_attn(x).unflatten(-1, (3, self.num_heads, self.embed_dimension // self.num_heads))
         dropout = self.dropout if self.training else 0.0
         q, k, v = apart(qkv, 2)

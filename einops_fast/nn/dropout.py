@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.errors import EinsumError
 from einops_fast.ops.activation import check_activation
-from einops_fast.ops.norm import check_probability
+from einops_fast.ops.options import check_probability
 
 __all__ = ["FusedDropoutBias"]
 
@@ -50,7 +50,7 @@ class FusedDropoutBias(nn.Module):
         check_probability(p)
         self.activation = activation or "none"
         check_activation(self.activation)
-        if bias_shape is not None and not isinstance(bias_shape, int):
+        if isinstance(bias_shape, Sequence):
             if len(bias_shape) != 1:
                 raise EinsumError(f"the bias has one axis, that of the features; not shape {tuple(bias_shape)}")
             bias_shape = bias_shape[0]

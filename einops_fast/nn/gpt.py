@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.attention.packed import apart
-from einops_fast.nn.heads import attend_heads, head_dim_of, refuse
+from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
 
 __all__ = ["Conv1D", "GPTAttention", "gpt_attention"]
 
@@ -116,6 +116,7 @@ class GPTAttention(nn.Module):
             The result, and ``None`` in place of the weights.
         """
         refuse(options)
+        check_features("hidden_states", hidden_states, self.num_heads * self.head_dim)
         found = gpt_attention(self, hidden_states, attention_mask, past_key_values, self.is_causal)
         dropped: Tensor = ops.dropout_bias_activation(found, None, "none", self.resid_pdrop, training=self.training)
         return dropped, None

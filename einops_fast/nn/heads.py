@@ -6,25 +6,43 @@ from typing import Any
 
 from torch import Tensor
 
+from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import Seen, read_mask
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = ["attend_heads", "head_dim_of", "refuse"]
+__all__ = ["attend_heads", "check_features", "head_dim_of", "refuse"]
 
 _LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
 _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
 
 
-def head_dim_of(hidden_size: int, num_attention_heads: int) -> int:
+def head_dim_of(features: int, heads: int, names: tuple[str, str] = ("hidden_size", "num_attention_heads")) -> int:
     """Features of a head.
 
+    Args:
+        features, heads: how many there are.
+        names: what the arguments for these are called.
+
     Raises:
+        EinsumError: there are no heads.
         ShapeError: the heads don't share all features evenly.
     """
-    if hidden_size % num_attention_heads:
-        raise ShapeError(f"hidden_size {hidden_size} isn't a multiple of num_attention_heads {num_attention_heads}")
-    return hidden_size // num_attention_heads
+    of_features, of_heads = names
+    heads = count(of_heads, heads, "a number of heads, 1 or more")
+    if features % heads:
+        raise ShapeError(f"{of_features} {features} isn't a multiple of {of_heads} {heads}")
+    return features // heads
+
+
+def check_features(name: str, tensor: Tensor, size: int) -> None:
+    """Raise ShapeError unless the last axis of a tensor has the size that a module is for."""
+    shape = tuple(tensor.shape)
+    if shape[-1:] != (size,):
+        found = f"{name} has no axis"
+        if shape:
+            found = f"axis {len(shape) - 1} of {name} of shape {shape} has size {shape[-1]}"
+        raise ShapeError(f"{found}, but the module is for {size} features")
 
 
 def attend_heads(

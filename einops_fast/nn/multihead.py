@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from einops_fast.attention.attend import attention
 from einops_fast.attention.pattern import checked_sequence
 from einops_fast.attention.prepare import check_options
-from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
-from einops_fast.ops.norm import check_probability
-from einops_fast.ops.self_attention import attention_or_zeros
+from einops_fast.errors import EinsumError, SubscriptsError
+from einops_fast.nn.heads import check_features, head_dim_of
+from einops_fast.ops.options import check_probability
+from einops_fast.ops.self_attention import attention_or_zeros, head_counts
 
 __all__ = ["MultiHeadAttention"]
 
@@ -71,16 +72,12 @@ class MultiHeadAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_probability(dropout)
         _check_options(options)
-        if num_heads < 1 or kv_heads < 1:
-            raise ShapeError(f"there has to be a head: num_heads is {num_heads}, num_kv_heads {kv_heads}")
-        if head_dim is None and embed_dim % num_heads:
-            raise ShapeError(f"embed_dim {embed_dim} isn't a multiple of num_heads {num_heads}")
-        if num_heads % kv_heads:
-            raise ShapeError(f"num_heads {num_heads} isn't a multiple of num_kv_heads {kv_heads}")
-        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
+        if head_dim is None:
+            head_dim = head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))
+        self.head_dim = head_dim
         self.num_heads, self.num_kv_heads = num_heads, kv_heads
         self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         self.dropout, self.options = dropout, options
@@ -107,6 +104,9 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        check_features("query", query, self.q_proj.in_features)
+        check_features("key", key, self.k_proj.in_features)
+        check_features("value", value, self.v_proj.in_features)
         q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))
         k = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))

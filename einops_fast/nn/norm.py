@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.errors import ShapeError
-from einops_fast.ops.norm import check_probability
+from einops_fast.nn.heads import check_features
+from einops_fast.ops.options import check_probability
 
 __all__ = ["DropoutAddLayerNorm", "LayerNorm", "RMSNorm"]
 
@@ -84,10 +85,7 @@ class DropoutAddLayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
         """The norm, and with ``prenorm`` the sum."""
-        if tuple(input.shape[-1:]) != self.normalized_shape:
-            raise ShapeError(
-                f"input has shape {tuple(input.shape)}: its last axis isn't {self.normalized_shape[0]} long"
-            )
+        check_features("input", input, *self.normalized_shape)
         found, summed = ops.dropout_add_layer_norm(
             input, residual, self.weight, self.bias, self.p, self.eps, training=self.training
         )

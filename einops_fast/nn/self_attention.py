@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.errors import ShapeError
-from einops_fast.ops.norm import check_probability
-from einops_fast.ops.self_attention import check_attention_options, heads_of_rows
+from einops_fast.nn.heads import head_dim_of
+from einops_fast.ops.options import check_probability
+from einops_fast.ops.self_attention import check_attention_options, head_counts
 
 __all__ = ["QKVSelfAttention"]
 
@@ -60,13 +60,10 @@ class QKVSelfAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_probability(dropout)
+        check_probability(dropout, "dropout")
         check_attention_options(options)
-        if embed_dim % num_heads:
-            raise ShapeError(f"embed_dim {embed_dim} isn't a multiple of num_heads {num_heads}")
-        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        rows = embed_dim + 2 * kv_heads * (embed_dim // num_heads)
-        heads_of_rows(num_heads, kv_heads, (rows, embed_dim))
+        num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
+        rows = embed_dim + 2 * kv_heads * head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
         self.dropout, self.is_causal, self.options = dropout, is_causal, {"scale": scale, **options}
         self.in_proj_weight = nn.Parameter(torch.empty(rows, embed_dim, device=device, dtype=dtype))

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.autocast import autocasts
+from einops_fast.dtypes import dtype_name
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.norm import check_probability
+from einops_fast.ops.options import check_probability
+from einops_fast.ops.sizes import check_sizes
 
-__all__ = ["ACTIVATIONS", "bias_gelu", "check_activation", "dropout_bias_activation", "linear"]
+__all__ = [
+    "ACTIVATIONS",
+    "bias_gelu",
+    "check_activation",
+    "check_layer",
+    "dropout_bias_activation",
+    "linear",
+    "product",
+]
 
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
@@ -42,10 +54,7 @@ def dropout_bias_activation(
         >>> ops.dropout_bias_activation(torch.zeros(1, 2), torch.tensor([-1.0, 2.0]), 'squared_relu').tolist()
         [[0.0, 4.0]]
     """
-    function, input = function_for("bias_activation", input, bias=bias)
-    _check(activation, bias, input.shape[-1] if len(input.shape) else None)
-    check_probability(p)
-    return function(input, bias, activation, p if training else 0.0)
+    return _bias_activation("dropout_bias_activation", input, bias, activation, p, training)
 
 
 def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any:
@@ -68,7 +77,7 @@ def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any
     """
     if approximate not in ("none", "tanh"):
         raise EinsumError(f"approximate is 'none' or 'tanh', not {approximate!r}")
-    return dropout_bias_activation(input, bias, "gelu" if approximate == "none" else "gelu_tanh")
+    return _bias_activation("bias_gelu", input, bias, "gelu" if approximate == "none" else "gelu_tanh", 0.0, False)
 
 
 def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none") -> Any:
@@ -89,7 +98,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
     Raises:
         ShapeError: sizes don't fit.
         EinsumError: there is no such activation.
-        OperandError: they aren't tensors of torch.
+        OperandError: they aren't tensors of torch, or input and weight have two dtypes.
 
     Example:
         >>> import torch
@@ -97,13 +106,50 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
         >>> ops.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.0, -5.0]), activation='relu').tolist()
         [[3.0, 0.0]]
     """
-    function, input = function_for("linear", input, weight=weight, bias=bias)
-    if len(weight.shape) != 2 or not len(input.shape) or weight.shape[1] != input.shape[-1]:
-        raise ShapeError(
-            f"weight has shape {tuple(weight.shape)}, input {tuple(input.shape)}: the last axes have to be of one size"
-        )
-    _check(activation, bias, weight.shape[0])
+    function, input = function_for("linear", input, "linear", ("weight",), weight=weight, bias=bias)
+    check_activation(activation)
+    return product(function, input, weight, bias, activation)
+
+
+def product(
+    function: Callable[..., Any], input: Any, weight: Any, bias: Any, activation: str = "none", prefix: str = ""
+) -> Any:
+    """:func:`linear` for operators with a layer in them.
+
+    Args:
+        function: what computes it.
+        input, weight, bias, activation: as there; arrays of one framework.
+        prefix: how the names of weight and bias begin.
+
+    Raises:
+        ShapeError: sizes don't fit.
+        OperandError: input and weight have two dtypes.
+    """
+    check_layer(f"{prefix}weight", weight, input)
+    check_sizes(f"{prefix}bias", bias, f"{prefix}weight", weight.shape, (0,))
     return function(input, weight, bias, activation)
+
+
+def check_layer(name: str, weight: Any, input: Any) -> None:
+    """Raise ShapeError or OperandError unless an input can be multiplied by the weight of a layer of this name."""
+    if not len(input.shape):
+        raise ShapeError("input has no axis of features")
+    features = input.shape[-1]
+    if len(weight.shape) != 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(weight.shape)}, but input of shape {tuple(input.shape)} needs two axes, "
+            f"the second of size {features}"
+        )
+    if weight.shape[1] != features:
+        raise ShapeError(
+            f"axis 1 of {name} of shape {tuple(weight.shape)} has size {weight.shape[1]}, but axis "
+            f"{len(input.shape) - 1} of input of shape {tuple(input.shape)} has size {features}"
+        )
+    if weight.dtype == input.dtype:
+        return
+    kinds = dtype_name(weight.dtype), dtype_name(input.dtype)
+    if "float64" in kinds or not autocasts(input):  # it leaves float64 as it is
+        raise OperandError(f"{name} has dtype {kinds[0]}, input {kinds[1]}: convert one of them")
 
 
 def check_activation(activation: str) -> None:
@@ -112,9 +158,12 @@ def check_activation(activation: str) -> None:
         raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
 
 
-def _check(activation: str, bias: Any, size: int | None) -> None:
+def _bias_activation(operator: str, input: Any, bias: Any, activation: str, p: float, training: bool) -> Any:
+    function, input = function_for("bias_activation", input, operator, bias=bias)
     check_activation(activation)
-    if size is None:
+    check_probability(p)
+    shape = input.shape
+    if not len(shape):
         raise ShapeError("input has no axis")
-    if bias is not None and bias.shape != (size,):
-        raise ShapeError(f"bias has shape {tuple(bias.shape)}, but the last axis has size {size}")
+    check_sizes("bias", bias, "input", shape, (len(shape) - 1,))
+    return function(input, bias, activation, p if training else 0.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from einops_fast.errors import ShapeError, SubscriptsError
+from einops_fast.attention.options import whole_number
+from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 
 __all__ = ["axis_of"]
 
@@ -18,6 +19,7 @@ def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
     Raises:
         SubscriptsError: there is no axis of this name, or a name without a pattern.
         ShapeError: there aren't as many axes.
+        EinsumError: ``dim`` is neither a number nor a name.
 
     >>> axis_of(-2, None, 3), axis_of('i', 'b i j', 3), axis_of(None, None, 3)
     (1, 1, 2)
@@ -29,13 +31,18 @@ def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
         if dim not in names:
             raise SubscriptsError(f"pattern {pattern!r} has no axis {dim!r}")
         return names.index(dim)
-    at = -1 if dim is None else dim
+    try:
+        at = -1 if dim is None else whole_number(dim)
+    except TypeError:
+        raise EinsumError(f"dim is the number of an axis, or its name in a pattern, not {dim!r}") from None
     if not -rank <= at < rank:
         raise ShapeError(f"axis {at} of an array with {rank} axes: it is from {-rank} to {rank - 1}")
     return at % rank
 
 
 def _names(pattern: str, rank: int) -> list[str]:
+    if not isinstance(pattern, str):
+        raise SubscriptsError(f"pattern has the names of all axes, as 'b i j', and isn't {pattern!r}")
     names = pattern.split()
     if len(names) == 1 != rank:
         names = list(pattern.strip())

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from einops_fast.attention.options import count
 from einops_fast.dtypes import dtype_name
-from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.errors import EinsumError, OperandError
+from einops_fast.ops.activation import check_layer
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.options import check_number
+from einops_fast.ops.sizes import check_sizes
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
 
@@ -68,17 +72,17 @@ def cross_entropy(
         >>> round(float(ops.cross_entropy(np.zeros((3, 4)), np.array([0, 1, -100]))), 4)
         1.3863
     """
-    function, input = function_for("cross_entropy", input, target=target, weight=weight)
+    function, input = function_for("cross_entropy", input, "cross_entropy", ("target",), target=target, weight=weight)
     shape = tuple(input.shape)
     axis = axis_of(dim, pattern, len(shape))
-    _check_options(reduction, label_smoothing, z_loss)
+    ignore_index = _check_options(ignore_index, reduction, label_smoothing, z_loss)
     kind = dtype_name(target.dtype)
     if "float" in kind:
-        _check_target(target, shape, f"probabilities in {kind} for input of shape {shape} need {shape}")
+        check_sizes(f"target (probabilities in {kind})", target, "input", shape, range(len(shape)))
     else:
-        rows = shape[:axis] + shape[axis + 1 :]
-        _check_target(target, rows, f"input of shape {shape} with classes along axis {axis} needs {rows}")
-    _check_weight(weight, shape[axis])
+        rows = [at for at in range(len(shape)) if at != axis]
+        check_sizes("target", target, f"input (with classes along axis {axis})", shape, rows)
+    check_sizes("weight", weight, "input", shape, (axis,))
     return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction, inplace_backward)
 
 
@@ -125,48 +129,25 @@ def linear_cross_entropy(
         tensor(1.3863)
     """
     function, input = function_for(
-        "linear_cross_entropy", input, linear_weight=linear_weight, target=target, bias=bias, weight=weight
-    )
-    _check_options(reduction, label_smoothing, z_loss)
-    if not len(input.shape):
-        raise ShapeError("input has no axis of features")
-    if len(linear_weight.shape) != 2 or linear_weight.shape[1] != input.shape[-1]:
-        raise ShapeError(
-            f"linear_weight has shape {tuple(linear_weight.shape)}; input of shape {tuple(input.shape)} needs "
-            f"(classes, {input.shape[-1]})"
-        )
-    rows = tuple(input.shape[:-1])
-    _check_target(target, rows, f"input of shape {tuple(input.shape)} needs {rows}")
+        "linear_cross_entropy", input, "linear_cross_entropy", ("linear_weight", "target"),
+        linear_weight=linear_weight, target=target, bias=bias, weight=weight,
+    )  # fmt: skip
+    ignore_index = _check_options(ignore_index, reduction, label_smoothing, z_loss)
+    check_layer("linear_weight", linear_weight, input)
+    check_sizes("target", target, "input", input.shape, range(len(input.shape) - 1))
     if "float" in dtype_name(target.dtype):
         raise OperandError(f"target has numbers of classes, which are integers, not {dtype_name(target.dtype)}")
-    if bias is not None and tuple(bias.shape) != (linear_weight.shape[0],):
-        raise ShapeError(f"bias has shape {tuple(bias.shape)}, but there are {linear_weight.shape[0]} classes")
-    _check_weight(weight, linear_weight.shape[0])
-    if chunk is not None and chunk < 1:
-        raise EinsumError(f"chunk is a number of rows, not {chunk}")
+    check_sizes("bias", bias, "linear_weight", linear_weight.shape, (0,))
+    check_sizes("weight", weight, "linear_weight", linear_weight.shape, (0,))
+    if chunk is not None:
+        chunk = count("chunk", chunk, "a number of rows")
     return function(input, linear_weight, target, bias, weight, ignore_index, label_smoothing, z_loss, reduction, chunk)
 
 
-def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> None:
+def _check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:
+    """``ignore_index`` as a number of Python's; an error if an option is wrong."""
     if reduction not in ("mean", "sum", "none"):
         raise EinsumError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise EinsumError(f"label_smoothing is from 0 to 1, not {label_smoothing}")
-    if z_loss < 0:
-        raise EinsumError(f"z_loss isn't negative, as {z_loss} is")
-
-
-def _check_target(target: Any, wanted: tuple[int, ...], need: str) -> None:
-    shape = tuple(target.shape)
-    if shape == wanted:
-        return
-    differs = ""
-    if len(shape) == len(wanted):
-        at = next(at for at, (size, other) in enumerate(zip(shape, wanted, strict=True)) if size != other)
-        differs = f": axis {at} has size {shape[at]}, not {wanted[at]}"
-    raise ShapeError(f"target has shape {shape}, but {need}{differs}")
-
-
-def _check_weight(weight: Any, classes: int) -> None:
-    if weight is not None and tuple(weight.shape) != (classes,):
-        raise ShapeError(f"weight has shape {tuple(weight.shape)}, but there are {classes} classes")
+    check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda share: 0 <= share <= 1)
+    check_number("z_loss", z_loss, "a number from 0 on", lambda factor: factor >= 0)
+    return count("ignore_index", ignore_index, "the number of a class, or of none", None)

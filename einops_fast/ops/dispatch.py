@@ -10,6 +10,7 @@ import numpy as np
 
 from einops_fast.arguments import own_arrays
 from einops_fast.backends import awake_types, backend_for_type
+from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
 
@@ -17,38 +18,73 @@ __all__ = ["function_for", "torch_function"]
 
 _functions: dict[str, dict[str, Callable[..., Any]]] = {}
 
+_REAL = ("bool", "int", "uint", "float", "bfloat")
+"""How the names of dtypes begin whose elements are numbers on one line."""
 
-def function_for(name: str, array: Any, **others: Any) -> tuple[Callable[..., Any], Any]:
+_floating: set[Any] = set()
+"""Dtypes seen to be among FLOATS: to look a dtype up takes less time than to ask for its name."""
+
+_OF_ANY_KIND = ("target", "mask", "attn_mask")
+"""Arguments of which operators say themselves whether they may be integers or booleans."""
+
+
+def function_for(
+    name: str, array: Any, operator: str, needs: tuple[str, ...] = (), **others: Any
+) -> tuple[Callable[..., Any], Any]:
     """The function of this name for arrays like this one, and the array; a list becomes an array of NumPy's.
 
     Args:
         name: of the function.
         array: the input.
+        operator: what the caller has called.
+        needs: of the other arguments those that mustn't be ``None``.
         others: the arguments that have to be of the same framework or ``None``, by name.
 
     Raises:
-        OperandError: the framework has none, or another argument isn't an array of it, or is on another device.
+        OperandError: the framework has none; another argument isn't an array of it, or is on another device; or the
+            dtype of one isn't for the operator.
     """
     if is_tracing():
         return torch_function(name), array
     backend = awake_types.get(type(array))
     if backend is None:
+        if array is None:
+            raise OperandError(f"{operator} needs an input, which is None")
         backend, (array,) = own_arrays([array])
     found = _of(backend.name).get(name)
     if found is None:
-        raise OperandError(f"{name} is there for tensors of torch only, not for arrays of {backend.name}")
-    if backend.name == "torch" and array.is_nested and str(array.layout) == "torch.strided":
+        raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {backend.name}")
+    by_torch = backend.name == "torch"
+    if by_torch and array.is_nested and str(array.layout) == "torch.strided":
         raise OperandError("the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
+    _check_dtype(operator, "input", array, by_torch)
     for argument, other in others.items():
-        if other is None or backend_for_type(type(other)) is backend:
+        if other is None:
+            if argument in needs:
+                raise OperandError(f"{operator} needs {argument}, which is None")
             continue
-        if not (backend.name == "numpy" and isinstance(other, np.generic)):  # what indexing of its arrays gives
+        # The last is what indexing of NumPy's arrays gives.
+        if backend_for_type(type(other)) is not backend and not (
+            backend.name == "numpy" and isinstance(other, np.generic)
+        ):
             raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {backend.name}")
-    if backend.name == "torch":
-        for argument, other in others.items():
-            if other is not None and other.device != array.device and other.ndim:  # torch moves a number by itself
-                raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
+        _check_dtype(operator, argument, other, by_torch and argument not in _OF_ANY_KIND)
+        if by_torch and other.device != array.device and other.ndim:  # torch moves a number by itself
+            raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
     return found, array
+
+
+def _check_dtype(operator: str, argument: str, array: Any, floats: bool) -> None:
+    """Raise OperandError unless the elements are numbers on one line, or floating-point if they have to be."""
+    dtype = array.dtype
+    if dtype in _floating:
+        return
+    kind = dtype_name(dtype)
+    if kind in FLOATS:
+        _floating.add(dtype)
+    elif floats or not kind.startswith(_REAL):
+        kinds = ", ".join(FLOATS) if floats else "real numbers"
+        raise OperandError(f"{argument} has dtype {kind}; {operator} takes {kinds}")
 
 
 def torch_function(name: str) -> Callable[..., Any]:

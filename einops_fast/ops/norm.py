@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.options import check_number, check_probability
+from einops_fast.ops.sizes import check_broadcast, check_sizes
 
-__all__ = ["check_probability", "dropout_add_layer_norm", "layer_norm", "rms_norm"]
+__all__ = ["dropout_add_layer_norm", "layer_norm", "rms_norm"]
 
 
 def layer_norm(
@@ -122,50 +125,57 @@ def dropout_add_layer_norm(
         >>> summed[0].tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
-    function, input = function_for("dropout_add_norm", input, residual=residual, weight=weight, bias=bias)
+    function, input = function_for(
+        "dropout_add_norm", input, "dropout_add_layer_norm", residual=residual, weight=weight, bias=bias
+    )
     check_probability(p)
+    check_number("eps", eps, "a number")
     axis = axis_of(dim, pattern, len(input.shape))
-    _check_parameters(weight, bias, (input.shape[axis],))
-    if residual is not None and len(residual.shape) > len(input.shape):
-        raise ShapeError(f"residual has shape {tuple(residual.shape)}, more axes than input's {tuple(input.shape)}")
-    for at, size in enumerate(reversed(residual.shape if residual is not None else ()), 1):
-        if size not in (1, input.shape[-at]):
-            raise ShapeError(
-                f"residual of shape {tuple(residual.shape)} has size {size} in axis {-at}, input of shape "
-                f"{tuple(input.shape)} has {input.shape[-at]}"
-            )
+    check_sizes("weight", weight, "input", input.shape, (axis,))
+    check_sizes("bias", bias, "input", input.shape, (axis,))
+    check_broadcast("residual", residual, "input", input.shape)
     found: tuple[Any, Any] = function(input, residual, axis, weight, bias, p if training else 0.0, eps, not rms)
     return found
-
-
-def check_probability(p: float) -> None:
-    """Raise EinsumError unless ``p`` is a probability."""
-    if not 0 <= p <= 1:
-        raise EinsumError(f"p is a probability, from 0 to 1, not {p}")
 
 
 def _norm(
     centred: bool, array: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float | None, dim: Any,
     pattern: str | None,
 ) -> Any:  # fmt: skip
-    function, array = function_for("norm", array, weight=weight, bias=bias)
+    function, array = function_for("norm", array, "layer_norm" if centred else "rms_norm", weight=weight, bias=bias)
+    if eps is not None:
+        check_number("eps", eps, "a number")
     shape = array.shape
     if normalized_shape is None:
-        axis, count = axis_of(dim, pattern, len(shape)), 1
-        sizes: tuple[int, ...] = (shape[axis],)
+        axes: Sequence[int] = (axis_of(dim, pattern, len(shape)),)
     else:
         if dim is not None or pattern is not None:
             raise EinsumError("normalized_shape and dim or pattern can't be given together")
-        sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        count = len(sizes)
-        axis = len(shape) - count
-        if not count or shape[max(axis, 0) :] != sizes:
-            raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {tuple(shape)}")
-    _check_parameters(weight, bias, sizes)
-    return function(array, axis, count, weight, bias, eps, centred)
+        axes = _last_axes(normalized_shape, shape)
+    check_sizes("weight", weight, "input", shape, axes)
+    check_sizes("bias", bias, "input", shape, axes)
+    return function(array, axes[0], len(axes), weight, bias, eps, centred)
 
 
-def _check_parameters(weight: Any, bias: Any, sizes: tuple[int, ...]) -> None:
-    for name, each in (("weight", weight), ("bias", bias)):
-        if each is not None and each.shape != sizes:
-            raise ShapeError(f"{name} has shape {tuple(each.shape)}, but what is normalised has {sizes}")
+def _last_axes(normalized_shape: Any, shape: tuple[int, ...]) -> Sequence[int]:
+    """The axes that have these sizes.
+
+    Raises:
+        ShapeError: they have others.
+        EinsumError: it isn't made of sizes.
+    """
+    try:
+        given = tuple(normalized_shape)
+    except TypeError:  # of one number, whatever it is
+        given = (normalized_shape,)
+    sizes = tuple([count("normalized_shape", each, "sizes of the last axes", 0) for each in given])
+    first = len(shape) - len(sizes)
+    if not sizes or first < 0:
+        raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {tuple(shape)}")
+    for at, size in enumerate(sizes):
+        if size != shape[first + at]:
+            raise ShapeError(
+                f"normalized_shape {sizes} has size {size} in axis {at}, but axis {first + at} of input of shape "
+                f"{tuple(shape)} has size {shape[first + at]}"
+            )
+    return range(first, len(shape))

@@ -7,13 +7,15 @@ from inspect import Parameter, signature
 from typing import Any
 
 from einops_fast.attention.attend import attention
+from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
-from einops_fast.errors import EinsumError, OperandError, ShapeError
-from einops_fast.ops.activation import dropout_bias_activation, linear
+from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.ops.activation import dropout_bias_activation, product
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.norm import check_probability
+from einops_fast.ops.masks import check_mask
+from einops_fast.ops.options import check_probability
 
-__all__ = ["attention_or_zeros", "check_attention_options", "heads_of_rows", "qkv_self_attention"]
+__all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
 
 _OPTIONS = frozenset(
     name
@@ -77,15 +79,18 @@ def qkv_self_attention(
         >>> ops.qkv_self_attention(x, 4, weight, is_causal=True, num_kv_heads=2).shape
         torch.Size([2, 5, 32])
     """
-    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     arrays = {"in_proj_weight": in_proj_weight, "in_proj_bias": in_proj_bias, "attn_mask": attn_mask}
-    _, input = function_for("linear", input, **arrays)
+    function, input = function_for("linear", input, "qkv_self_attention", ("in_proj_weight",), **arrays)
     if len(input.shape) < 2:
         raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
-    head_dim = heads_of_rows(num_heads, kv_heads, tuple(in_proj_weight.shape))
-    check_probability(dropout_p)
+    num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
+    head_dim = _head_dim(num_heads, kv_heads, tuple(in_proj_weight.shape))
+    check_probability(dropout_p, "dropout_p")
     check_attention_options(options)
-    packed = linear(input, in_proj_weight, in_proj_bias).unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
+    *batch, length, _ = input.shape
+    check_mask("attn_mask", attn_mask, "scores", (*batch, num_heads, length, length))
+    packed = product(function, input, in_proj_weight, in_proj_bias, prefix="in_proj_")
+    packed = packed.unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
     q, k, v = apart(packed, -2, (num_heads, kv_heads, kv_heads))
     if attn_mask is not None:
         name = "mask" if "bool" in str(attn_mask.dtype) else "bias"
@@ -120,16 +125,26 @@ def check_attention_options(options: Mapping[str, Any]) -> None:
         raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
 
 
-def heads_of_rows(num_heads: int, num_kv_heads: int, shape: tuple[int, ...]) -> int:
-    """Features of a head, of a packed weight of this shape.
+def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:
+    """Heads of queries, and of keys and values, which are as many if ``None``.
+
+    Args:
+        num_heads, num_kv_heads: numbers of any kind.
+        name: what the first is called.
 
     Raises:
-        OperandError, ShapeError: the heads don't divide each other, or the rows of the weight.
+        EinsumError: one isn't a number of heads.
+        ShapeError: the heads don't divide each other.
     """
-    if num_heads < 1 or num_kv_heads < 1:
-        raise OperandError(f"there has to be a head: num_heads is {num_heads}, num_kv_heads {num_kv_heads}")
-    if num_heads % num_kv_heads:
-        raise ShapeError(f"num_heads {num_heads} isn't a multiple of num_kv_heads {num_kv_heads}")
+    heads = count(name, num_heads, "a number of heads, 1 or more")
+    kv_heads = heads if num_kv_heads is None else count("num_kv_heads", num_kv_heads, "a number of heads, 1 or more")
+    if heads % kv_heads:
+        raise ShapeError(f"{name} {heads} isn't a multiple of num_kv_heads {kv_heads}")
+    return heads, kv_heads
+
+
+def _head_dim(num_heads: int, num_kv_heads: int, shape: tuple[int, ...]) -> int:
+    """Features of a head, of a packed weight of this shape."""
     heads = num_heads + 2 * num_kv_heads
     if len(shape) != 2 or shape[0] % heads or not shape[0]:
         raise ShapeError(

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from einops_fast.dtypes import dtype_name
-from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.dtypes import FLOATS, dtype_name
+from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.masks import check_mask
+from einops_fast.ops.options import check_number
 from einops_fast.tracing import is_tracing
 
 __all__ = ["check_options", "log_softmax", "softmax"]
@@ -90,15 +92,14 @@ def log_softmax(
 def _softmax(
     log: bool, array: Any, dim: Any, pattern: str | None, mask: Any, causal: bool | str, temperature: float, dtype: Any
 ) -> Any:
-    function, array = function_for("softmax", array, mask=mask)
+    function, array = function_for("softmax", array, "log_softmax" if log else "softmax", mask=mask)
     shape = array.shape
     rank = len(shape)
-    wanted = None if dtype is None else dtype_name(dtype)
-    if wanted is not None and "float" not in wanted:
-        raise EinsumError(f"dtype is a floating-point type, not {dtype!r}")
+    wanted = None if dtype is None else "float64" if dtype is float else dtype_name(dtype)
+    if wanted is not None and wanted not in FLOATS:
+        raise EinsumError(f"dtype is a floating-point type, one of {', '.join(FLOATS)}, not {dtype!r}")
     check_options(causal, temperature)
-    if mask is not None:
-        _check_mask(mask, shape)
+    check_mask("mask", mask, "input", shape)
     if not rank and dim in (None, 0, -1) and not causal:
         return function(array.reshape((1,)), 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
     axis = axis_of(dim, pattern, rank)
@@ -118,21 +119,4 @@ def check_options(causal: bool | str, temperature: float) -> None:
         raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
     if not is_tracing() and hasattr(temperature, "ndim") and not isinstance(temperature, np.generic):
         raise EinsumError("temperature is a number, not an array: divide the input by that")
-    if not temperature > 0:
-        raise EinsumError(f"temperature is positive, not {temperature}")
-
-
-def _check_mask(mask: Any, shape: Any) -> None:
-    kind = dtype_name(mask.dtype)
-    if kind != "bool" and "float" not in kind:
-        raise OperandError(f"the mask is boolean or has floating-point numbers to be added, not {kind}")
-    of_mask = mask.shape
-    if len(of_mask) > len(shape):
-        raise ShapeError(f"the mask has {len(of_mask)} axes (shape {tuple(of_mask)}), the input {len(shape)}")
-    for at in range(1, len(of_mask) + 1):
-        size = shape[-at]
-        if of_mask[-at] not in (1, size):
-            raise ShapeError(
-                f"the mask has size {of_mask[-at]} in axis {len(of_mask) - at} (shape {tuple(of_mask)}), the input "
-                f"{size} in axis {len(shape) - at} (shape {tuple(shape)})"
-            )
+    check_number("temperature", temperature, "a positive number", lambda temperature: temperature > 0)

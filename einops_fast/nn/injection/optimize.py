@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
+from einops_fast.errors import EinsumError
 from einops_fast.nn.injection import attention, blocks, layers
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
 from einops_fast.nn.injection.loss import loss_kind, put_loss, take_back_loss
@@ -73,7 +75,7 @@ def optimize(
         What was replaced and what wasn't, with reasons; print it for a table. To optimise again does nothing more.
 
     Raises:
-        EinsumError: a name or a pattern fits no module.
+        EinsumError: a name or a pattern fits no module, or isn't text; or ``model`` is no module.
 
     Example:
         >>> import torch
@@ -85,7 +87,7 @@ def optimize(
         >>> nn.restore(model)
         1
     """
-    modules = dict(model.named_modules())
+    modules = dict(_checked(model).named_modules())
     kinds = {name: (original_class(module).__name__,) for name, module in modules.items()}
     losses = {name: kind for name, module in modules.items() if (kind := loss_kind(module)) is not None}
     of_losses = {_loss_of(name): (kind, *kinds[name]) for name, kind in losses.items()}
@@ -115,7 +117,13 @@ def restore(model: nn.Module) -> int:
     Raises:
         EinsumError: something else has changed a module's class since.
     """
-    return sum(take_back(module, name) + take_back_loss(module) for name, module in model.named_modules())
+    return sum(take_back(module, name) + take_back_loss(module) for name, module in _checked(model).named_modules())
+
+
+def _checked(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise EinsumError(f"model is a module of torch, not of type {type(model).__name__}")
+    return model
 
 
 def _loss_of(name: str) -> str:

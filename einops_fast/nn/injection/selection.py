@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from einops_fast.errors import EinsumError
 
@@ -20,7 +21,7 @@ def selected(
         only, exclude: see :func:`einops_fast.nn.optimize`.
 
     Raises:
-        EinsumError: a pattern fits no module.
+        EinsumError: a pattern fits no module, or isn't text.
     """
     wanted = None if only is None else _matched(kinds, only, "only")
     unwanted = set() if exclude is None else _matched(kinds, exclude, "exclude")
@@ -30,7 +31,10 @@ def selected(
 
 def _matched(kinds: Mapping[str, tuple[str, ...]], patterns: str | Sequence[str], argument: str) -> set[str]:
     found: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    given: list[Any] = list(patterns) if isinstance(patterns, (list, tuple, set, frozenset)) else [patterns]
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise EinsumError(f"{argument} takes names of modules and of classes, as text, not {pattern!r}")
         here = {name for name, classes in kinds.items() if _fits(pattern, name, classes)}
         if not here:
             raise EinsumError(f"{argument}: {pattern!r} fits no module, neither by its name nor by its class")
