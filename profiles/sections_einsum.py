@@ -87,7 +87,7 @@ def _contractions() -> str:
         ("torch, 2 CPU threads, float32", "`torch.einsum`", CPU, "torch", "float32"),
         ("torch, 2 CPU threads, bfloat16", "`torch.einsum`", CPU, "torch", "bfloat16"),
         *((f"torch, H200, {told}", "`torch.einsum`", GPU, "torch", dtype) for dtype, told in ON_GPU.items()),
-        ("CuPy, H200, float16", "`cupy.einsum`", CUPY, "cupy", "float16"),
+        *((f"CuPy, H200, {ON_GPU[dtype]}", "`cupy.einsum`", CUPY, "cupy", dtype) for dtype in ("float16", "float32")),
     )
     cells = []
     for where, against, name, framework, dtype in places:

@@ -262,8 +262,8 @@ def test_low_precision(kind: str) -> None:
     for at, (found, native, expected) in enumerate(zip(ours, theirs, exact, strict=True)):
         assert found.dtype == native.dtype
         missed, allowed = (float((each.double() - expected).abs().max()) for each in (found, native))
-        # Of a gradient of few elements the original may be right by chance.
-        assert missed <= max((2 if at < 2 else 3) * allowed, 8e-3 * float(expected.abs().max()))
+        # The original may be right by chance: two steps of bfloat16 at the largest element are no mistake.
+        assert missed <= max((2 if at < 2 else 3) * allowed, 2**-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
