@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from einops_fast.attention.arrays import Arrays
 from einops_fast.autocast import autocasts
+from einops_fast.tracing import is_tracing
 
 __all__ = ["TorchArrays"]
 
@@ -62,6 +63,9 @@ class TorchArrays(Arrays):
 
     def dropout(self, array: Any, p: float) -> Any:
         return torch.dropout(array, p, True)
+
+    def can_look(self, array: Any) -> bool:
+        return array.device.type == "cpu" and not is_tracing()
 
     def block(self, function: Callable[..., Any], gradients: bool, *arguments: Any) -> Any:
         if not gradients:

@@ -12,12 +12,13 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from attention_arrays import arrays_of  # noqa: E402
 from attention_problems import DEVICE, Poisoned, whole_calls  # noqa: E402
 
 from einops_fast import attention, attention_backend  # noqa: E402
 from einops_fast.attention.memory import score_memory  # noqa: E402
 from einops_fast.backends import torch_attention_runs  # noqa: E402
-from einops_fast.errors import ShapeError  # noqa: E402
+from einops_fast.errors import OperandError, ShapeError  # noqa: E402
 
 CACHED = "b i h d, b j h d, b j h e -> b i h e"
 PAGED = "b i h d, page j h d, page j h e -> b i h e"
@@ -68,6 +69,26 @@ def test_numpy_arrays_have_anything_beyond_the_end_too() -> None:
     arguments = {"cache_seqlens": np.array([5, 2]), "block_table": table}
     found = attention("b i d, page j d, page j e -> b i e", q, k, k, sequence=("i", "j"), **arguments)
     np.testing.assert_array_equal(found, np.ones((2, 3, 4)))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "mxnet"])
+@pytest.mark.parametrize(
+    ("lengths", "table", "said"),
+    [
+        ((5, 2), ((0, 3), (2, 0)), "block_table has page 3 where .* axis 0 of k and v has size 3"),
+        ((5, 2), ((0, -1), (2, 0)), "block_table has page -1 where .* axis 0 of k and v has size 3"),
+        ((5, -2), ((0, 1), (2, 0)), "cache_seqlens says that a sequence has -2 keys"),
+    ],
+)
+def test_pages_and_lengths_that_there_are_not_are_said_on_a_host(
+    framework: str, lengths: tuple[int, ...], table: tuple[tuple[int, ...], ...], said: str
+) -> None:
+    arrays = np.ones((2, 3, 4)), np.ones((3, 4, 4)), np.array(lengths), np.array(table)
+    q, k, cached, pages = arrays_of(framework, arrays)
+    with pytest.raises(OperandError, match=said):
+        attention(
+            "b i d, page j d, page j e -> b i e", q, k, k, sequence=("i", "j"), cache_seqlens=cached, block_table=pages
+        )
 
 
 @pytest.mark.parametrize("way", ["triton", "math"])

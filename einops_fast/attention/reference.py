@@ -17,7 +17,7 @@ from einops_fast.attention.arrays import Arrays
 from einops_fast.attention.fewer_axes import merge_batch
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.cost import ITEM_SIZES
-from einops_fast.errors import ShapeError
+from einops_fast.errors import OperandError, ShapeError
 
 __all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
 
@@ -82,12 +82,17 @@ def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays)
     """
     k, v = inputs.k, inputs.v
     cache = inputs.cache_seqlens
+    looked_at = cache is not None and not spec.transforms and on.can_look(cache)
     if cache is not None:
+        if looked_at:
+            _check_cache(cache)
         # No sequence has more keys than there are places for.
         cache = on.where(cache > spec.kv_len, on.full((1,), spec.kv_len, cache), cache)
         cache = _with_axes(cache, len(spec.batch) + 1)
     if spec.page_size:
         table = _used_pages(spec, inputs, on)
+        if looked_at:
+            _check_pages(table, k.shape[0])
         k, v = (_gathered(each, table, on) for each in (k, v))
     return Operands(
         inputs.q,
@@ -113,6 +118,21 @@ def _used_pages(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Any
     starts = on.positions(0, table.shape[1], table) * spec.page_size
     used = starts < on.cast(inputs.cache_seqlens, "int64").reshape((-1, 1))
     return on.where(used, table, on.full((1, 1), 0, table))
+
+
+def _check_cache(lengths: Any) -> None:
+    if lengths.shape[0] and int(lengths.min()) < 0:
+        raise OperandError(f"cache_seqlens says that a sequence has {int(lengths.min())} keys")
+
+
+def _check_pages(used: Any, pages: int) -> None:
+    """Raise OperandError where a sequence's keys are on a page that there isn't."""
+    ends = (int(used.min()), int(used.max())) if all(used.shape) else ()
+    for page in ends:
+        if not 0 <= page < pages:
+            raise OperandError(
+                f"block_table has page {page} where a sequence has keys, but axis 0 of k and v has size {pages}"
+            )
 
 
 def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
