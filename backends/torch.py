@@ -200,7 +200,8 @@ class TorchBackend(TorchSteps):
             # On a GPU torch has no products of them either. What it does with one operand has another dtype.
             return Numerics(name, name, gemm=False)
         if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
-            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole)
+            # Its sums of integers are int64.
+            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
         return Numerics(name, name)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:

@@ -95,7 +95,9 @@ class _Lowering:
                 else self.add(Cast((slot,), inputs[slot], operand.shape, compute))
                 for slot, operand in enumerate(operands)
             )
-            self.add(Native.of(slots, inputs, output, self.shape(output), self.numerics.native, full))
+            found = self.add(Native.of(slots, inputs, output, self.shape(output), self.numerics.native, full))
+            if self.numerics.widens:
+                self.add(Cast((found,), output, self.shape(output), self.numerics.result))
             return tuple(self.steps)
         if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
             # Nothing is computed: a view needs no other dtype.
@@ -338,7 +340,7 @@ class _Lowering:
         if not ordered or not computed:
             moves = "" if self.target.strided else "arrays have no strides"
             self.add(View((term.slot,), output, self.shape(output), Arrange(None if ordered else perm, None, moves)))
-        if self.numerics.result != self.numerics.compute:
+        if self.numerics.result != self.numerics.compute or self.numerics.widens:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
 

@@ -75,6 +75,7 @@ class Numerics:
         whole: with ``native``, the framework's own einsum gets all operands at once.
         gemm: whether the library has matrix products of the dtype; without, and without ``native``, elements are
             multiplied and the products summed.
+        widens: the framework may sum in another dtype than ``result``, to which the answer is brought back.
     """
 
     compute: str
@@ -82,3 +83,4 @@ class Numerics:
     native: str = ""
     whole: bool = False
     gemm: bool = True
+    widens: bool = False

@@ -246,6 +246,10 @@ def test_dtype() -> None:
     torch.testing.assert_close(fast_einsum("ij,jk->ik", a, b.double(), dtype=torch.float64), exact)
     whole = fast_einsum("ij,jk->ik", a.int(), b.int(), dtype=torch.int64)
     torch.testing.assert_close(whole, a.long() @ b.long())
+    for equation, *operands in (("ij->i", a), ("ij,jk->", a, b), ("ij,kl->ik", a, b), ("ij,jk,jk->ki", a, b, b)):
+        found = fast_einsum(equation, *map(torch.Tensor.int, operands), dtype=torch.int32)
+        expected = torch.einsum(equation, *map(torch.Tensor.int, operands)).int()
+        torch.testing.assert_close(found, expected)  # with its dtype
 
 
 def test_two_dtypes() -> None:
