@@ -255,15 +255,15 @@ def test_with_kernels(kind: str, way: str) -> None:
 def test_low_precision(kind: str) -> None:
     model = build(kind, "eager")
     exact = results(model)
-    model.bfloat16()
-    theirs = results(model)
-    nn.optimize(model)
+    # Gradients of queries nearly cancel here, and fused attention, torch's too, has more error there.
+    theirs = [results(build(kind, way).bfloat16()) for way in ("eager", "sdpa")]
+    nn.optimize(model.bfloat16())
     ours = results(model)
-    for at, (found, native, expected) in enumerate(zip(ours, theirs, exact, strict=True)):
-        assert found.dtype == native.dtype
-        missed, allowed = (float((each.double() - expected).abs().max()) for each in (found, native))
-        # The original may be right by chance: two steps of bfloat16 at the largest element are no mistake.
-        assert missed <= max((2 if at < 2 else 3) * allowed, 2**-6 * float(expected.abs().max()))
+    for at, (found, expected, *others) in enumerate(zip(ours, exact, *theirs, strict=True)):
+        assert all(found.dtype == each.dtype for each in others)
+        missed, *allowed = (float((each.double() - expected).abs().max()) for each in (found, *others))
+        # Of a gradient of few elements the original may be right by chance.
+        assert missed <= max((2 if at < 2 else 3) * max(allowed), 8e-3 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -35,7 +35,8 @@ def test_values(equation: str, dtype: str, device: str) -> None:
     native = torch.einsum(equation, *operands)
     assert (got.shape, got.dtype) == (native.shape, native.dtype)
     rounding = torch.finfo(got.dtype).eps * torch.einsum(equation, *[operand.abs() for operand in wide]).max()
-    assert (got - exact).abs().max() <= 2 * (native - exact).abs().max() + rounding
+    roundings = 2 if dtype == "float64" else 1  # that of the reference, too
+    assert (got - exact).abs().max() <= 2 * (native - exact).abs().max() + roundings * rounding
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
