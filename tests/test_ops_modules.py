@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -58,6 +59,13 @@ def test_loss_as_torch(shape: tuple[int, ...]) -> None:
         with kernels():
             found = gradients(lambda x, loss=ours: loss(x, target), [x])
         torch.testing.assert_close(found, expected)
+
+
+def test_arguments_of_the_loss_are_torch_s() -> None:
+    theirs, ours = (signature(each).parameters for each in (torch.nn.CrossEntropyLoss, nn.CrossEntropyLoss))
+    assert [(each.name, each.default) for each in theirs.values()] == [
+        (each.name, each.default) for each in ours.values() if each.name != "z_loss"
+    ]
 
 
 def test_probabilities_as_targets() -> None:

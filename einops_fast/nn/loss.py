@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from einops_fast import ops
@@ -15,7 +13,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     """:class:`torch.nn.CrossEntropyLoss` by :func:`einops_fast.ops.cross_entropy`, with classes where torch has them.
 
     Args:
-        arguments, options: those of torch's class.
+        weight, size_average, ignore_index, reduce, reduction, label_smoothing: as torch's class takes them.
         z_loss: factor of the square of the logarithm of the sum.
 
     Example:
@@ -25,8 +23,18 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         tensor(1.3863)
     """
 
-    def __init__(self, *arguments: Any, z_loss: float = 0.0, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.z_loss = z_loss
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
