@@ -82,7 +82,7 @@ def test_options_are_checked_when_a_module_is_made() -> None:
     for heads, options in ((0, {}), (4, {"dropout": -0.1}), (4, {"is_causal": "no"})):
         with pytest.raises(EinsumError):
             CausalSelfAttention(heads, 32, **options)
-    with pytest.raises(EinsumError, match="there has to be a head"):
+    with pytest.raises(EinsumError, match="num_heads is a number of heads, 1 or more, not 0"):
         MultiHeadAttention("b i, b j -> b i", 32, 0)
 
 
