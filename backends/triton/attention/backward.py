@@ -16,7 +16,7 @@ from einops_fast.backends.triton.attention.loading import counted, kept_type, qu
 from einops_fast.backends.triton.attention.score import LOG2E, allowed, dropped, factor_of, scored
 from einops_fast.backends.triton.indexing import field
 
-__all__ = ["delta_kernel", "log_and_delta", "score_gradients"]
+__all__ = ["delta_kernel", "log_and_delta", "score_gradient", "score_gradients", "weights_again"]
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
@@ -57,6 +57,47 @@ def delta_kernel(
 
 
 @triton.jit
+def weights_again(
+    products,
+    log,
+    i,
+    j,
+    q_segments,
+    kv_segments,
+    seed,
+    head,
+    strides,
+    numbers,
+    f: tl.constexpr,
+    masked: tl.constexpr,
+    bias=None,
+):
+    """Weights, what dropout leaves of them, and the derivative of scores by scaled products; in either orientation.
+
+    ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
+    For ``bias``, see :func:`scored`.
+    """
+    score, derivative = scored(products, i, j, head, strides, numbers, f, bias)
+    weights = tl.exp2(score * factor_of(numbers, f) - log)
+    if masked:
+        weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)
+    kept = weights
+    if field(f, "dropout"):
+        kept = dropped(weights, i, j, seed, head, numbers, f)
+    return weights, kept, derivative
+
+
+@triton.jit
+def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
+    """From what :func:`weights_again` returns and the gradient of the kept weights to that of scores."""
+    if field(f, "dropout"):
+        gradient = kept * d_weights - weights * delta
+    else:
+        gradient = weights * (d_weights - delta)
+    return gradient
+
+
+@triton.jit
 def score_gradients(
     products,
     d_weights,
@@ -69,27 +110,15 @@ def score_gradients(
     seed,
     head,
     strides,
-    lengths,
     numbers,
     f: tl.constexpr,
     masked: tl.constexpr,
-    bias=None,
 ):
-    """Weights (after dropping some), the gradient of scores, and that of scaled products; in either orientation.
-
-    ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
-    For ``bias``, see :func:`scored`.
-    """
-    score, derivative = scored(products, i, j, head, strides, numbers, f, bias)
-    weights = tl.exp2(score * factor_of(numbers, f) - log)
-    if masked:
-        weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)
-    kept = weights
-    if field(f, "dropout"):
-        kept = dropped(weights, i, j, seed, head, numbers, f)
-        gradient = kept * d_weights - weights * delta
-    else:
-        gradient = weights * (d_weights - delta)
+    """Weights (after dropping some), the gradient of scores, and that of scaled products; see :func:`weights_again`."""
+    weights, kept, derivative = weights_again(
+        products, log, i, j, q_segments, kv_segments, seed, head, strides, numbers, f, masked
+    )
+    gradient = score_gradient(weights, kept, d_weights, delta, f)
     return kept, gradient, gradient * derivative
 
 

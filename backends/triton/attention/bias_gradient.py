@@ -91,7 +91,7 @@ def _tile(
             kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
         found = score_gradients(
             products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-            head, strides, lengths, numbers, f, True,
+            head, strides, numbers, f, True,
         )  # fmt: skip
         total += found[1]
     return total

@@ -47,7 +47,6 @@ def _keys_step(
     head,
     strides,
     sizes,
-    lengths,
     numbers,
     f: tl.constexpr,
     block: tl.constexpr,
@@ -81,7 +80,7 @@ def _keys_step(
         q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
     weights, _, gradient = score_gradients(
         products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-        head, strides, lengths, numbers, f, masked,
+        head, strides, numbers, f, masked,
     )  # fmt: skip
     weights = weights.to(d_rows.dtype)
     dv = product(weights, d_rows, dv, f)
@@ -174,20 +173,20 @@ def keys_kernel(
                 for at in range(begin, min(full_begin, end), block_m):
                     d_keys, more_d_keys, d_values, more_d_values = _keys_step(
                         d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, lengths, numbers,
+                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
                         f, block_m, True,
                     )  # fmt: skip
             if not field(f, "irregular"):
                 for at in range(full_begin, full_end, block_m):
                     d_keys, more_d_keys, d_values, more_d_values = _keys_step(
                         d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, lengths, numbers,
+                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
                         f, block_m, False,
                     )  # fmt: skip
             for at in range(full_end, end, block_m):
                 d_keys, more_d_keys, d_values, more_d_values = _keys_step(
                     d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                    at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, lengths, numbers,
+                    at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
                     f, block_m, True,
                 )  # fmt: skip
         d_keys *= scale_of(numbers, f)

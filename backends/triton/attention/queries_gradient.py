@@ -48,7 +48,6 @@ def _queries_step(
     d_bias,
     head,
     strides,
-    lengths,
     numbers,
     f: tl.constexpr,
     block: tl.constexpr,
@@ -75,7 +74,7 @@ def _queries_step(
     if masked and field(f, "segments"):
         kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
     _, d_score, gradient = score_gradients(
-        products, d_weights, log, delta, i, j, q_segments, kv_segments, seed, head, strides, lengths, numbers, f, masked
+        products, d_weights, log, delta, i, j, q_segments, kv_segments, seed, head, strides, numbers, f, masked
     )
     if d_bias is not None:
         place = i * (tl.full((), 0, tl.int64) + strides.d_bias[axes]) + j * strides.d_bias[axes + 1]
@@ -162,20 +161,20 @@ def queries_kernel(
             for at in range(begin, min(full_begin, end), block_n):
                 d_queries, more_d_queries = _queries_step(
                     d_queries, more_d_queries, queries, more_queries, d_rows, more_d_rows, log, row_delta,
-                    at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, lengths, numbers,
+                    at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, numbers,
                     f, block_n, True,
                 )  # fmt: skip
         if not field(f, "irregular"):
             for at in range(full_begin, full_end, block_n):
                 d_queries, more_d_queries = _queries_step(
                     d_queries, more_d_queries, queries, more_queries, d_rows, more_d_rows, log, row_delta,
-                    at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, lengths, numbers,
+                    at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, numbers,
                     f, block_n, False,
                 )  # fmt: skip
         for at in range(full_end, end, block_n):
             d_queries, more_d_queries = _queries_step(
                 d_queries, more_d_queries, queries, more_queries, d_rows, more_d_rows, log, row_delta,
-                at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, lengths, numbers,
+                at, i, q_segments, seed, k_base, v_base, bias_base, head, strides, numbers,
                 f, block_n, True,
             )  # fmt: skip
         factor = scale_of(numbers, f)

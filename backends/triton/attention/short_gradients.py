@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
-from einops_fast.backends.triton.attention.backward import score_gradients
+from einops_fast.backends.triton.attention.backward import score_gradient, weights_again
 from einops_fast.backends.triton.attention.bias_gradient import store_sum
 from einops_fast.backends.triton.attention.loading import (
     counted,
@@ -29,26 +29,25 @@ __all__ = ["short_gradients_kernel"]
 
 
 @triton.jit
-def _row_numbers(arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f: tl.constexpr):
-    """Logarithms of rows as powers of two, infinite where no key was seen, and their delta."""
-    axes: tl.constexpr = field(f, "axes")
-    acc: tl.constexpr = kept_type(f)
-    out, lse, d_lse, delta = arrays
-    rows, more_rows = load_rows(
-        query_rows(out, strides.out, sizes, head, 0, i, f, False),
-        exists, strides.out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
-    )  # fmt: skip
-    total = tl.sum(rows.to(acc) * d_rows.to(acc), 1)[:, None]
-    if field(f, "v_in_two"):
-        total += tl.sum(more_rows.to(acc) * more_d_rows.to(acc), 1)[:, None]
+def _row_logs(lse, strides, sizes, head, i, exists, f: tl.constexpr):
+    """Logarithms of rows as powers of two, infinite where no key was seen."""
+    log = tl.load(query_rows(lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=float("-inf"))
+    return tl.where(log == float("-inf"), float("inf"), log * LOG2E)
+
+
+@triton.jit
+def _row_deltas(terms, log, d_lse, delta, strides, sizes, head, i, exists, f: tl.constexpr):
+    """Of each row, from the ``terms``, products of its weights and their gradients: all keys are here.
+
+    Elsewhere it is a sum over the rounded result, which where gradients nearly cancel is most of their error.
+    """
+    total = tl.sum(terms, 1)[:, None]
     if d_lse is not None:
         total -= tl.load(query_rows(d_lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=0)
-    log = tl.load(query_rows(lse, strides.lse, sizes, head, 0, i, f, False), mask=exists, other=float("-inf"))
-    seen = log > float("-inf")
-    total = tl.where(seen, total, 0.0)
+    total = tl.where(log == float("inf"), 0.0, total)
     if delta is not None:
         tl.store(query_rows(delta, strides.lse, sizes, head, 0, i, f, False), total, mask=exists)
-    return tl.where(seen, log * LOG2E, float("inf")), total
+    return total
 
 
 @triton.jit
@@ -84,7 +83,8 @@ def _element(
         query_rows(d_out, strides.d_out, sizes, head, 0, i, f, False),
         exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
     )  # fmt: skip
-    log, row_delta = _row_numbers(rows_arrays, d_rows, more_d_rows, strides, sizes, head, i, exists, f)
+    lse, d_lse, delta = rows_arrays
+    log = _row_logs(lse, strides, sizes, head, i, exists, f)
     products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
     d_weights = product(d_rows, tl.trans(values), tl.zeros((block_m, block_n), acc), f)
     if field(f, "in_two"):
@@ -95,10 +95,11 @@ def _element(
     seed = 0
     if field(f, "dropout"):
         seed = tl.load(extras.seed)
-    weights, d_score, gradient = score_gradients(
-        products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-        head, strides, lengths, numbers, f, True, bias,
-    )  # fmt: skip
+    weights, kept, derivative = weights_again(
+        products, log, i, j, q_segments, kv_segments, seed, head, strides, numbers, f, True, bias
+    )
+    row_delta = _row_deltas(kept * d_weights, log, d_lse, delta, strides, sizes, head, i, exists, f)
+    d_score = score_gradient(weights, kept, d_weights, row_delta, f)
     zero = tl.full((), 0, tl.int64)
     if d_bias is not None:
         place = counted(number, sizes, strides.d_bias, 0, axes) + (i + zero) * strides.d_bias[axes]
@@ -107,16 +108,16 @@ def _element(
     factor = scale_of(numbers, f)
     key = tl.arange(0, block_n)[:, None]
     if dv is not None:
-        weights = tl.trans(weights.to(d_rows.dtype))
-        d_values = product(weights, d_rows, tl.zeros((block_n, d_rows.shape[1]), acc), f)
+        kept = tl.trans(kept.to(d_rows.dtype))
+        d_values = product(kept, d_rows, tl.zeros((block_n, d_rows.shape[1]), acc), f)
         more_d_values = 0.0
         if field(f, "v_in_two"):
-            more_d_values = product(weights, more_d_rows, tl.zeros((block_n, more_d_rows.shape[1]), acc), f)
+            more_d_values = product(kept, more_d_rows, tl.zeros((block_n, more_d_rows.shape[1]), acc), f)
         store_rows(
             dv + counted(number, sizes, strides.dv, 0, axes) + (key + zero) * strides.dv[axes], key < head.kv_len,
             strides.dv[axes + 1], d_values, more_d_values, field(f, "v_head"), field(f, "v_head_dim"),
         )  # fmt: skip
-    gradient = gradient.to(queries.dtype)
+    gradient = (d_score * derivative).to(queries.dtype)
     if dk is not None:
         turned = tl.trans(gradient)
         d_keys = product(turned, queries, tl.zeros((block_n, queries.shape[1]), acc), f) * factor
@@ -145,7 +146,6 @@ def short_gradients_kernel(
     k,
     v,
     d_out,
-    out,
     lse,
     d_lse,
     delta,
@@ -186,7 +186,7 @@ def short_gradients_kernel(
     numbers = Numbers(scale, cap, left, right, drop)
     axes: tl.constexpr = field(f, "axes")
     arrays = (q, k, v, d_out)
-    rows_arrays = (out, lse, d_lse, delta)
+    rows_arrays = (lse, d_lse, delta)
     gradients = (dq, dk, dv, d_bias)
     total = tl.zeros((block_m, block_n), kept_type(f))
     if sharing is None:

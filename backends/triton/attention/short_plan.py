@@ -151,7 +151,7 @@ class ShortBackwardPlan:
         self._sums = accumulator(spec.dtype)
         self._rows = problem.elements * spec.q_len if spec.sinks else 0
         self._direct = is_whole(spec)
-        strides = problem.strides_of("out", "d_out", "dq", "dk", "dv", "d_bias")
+        strides = problem.strides_of("d_out", "dq", "dk", "dv", "d_bias")
         summed = strides.d_bias is not None and not self._direct
         shared = "d_bias" if summed else "bias" if _is_shared(problem) else ""
         sharing = _Sharing(problem, shared, _BACKWARD_PROGRAMS * units)
@@ -186,8 +186,8 @@ class ShortBackwardPlan:
         into: Gradients,
     ) -> Any:
         """Write the gradients, and return ``delta`` if there are sinks, whose gradient needs it."""
-        (q, k, v), (out, lse), (d_out, d_lse) = operands, results, gradients_in
+        (q, k, v), (_, lse), (d_out, d_lse) = operands, results, gradients_in
         delta = memory.workspace(q, self._rows, self._sums) if self._rows else None
         direct, sums = (into.bias, None) if self._direct else (None, into.bias)
-        self._call(memory, device, q, k, v, d_out, out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras)
+        self._call(memory, device, q, k, v, d_out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras)
         return delta
