@@ -251,7 +251,7 @@ def rms(found: Any, expected: Any) -> float:
     return float((found.double() - expected.double()).square().mean().sqrt())
 
 
-def check_half(spec: AttentionSpec, inputs: AttentionInputs) -> None:
+def check_low_precision(spec: AttentionSpec, inputs: AttentionInputs) -> None:
     """Errors are at most twice those of separate calls in the same precision, of gradients three times."""
     doubles = AttentionInputs(
         *(each if each is None or each.dtype == torch.bool else each.double() for each in vars(inputs).values())

@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from attention_oracle import oracle
-from attention_problems import attention, check, check_half, hopper_calls, rms, run, tiles
+from attention_problems import attention, check, check_low_precision, hopper_calls, rms, run, tiles
 from families import DEVICE, FAMILIES, allowed, compiles, error_of, executed
 from fused_steps import fused_step
 from gluon_on_cpu import hopper_on_cpu, rows_on_cpu
@@ -86,14 +86,14 @@ def attention_of_halves(**options: Any) -> str:
     spec, inputs = attention(head_dim=64, dtype="float16", scale=-0.125, **options)
     forward, backward = Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2)
     with tiles(forward, BackwardTilings(backward, backward, backward)):
-        check_half(spec, inputs)
+        check_low_precision(spec, inputs)
     return "forward, backward"
 
 
 def attention_short() -> str:
     """All positions at once: those of several batch elements that share a bias, and of one."""
     for lengths, bias in (((49, 49), (1, 2, 49, 49)), ((113, 50), None)):
-        check_half(*attention((3, 2), *lengths, 32, dtype="float16", bias=bias, causal=True))
+        check_low_precision(*attention((3, 2), *lengths, 32, dtype="float16", bias=bias, causal=True))
     return "forward, backward"
 
 
@@ -115,7 +115,7 @@ def attention_hopper(calls: int, **options: Any) -> str:
         mock.patch.object(hopper_padded_plan, "_LENGTH", 1),
         nullcontext() if HOPPER else hopper_on_cpu() as ran,
     ):
-        check_half(spec, inputs)
+        check_low_precision(spec, inputs)
     assert queued == [True] * calls if HOPPER else len(ran) == calls, queued or ran
     return f"{calls} kernels"
 

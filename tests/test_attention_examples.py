@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from attention_problems import DEVICE, DIFFERENTIABLE, SMALL, attention, check, check_half, randn, tiles
+from attention_problems import DEVICE, DIFFERENTIABLE, SMALL, attention, check, check_low_precision, randn, tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,4 +135,6 @@ def test_any_half_precision(
     if "bias" in more:
         more = {"bias": (1, 2, q_len, kv_len)}
     with tiles():
-        check_half(*attention((2, 2), q_len, kv_len, features, dtype=dtype, alignment=alignment, **seen, **more))
+        check_low_precision(
+            *attention((2, 2), q_len, kv_len, features, dtype=dtype, alignment=alignment, **seen, **more)
+        )

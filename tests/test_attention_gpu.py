@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attention_oracle import oracle
-from attention_problems import attention, check_half, leaves, randn, rms, run
+from attention_problems import attention, check_low_precision, leaves, randn, rms, run
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends import torch_attention
@@ -35,7 +35,7 @@ def test_error_is_that_of_the_precision(case: Sequence[Any], dtype: str) -> None
     q_len, kv_len, head_dim, v_head_dim, causal, bias = case
     options = {"causal": causal, "alignment": "bottom_right", "bias": bias}
     spec, inputs = attention((2, 3), q_len, kv_len, head_dim, v_head_dim, dtype, **options)
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
@@ -50,6 +50,14 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
         torch.backends.cuda.matmul.allow_tf32 = before
     low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-6, 2e-3)}[precision]
     assert low <= rms(found, expected) <= high
+
+
+@pytest.mark.parametrize("case", CASES[:4])
+def test_errors_in_tf32_are_those_of_the_framework(case: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    q_len, kv_len, head_dim, v_head_dim, causal, bias = case
+    options = {"causal": causal, "alignment": "bottom_right", "bias": bias}
+    check_low_precision(*attention((2, 3), q_len, kv_len, head_dim, v_head_dim, **options))
 
 
 def test_captured_in_a_graph() -> None:

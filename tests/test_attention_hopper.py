@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import attention, check_half, hopper_calls, needs_hopper, randn, run
+from attention_problems import attention, check_low_precision, hopper_calls, needs_hopper, randn, run
 
 torch: Any = pytest.importorskip("torch")
 
@@ -58,7 +58,7 @@ def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int],
     dtype = "bfloat16" if features[0] == 128 else "float16"
     options = {"batch": (2, 3), **CASES[case]}
     spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * 3
 
 
@@ -68,7 +68,7 @@ def test_wide_heads(case: str, features: tuple[int, int], queued: list[bool]) ->
     dtype = "bfloat16" if features[0] == 192 else "float16"
     options = {"batch": (2, 3), **CASES[case]}
     spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * 4
 
 
@@ -92,7 +92,7 @@ def test_gradients_of_shared_keys_are_summed_up_afterwards(
     spec, inputs = attention(
         q_len=300, kv_len=400, head_dim=features[0], v_head_dim=features[1], dtype=dtype, causal=True, **APART[case]
     )
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * (3 + (max(features) > 128))
 
 
@@ -104,7 +104,7 @@ def test_copies_of_rows_at_odd_places(case: dict[str, Any], features: tuple[int,
     inputs.k = inputs.k.mT.contiguous().mT
     inputs.v = randn(2, 3, 704, 300, dtype="float16", seed=2)[..., 1 : 1 + features[1]]
     wide = max(features) > 128
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == ([True] * (3 + wide + shared(spec)) if not (wide and spec.bias) else [])
 
 
@@ -149,7 +149,7 @@ def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, head_dim: int, qu
         # Causal in blocks.
         each[: each.shape[-2] // 2, 130:] = False
     with mock.patch.object(mask_bounds, "_WORTH", 0):
-        check_half(spec, inputs)
+        check_low_precision(spec, inputs)
     assert all(queued)
 
 
@@ -170,7 +170,7 @@ def test_bias_and_mask(case: str, features: tuple[int, int], queued: list[bool])
         inputs.mask[..., 170, :] = False
     if inputs.bias is not None and inputs.bias.shape[-1] > 1:
         inputs.bias[..., 3::7] = -math.inf
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * (3 + shared(spec))
 
 
@@ -182,7 +182,7 @@ def test_biases_of_odd_lengths(bias: tuple[int, int], dtype: str, queued: list[b
     memory = randn(*bias, 129, 208, dtype=dtype, seed=3)
     inputs.bias = memory[..., :203]
     inputs.mask = None
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * (3 + (bias == (1, 3)))
 
 
@@ -190,7 +190,7 @@ def test_biases_of_another_precision(queued: list[bool]) -> None:
     for shape in (2, 3, 300, 400), (1, 3, 300, 400), (1, 3, 1, 400):
         spec, inputs = attention((2, 3), 300, 400, 64, dtype="bfloat16", bias=shape)
         inputs.bias = inputs.bias.float()
-        check_half(spec, inputs)
+        check_low_precision(spec, inputs)
     assert queued == [True] * 10
 
 
@@ -199,10 +199,10 @@ def test_biases_and_masks_that_are_not_copied_take_the_other_kernels(
 ) -> None:
     monkeypatch.setattr(copyable, "_MOST_BYTES", 0)
     spec, inputs = attention((2, 3), 300, 399, 64, dtype="float16", bias=(2, 3, 300, 399))
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", mask=(2, 3, 300, 400))
     inputs.mask = inputs.mask.mT.contiguous().mT
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == []
     spec, inputs = attention((2, 3), 300, 400, 64, dtype="float16", mask=(2, 3, 300, 400))
     expected = run(spec, inputs)
@@ -240,7 +240,7 @@ def test_copies_of_biases_and_masks_at_odd_places(
     for name in ("bias", "mask") if moved else ():
         if (array := getattr(inputs, name)) is not None:
             setattr(inputs, name, array.mT.contiguous().mT)
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * (3 + shared(spec))
 
 
@@ -252,14 +252,14 @@ def test_parts_of_the_gradient_of_a_bias(case: str, parts: int, queued: list[boo
         options["batch"] = (2, 3)
     spec, inputs = attention(head_dim=64, dtype="float16", **options)
     with mock.patch.object(hopper_plan, "parts_of_sums", return_value=parts):
-        check_half(spec, inputs)
+        check_low_precision(spec, inputs)
     assert queued == [True] * 4
 
 
 def test_tiles_of_keys_that_no_query_sees(queued: list[bool]) -> None:
     """Among many tiles of one program: their zeros must not get in the way of the next tile."""
     spec, inputs = attention((8, 40), 200, 700, 64, dtype="float16", causal=True)
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == [True] * 3
 
 
@@ -293,7 +293,7 @@ def test_slices_and_odd_addresses(queued: list[bool]) -> None:
 
 def test_strides_that_cannot_be_copied_take_the_other_kernels(queued: list[bool]) -> None:
     spec, inputs = attention((2, 3), 300, 400, 63, dtype="float16")
-    check_half(spec, inputs)
+    check_low_precision(spec, inputs)
     assert queued == []
 
 

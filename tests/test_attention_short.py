@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import DEVICE, Poisoned, attention, check, check_half, randn, run, tiles
+from attention_problems import DEVICE, Poisoned, attention, check, check_low_precision, randn, run, tiles
 from test_attention_kernels import FEATURES
 
 torch: Any = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def test_sizes(lengths: tuple[int, int], features: tuple[int, int], ran: list[An
 @pytest.mark.parametrize("lengths", [(49, 49), (128, 100), (65, 30)])
 def test_half_precision(dtype: str, lengths: tuple[int, int], ran: list[Any]) -> None:
     bias = None if max(lengths) > 64 else (1, 2, *lengths)
-    check_half(*attention((3, 2), *lengths, 32, dtype=dtype, bias=bias))
+    check_low_precision(*attention((3, 2), *lengths, 32, dtype=dtype, bias=bias))
     assert ran == ["forward", 3 if bias else 1]
 
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside, tile_offsets
+from einops_fast.backends.triton.matrix_product import matrix_product
 from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role
 
@@ -126,7 +127,7 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
             mask=inside(only, _link(tiling, at - 1), False)[:, None] & inside(only, _link(tiling, at), False)[None, :],
             other=0,
         )
-        product = _product(a, middle, tiling, acc_type, upcast)
+        product = matrix_product(a, middle, None, field(tiling, "precision"), acc_type, upcast)
         # Infinity times a position that doesn't exist is nothing.
         a = tl.where(inside(only, _link(tiling, at), False)[None, :], product, 0).to(middle.dtype)
 
@@ -141,12 +142,5 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
             mask=inside(only, _link(tiling, last - 1), False)[:, None] & inside(column_tile, columns, False)[None, :],
             other=0,
         )
-        store_tile(out, _product(a, b, tiling, acc_type, upcast), row_tile, column_tile, tiling, columns)
-
-
-@triton.jit
-def _product(a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
-    if upcast:
-        a = a.to(acc_type)
-        b = b.to(acc_type)
-    return tl.dot(a, b, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+        tile = matrix_product(a, b, None, field(tiling, "precision"), acc_type, upcast)
+        store_tile(out, tile, row_tile, column_tile, tiling, columns)

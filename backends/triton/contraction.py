@@ -27,6 +27,7 @@ from einops_fast.backends.triton.indexing import (
     run_offsets,
     tile_offsets,
 )
+from einops_fast.backends.triton.matrix_product import matrix_product
 from einops_fast.backends.triton.matrix_tiles import OUT
 from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role, reach
@@ -243,10 +244,7 @@ def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upc
         # The contracted axis is the slowest, so that each thread adds up products of its own.
         total += tl.sum(tl.trans(a.to(acc_type))[:, :, None] * b.to(acc_type)[:, None, :], 0)
     else:
-        if upcast:
-            a = a.to(acc_type)
-            b = b.to(acc_type)
-        total = tl.dot(a, b, total, input_precision=field(tiling, "precision"), out_dtype=acc_type)
+        total = matrix_product(a, b, total, field(tiling, "precision"), acc_type, upcast)
     return total
 
 

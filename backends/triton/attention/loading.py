@@ -13,6 +13,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import Head
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.matrix_product import matrix_product
 
 __all__ = [
     "counted",
@@ -272,7 +273,4 @@ def store_rows(rows, exists, stride, first, second, parts: tl.constexpr, size: t
 @triton.jit
 def product(a, b, total, f: tl.constexpr):
     """``total + a @ b``."""
-    if field(f, "upcast"):
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision=field(f, "precision"), out_dtype=kept_type(f))
+    return matrix_product(a, b, total, field(f, "precision"), kept_type(f), field(f, "upcast"))
