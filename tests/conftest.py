@@ -20,7 +20,7 @@ from einops_fast.budget import forget_spending
 # hence no deadline.
 settings.register_profile(
     "ci",
-    max_examples=100,
+    max_examples=60,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

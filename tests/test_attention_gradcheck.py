@@ -37,5 +37,5 @@ def test_derivatives(case: str) -> None:
         return attention(P, given["q"], given["k"], given["v"], return_lse=True, **further, **options)
 
     with whole_calls(), attention_backend("triton"):
-        assert torch.autograd.gradcheck(call, leaves)
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
         assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)

@@ -128,26 +128,33 @@ def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> N
             assert_near(found, wanted)
 
 
+def others(count: int) -> list[int]:
+    """Of so many ways, those to try after the first one: all; in Triton's interpreter, which takes long, two."""
+    return [*range(1, count)] if DEVICE == "cuda" else sorted({count // 2, count - 1} - {0})
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_candidate(name: str, shape: str) -> None:
+def test_candidates(name: str, shape: str) -> None:
     given = operands(*SHAPES[shape])
     # By torch's own functions, of which the other tests make sure.
     with mock.patch("einops_fast.backends.torch_operator.on_gpu", return_value=False):
         expected, native = found(name, [each.double() for each in given]), found(name, given)
-    at, most, names = 0, 1, set[str]()
-    while at < most:
+    to_do, names = [0], set[str]()
+    for at in to_do:
         with Forced(at) as forced, kernels():
             got = found(name, given)
             if DEVICE == "cuda":  # Triton's interpreter has no order to get wrong
                 assert all(map(torch.equal, got, found(name, given)))
             if "norm" in name:  # the statistics are for gradients only
                 assert torch.equal(FUNCTIONS[name](*given), got[0])
-        most, at = forced.most, at + 1
+        if at == 0:
+            assert forced.most > 1
+            to_do += others(forced.most)
         names |= set(forced.names)
         for each, right, theirs in zip(got, expected, native, strict=True):
             assert_near(each, right, theirs, 3.0)
-    assert len(names) >= most > 1
+    assert len(names) >= len(to_do)
 
 
 @pytest.mark.parametrize("columns", [70, 72])  # whether four neighbours are drawn together
