@@ -24,6 +24,7 @@ from einops_fast.backends.torch_autocast import (
     torch_path,
     whole_dtype,
 )
+from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch_steps import TorchSteps
 from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
 from einops_fast.backends.triton import usable
@@ -86,15 +87,19 @@ class TorchBackend(TorchSteps):
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
             state = (*state, current_mode(), settled(fp32_precision()), _negated(operands))
-        if len(operands) == 2:
-            # The usual number, spelled out, which is faster than the general form.
-            a, b = operands
-            return (
-                a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a),
-                b.shape, b.stride(), b.dtype, b.device, b.requires_grad, type(b),
-                state,
-            )  # fmt: skip
-        return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
+        try:
+            if len(operands) == 2:
+                # The usual number, spelled out, which is faster than the general form.
+                a, b = operands
+                return (
+                    a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a),
+                    b.shape, b.stride(), b.dtype, b.device, b.requires_grad, type(b),
+                    state,
+                )  # fmt: skip
+            return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
+        except RuntimeError:
+            refuse_layouts(operands)
+            raise
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
         if _guards is None or _is_seen(operands) or any(type(each) not in PLAIN for each in operands):
@@ -157,10 +162,6 @@ class TorchBackend(TorchSteps):
         )
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
-        for at, operand in enumerate(operands):
-            if type(operand) not in PLAIN or operand.layout is not torch.strided:
-                reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
-                return Numerics(dtype_name(operand.dtype), dtype_name(operand.dtype), reason, whole=True)
         dtypes = [operand.dtype for operand in operands]
         wanted = dtypes[0] if dtype is None else dtype
         if not isinstance(wanted, torch.dtype):
@@ -170,6 +171,11 @@ class TorchBackend(TorchSteps):
                 raise OperandError(
                     f"operand {at} has dtype {own}, which casting={casting!r} doesn't convert to {wanted}"
                 )
+        for at, operand in enumerate(operands):
+            if type(operand) not in PLAIN or operand.layout is not torch.strided:
+                reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
+                name = dtype_name(operand.dtype if dtype is None else dtype)
+                return Numerics(name, name, reason, whole=dtype is None, widens=dtype is not None)
         name = dtype_name(wanted)
         if dtype is None and any(own != wanted for own in dtypes):
             return Numerics(name, name, _TWO_DTYPES, whole=True)
@@ -199,7 +205,7 @@ class TorchBackend(TorchSteps):
         if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
             # On a GPU torch has no products of them either. What it does with one operand has another dtype.
             return Numerics(name, name, gemm=False)
-        if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2:
+        if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2 or wanted is torch.complex32:
             # Its sums of integers are int64.
             return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
         return Numerics(name, name)
@@ -217,8 +223,6 @@ class TorchBackend(TorchSteps):
 
     def native_step(self, step: Native) -> Run:
         native = super().native_step(step)
-        if step.reason == _TWO_DTYPES:
-            return _naming_dtypes(native)
         if step.reason != _BY_PAIRS:
             return native
         # Imported here because fast_einsum is made of backends.
@@ -243,7 +247,9 @@ class TorchBackend(TorchSteps):
                 raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
             if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
                 raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
-            return out.copy_(result.clone() if _one_storage(result, out) else result)
+            if out.device != result.device:
+                raise OperandError(f"out is on {out.device}, the operands are on {result.device}")
+            return copied_to(out, result.clone() if _one_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]
             return self.contiguous(result.permute(reverse)).permute(reverse)
@@ -256,9 +262,10 @@ class TorchBackend(TorchSteps):
         return differentiable(plan, run, self)
 
     def enclosed(self, plan: Plan, run: Run) -> Run:
+        run = naming_operands(plan, run)
         # The plan itself converts what autocast would, and has products that it mustn't.
         kind = torch.device(plan.target.device).type
-        if plan.numerics.native or autocast_dtype(kind) is None:
+        if plan.numerics.whole or autocast_dtype(kind) is None:
             return run
         return partial(outside_autocast, kind, run)
 
@@ -287,25 +294,6 @@ class TorchBackend(TorchSteps):
 
         precision, mode = settled(fp32_precision()), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
-
-
-def _naming_dtypes(native: Run) -> Run:
-    """A call of operands of two dtypes, which torch takes where there is nothing to sum over."""
-
-    def run(*operands: Any) -> Any:
-        try:
-            return native(*operands)
-        except RuntimeError as error:
-            if "type" not in str(error):  # "expected scalar type …", "… to have the same dtype"
-                raise
-            own = [dtype_name(operand.dtype) for operand in operands]
-            at = next(at for at, name in enumerate(own) if name != own[0])
-            raise OperandError(
-                f"operand {at} has dtype {own[at]}, but operand 0 has {own[0]}, and torch doesn't convert what it sums "
-                "products of: convert one of them, or give dtype="
-            ) from error
-
-    return run
 
 
 def _one_storage(one: Any, other: Any) -> bool:

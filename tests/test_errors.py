@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,79 @@ def test_out_that_does_not_fit_a_tensor() -> None:
         assert problem in str(error)
 
 
-def test_errors_of_torch_itself_pass_through() -> None:
+@pytest.mark.parametrize("options", [{}, {"order": "C"}], ids=str)
+@pytest.mark.parametrize(
+    ("equation", "dtype"),
+    [
+        ("ij,jk->ik", "bool"),
+        ("i,j->i", "uint16"),
+        ("ij,jk,kl->il", "uint64"),
+        ("ij->i", "float8_e4m3fn"),
+        (",->", "float8_e5m2"),
+        ("ij,ij->", "complex32"),
+    ],
+)
+def test_dtypes_that_torch_does_not_compute_in(equation: str, dtype: str, options: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(NotImplementedError, match="Bool"):
-        fast_einsum("ij,jk->ik", torch.ones(2, 3, dtype=torch.bool), torch.ones(3, 2, dtype=torch.bool))
+    terms = equation.partition("->")[0].split(",")
+    ones = [torch.ones([2] * len(term)).to(getattr(torch, dtype)) for term in terms]
+    error = error_of(equation, *ones, **options)
+    assert type(error) is OperandError
+    assert str(error).startswith(f"operand 0 has dtype {dtype}, in which torch can't compute {equation!r} on cpu")
+    wide = torch.complex64 if dtype == "complex32" else torch.float32
+    found = fast_einsum(equation, *ones, dtype=wide, **options)
+    torch.testing.assert_close(found, torch.einsum(equation, *[each.to(wide) for each in ones]))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "float8_e4m3fn", "complex32", "uint4", "quint8"])
+def test_dtypes_that_torch_cannot_be_asked_for(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones(2, 2)
+    error = error_of("ij,jk->ik", a, a, dtype=getattr(torch, dtype), casting="unsafe")
+    assert str(error).startswith(f"dtype= is {dtype}, in which torch can't compute 'ij,jk->ik' on cpu")
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=str)
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "_mkldnn", "nested", "jagged", "quantized"])
+def test_layouts_that_torch_does_not_compute_with(kind: str, options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    a, options = torch.ones(2, 2), {name: getattr(torch, value) for name, value in options.items()}
+    equation, whole = "ij,jk->ik", a
+    if kind in ("nested", "jagged"):
+        layout = torch.jagged if kind == "jagged" else torch.strided
+        equation, whole = "kl,bjk->bjl", torch.nested.nested_tensor([a, a], layout=layout)
+    elif kind == "quantized":
+        whole = torch.quantize_per_tensor(a, 0.1, 0, torch.quint8)
+    else:
+        whole = a.to_mkldnn() if kind == "_mkldnn" else a.to_sparse(layout=getattr(torch, kind))
+    error = error_of(equation, a, whole, **options)
+    assert type(error) is OperandError
+    assert re.match(r"operand 1 is a (nested |quantized )?tensor of (layout|dtype) torch\.", str(error))
+
+
+def test_out_that_torch_cannot_write_to() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones(2, 2)
+    for operand, out, problem in (
+        (a, torch.empty(2, 2, dtype=torch.uint4), "out is a tensor of dtype torch.uint4, to which torch can't write"),
+        (a.to_sparse(), a.clone(), "can't write the result, a tensor of layout torch.sparse_coo"),
+        (a, a.to("meta"), "out is on meta, the operands are on cpu"),
+    ):
+        error = error_of("ij->ji", operand, out=out, casting="unsafe")
+        assert type(error) is OperandError
+        assert problem in str(error)
+
+
+def test_errors_of_subclasses_pass_through() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Refusing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.einsum:
+                raise NotImplementedError("not of this type")
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    with pytest.raises(NotImplementedError, match="not of this type"):
+        fast_einsum("ij,jk->ik", *[torch.ones(2, 2).as_subclass(Refusing)] * 2)

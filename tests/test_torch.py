@@ -253,6 +253,22 @@ def test_dtype() -> None:
         torch.testing.assert_close(found, expected)  # with its dtype
 
 
+@pytest.mark.parametrize("equation", ["ij->ji", "ij->i", "ij,jk->ik", "ij,jk,jl->ikl"])
+@pytest.mark.parametrize("kind", ["subclass", "sparse COO"])
+def test_dtype_of_other_tensors(kind: str, equation: str) -> None:
+    """A dtype is no less wanted where torch.einsum gets the operands as they are."""
+    operands = [KINDS[kind](operand.float()) for operand in tensors(equation)]
+    wanted = outcome(lambda: torch.einsum(equation, *[each.double() for each in operands]))
+    found = outcome(lambda: fast_einsum(equation, *operands, dtype=torch.float64))
+    if wanted is Exception:
+        assert found is Exception
+        return
+    assert type(found) is type(wanted)
+    torch.testing.assert_close(found.to_dense(), wanted.to_dense())
+    with pytest.raises(OperandError, match="doesn't convert"):
+        fast_einsum(equation, *operands, dtype=torch.int32)
+
+
 def test_two_dtypes() -> None:
     single, half = torch.ones(3, 4), torch.ones(4, 5, dtype=torch.float16)
     assert fast_einsum("i,j->ij", single[:, 0], half[0]).dtype == torch.float32
