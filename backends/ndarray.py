@@ -135,7 +135,8 @@ class NdarrayBackend(Backend):
             view = self.arrange(step.buffer)
 
             def into(a: Any, b: Any) -> Any:
-                result = empty(shape, a.dtype)
+                # Of foreign byte order are operands only, as what other steps make.
+                result = empty(shape, a.dtype if a.dtype.isnative else a.dtype.newbyteorder())
                 matmul(left(a), right(b), out=view(result))
                 return result
 

@@ -69,6 +69,20 @@ class NumpyBackend(NdarrayBackend):
             return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
         return numerics
 
+    def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
+        # Beside the dtype of ``out`` alone, the values of scalars would decide; it's a scalar as well.
+        scalars = not any(operand.ndim for operand in operands)
+        return super().dtype_with([operand.dtype for operand in operands] if scalars else operands, out)
+
+    def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
+        if not isinstance(result, (np.ndarray, np.generic)):  # an object out of an array of objects
+            if out is None:
+                return result
+            boxed = np.empty((), object)
+            boxed[()] = result
+            result = boxed
+        return super().finish(result, out, order, casting)
+
     def convert(self, value: Any, position: int) -> Any:
         # Subclasses (a matrix, a masked array) count as plain arrays, as in numpy.einsum.
         array = np.asarray(value)

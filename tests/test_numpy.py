@@ -12,7 +12,7 @@ from equations import cases, operands
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einops_fast import explain, fast_einsum
+from einops_fast import OperandError, explain, fast_einsum
 
 Array = npt.NDArray[Any]
 
@@ -214,10 +214,30 @@ def test_results_without_axes_are_scalars(equation: str, dtype: str, options: di
     assert got == wanted
 
 
-def test_scalar_goes_into_out() -> None:
-    out = np.array(0.0)
-    assert fast_einsum("i,i->", np.ones(3), np.ones(3), out=out) is out
+@pytest.mark.parametrize("order", ["K", "C", "F"])
+@pytest.mark.parametrize("dtype", ["float64", "object"])
+def test_scalar_goes_into_out(dtype: str, order: str) -> None:
+    out, ones = np.zeros((), dtype), np.ones(3).astype(dtype)
+    assert fast_einsum("i,i->", ones, ones, out=out, order=order) is out
     assert out == 3
+    assert fast_einsum("i,i->", ones, ones, order=order) == 3
+    with pytest.raises(OperandError, match="out has shape"):
+        fast_einsum("i,i->", ones, ones, out=np.zeros(1, dtype))
+
+
+def test_value_of_a_scalar_does_not_decide_what_goes_into_out() -> None:
+    for einsum in (np.einsum, fast_einsum):
+        with pytest.raises(TypeError):
+            einsum("->", np.array(2.5), out=np.zeros((), "float32"))
+    assert fast_einsum("->", np.array(2.5), out=np.zeros((), "float32"), casting="same_kind") == 2.5
+
+
+@pytest.mark.parametrize("equation", ["ij,j->i", "ij,jk->ki", "aib,ibj->ai", "i,j->ij", "ij->i"])
+def test_foreign_byte_order(equation: str) -> None:
+    arrays = [np.ones(shape, ">f8") for shape in shapes_of(equation, 2)]
+    wanted, found = np.einsum(equation, *arrays), fast_einsum(equation, *arrays)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
 
 
 @given(data=st.data(), dtype=st.sampled_from(["float16", "float64", "int8"]), read_only=st.booleans())
