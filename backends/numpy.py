@@ -16,7 +16,7 @@ from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.layout import contiguous_strides
-from einops_fast.steps import Cast, Sum
+from einops_fast.steps import Cast, Multiply, Native, Step, Sum
 from einops_fast.target import Numerics, Target
 
 __all__ = ["NumpyBackend"]
@@ -75,12 +75,9 @@ class NumpyBackend(NdarrayBackend):
         return super().dtype_with([operand.dtype for operand in operands] if scalars else operands, out)
 
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
-        if not isinstance(result, (np.ndarray, np.generic)):  # an object out of an array of objects
-            if out is None:
-                return result
-            boxed = np.empty((), object)
-            boxed[()] = result
-            result = boxed
+        if out is None and not isinstance(result, np.ndarray):
+            return result
+        result = _boxed(result)
         return super().finish(result, out, order, casting)
 
     def convert(self, value: Any, position: int) -> Any:
@@ -128,9 +125,24 @@ class NumpyBackend(NdarrayBackend):
         equation = f"{every}->{kept}"
         return lambda a: self.einsum(equation, a)
 
+    def emit(self, step: Step) -> Run:
+        run = super().emit(step)
+        if step.shape or not isinstance(step, (Multiply, Native, Sum)):
+            return run
+        return lambda *arrays: _boxed(run(*arrays))
+
     def answer(self, rank: int) -> Run | None:
         # NumPy's functions return scalars, not arrays without axes. Of objects, some are the object itself.
         return (lambda result: result[()] if isinstance(result, np.ndarray) else result) if rank == 0 else None
+
+
+def _boxed(result: Any) -> Any:
+    """As an array, what has no axes: of objects NumPy gives the object, which the next step would take for a number."""
+    if isinstance(result, (np.ndarray, np.generic)):
+        return result
+    box = np.empty((), object)
+    box[()] = result
+    return box
 
 
 def _quiet(ufunc: Any) -> Any:
