@@ -69,8 +69,8 @@ def _problem(operands: Sequence[Any], own: Sequence[str], plan: Plan, error: Run
     if any(type(operand) not in PLAIN for operand in operands):
         return None
     compute = plan.numerics.compute
-    # "expected scalar type …", "… to have the same dtype", "Promotion for … types"
-    if type(error) is RuntimeError and "type" not in str(error) and compute in ITEM_SIZES:
+    # "expected scalar type …", "… to have the same dtype", "Promotion for … Types"
+    if type(error) is RuntimeError and "type" not in str(error).lower() and compute in ITEM_SIZES:
         return None
     if plan.numerics.whole and any(name != own[0] for name in own):
         at = next(at for at, name in enumerate(own) if name != own[0])

@@ -274,6 +274,9 @@ def test_two_dtypes() -> None:
     assert fast_einsum("i,j->ij", single[:, 0], half[0]).dtype == torch.float32
     with pytest.raises(OperandError, match="operand 1 has dtype float16, but operand 0 has float32"):
         fast_einsum("ij,jk->ik", single, half)
+    eighth = half[:, 0].to(torch.float8_e5m2)
+    with pytest.raises(OperandError, match="operand 1 has dtype float8_e5m2, but operand 0 has float32"):
+        fast_einsum("j,j->j", single[0], eighth)
     assert fast_einsum("ij,jk->ik", single, half, dtype=torch.float32).tolist() == [[4.0] * 5] * 3
 
 
