@@ -4,11 +4,12 @@ look at the cache and at metrics."""
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +25,9 @@ from einops_fast.tables import plain_table, rich_table
 
 __all__ = ["main"]
 
+_LONGEST = 86400
+"""Seconds that nothing takes that was measured: whatever the file says, more are no time."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``einops-fast``, which is also ``python -m einops_fast``.
@@ -32,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the command's name; by default this process's own arguments.
 
     Returns:
-        The exit status: 0, or 2 for a request that can't be met, with the reason on the standard error.
+        The exit status: 0, 1 where the cache can't be cleared, or 2 for a request that can't be met; the reason is on
+        the standard error.
 
     Raises:
         SystemExit: by argparse for wrong arguments, and by the script that is run.
@@ -53,12 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return profile(arguments[1:], "einops-fast profile")
     parser, run_parser = _parsers()
     options = parser.parse_args(arguments)
-    if options.command == "explain":
-        return _explain(options)
-    if options.command == "cache":
-        return _cache(options)
-    if options.command == "metrics":
-        return _metrics(options)
+    printing = {"explain": _explain, "cache": _cache, "metrics": _metrics}.get(options.command)
+    if printing is not None:
+        return _printed(printing, options)
     if not (options.patch or options.profile):
         run_parser.error("give --patch NAME, --profile or both")
     if not (options.module or options.script):
@@ -160,6 +162,25 @@ def _shape(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100 or ()") from None
 
 
+def _printed(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command that prints what any standard output can encode, and nothing more once that is closed."""
+    stream, status = sys.stdout, 0
+    known = stream.errors if isinstance(stream, io.TextIOWrapper) else None
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        status = command(options)
+        stream.flush()
+    except BrokenPipeError:
+        # What is left would be written when Python ends.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    finally:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=known)
+    return status
+
+
 def _run(options: argparse.Namespace) -> int:
     script, module, arguments = options.script, options.module, options.arguments
     if module and script is not None:
@@ -227,8 +248,14 @@ def _cache(options: argparse.Namespace) -> int:
     if options.action == "path":
         print(folder)
     elif options.action == "clear":
-        count = disk_cache.clear()
-        print(f"removed {count} {'entry' if count == 1 else 'entries'} from {folder}")
+        troubles: list[str] = []
+        count = disk_cache.clear(troubles.append)
+        removed = f"removed {count} {'entry' if count == 1 else 'entries'} from {folder}"
+        if troubles:
+            more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+            print(f"einops-fast: {removed}, but {troubles[0]}{more}", file=sys.stderr)
+            return 1
+        print(removed)
     else:
         entries = list(disk_cache.entries())
         if options.json:
@@ -244,7 +271,10 @@ def _cells(entry: disk_cache.Entry) -> list[str]:
     key, record = entry.key, entry.record
     seconds = record.get("seconds")
     known: list[Any] = [key.get("problem"), key.get("device"), key.get("dtype"), record.get("choice")]
-    known.append(f"{seconds * 1e6:.2f}" if isinstance(seconds, (int, float)) else None)
+    # JSON's true is an int here, and whole numbers have no limit.
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < _LONGEST:
+        seconds = None
+    known.append(None if seconds is None else f"{seconds * 1e6:.2f}")
     return ["–" if value is None else str(value) for value in known]
 
 
@@ -257,7 +287,11 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
 
     # Rich takes a file for a terminal of 80 columns.
-    Console(width=None if sys.stdout.isatty() else 180).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    # By itself it ends the process where nobody reads any more.
+    with console.capture() as printed:
+        console.print(table)
+    print(printed.get(), end="")
 
 
 def _refuse(reason: object) -> int:

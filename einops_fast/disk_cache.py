@@ -25,7 +25,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any
 __all__ = ["Entry", "clear", "entries", "folder", "read", "write"]
 
 _LAYOUT = "v1"  # a folder; what is in it changes with the name only
+_Heard = Callable[[str, Path, Exception], None]
 _FILE = re.compile(r"[0-9a-f]{64}(\.json|\.[0-9a-f]{16}\.tmp)")
 
 # A file that isn't text, isn't JSON or isn't an entry is a ValueError, or nests too deep.
@@ -139,22 +140,32 @@ def entries() -> Iterator[Entry]:
                 yield entry
 
 
-def clear() -> int:
+def clear(tell: Callable[[str], None] | None = None) -> int:
     """Remove all entries, and what writers that were killed have left; nothing else that is in the folder.
 
     The folders stay, so that a process that is writing at that moment has where to write.
 
+    Args:
+        tell: called with each thing that can't be done, in words; without it, the first of a kind is a warning.
+
     Returns:
         How many entries are gone.
     """
+
+    def heard(what: str, path: Path, error: Exception) -> None:
+        if tell is None:
+            _warn(what, path, error)
+        else:
+            tell(f"can't {what} {path}: {_reason(error)}")
+
     removed = 0
-    for path in _files():
+    for path in _files(heard):
         try:
             path.unlink()
         except FileNotFoundError:
             pass  # another process was faster
         except OSError as error:
-            _warn("remove", path, error)
+            heard("remove", path, error)
         else:
             removed += path.suffix == ".json"
     return removed
@@ -205,23 +216,23 @@ def _load(path: Path) -> Entry | None:
         return None
 
 
-def _files() -> Iterator[Path]:
+def _files(heard: _Heard | None = None) -> Iterator[Path]:
     """Every file that a write can have made, finished or not, and no other."""
     root = folder() / _LAYOUT
-    for part in _names(root):
+    for part in _names(root, heard):
         if re.fullmatch("[0-9a-f]{2}", part):
-            for name in _names(root / part):
+            for name in _names(root / part, heard):
                 if name.startswith(part) and _FILE.fullmatch(name):
                     yield root / part / name
 
 
-def _names(of: Path) -> list[str]:
+def _names(of: Path, heard: _Heard | None) -> list[str]:
     try:
         return sorted(os.listdir(of))
     except FileNotFoundError:
         return []
     except OSError as error:
-        _warn("read", of, error)
+        (heard or _warn)("read", of, error)
         return []
 
 
@@ -232,6 +243,9 @@ def _warn(what: str, path: Path, error: Exception) -> None:
         if kind in _known_trouble:
             return
         _known_trouble.add(kind)
-    reason = getattr(error, "strerror", None) or error
-    message = f"the cache of einops_fast can't {what} {path}, and goes on without it: {reason}"
+    message = f"the cache of einops_fast can't {what} {path}, and goes on without it: {_reason(error)}"
     warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error

@@ -1,5 +1,6 @@
 """The command line, as a process: what a script sees, exit codes, plans, the cache."""
 
+import errno
 import json
 import os
 import re
@@ -247,6 +248,63 @@ def test_clears_the_cache(cache, capsys):
     disk_cache.write({}, {})
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out == f"removed 1 entry from {cache}\n"
+
+
+def test_a_cache_that_cannot_be_cleared(cache, capsys, monkeypatch):
+    _fill()
+    kept = sorted(cache.glob("v1/*/*.json"))
+    unlink = os.unlink
+
+    def fail(path, *arguments, **options):
+        if Path(path) in kept[1:]:
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    for removed in ("1 entry", "0 entries"):  # also where it was said before
+        assert main(["cache", "clear"]) == 1
+        printed = capsys.readouterr()
+        reason = f"can't remove {kept[1]}: Read-only file system (and 1 more)"
+        assert (printed.out, printed.err) == ("", f"einops-fast: removed {removed} from {cache}, but {reason}\n")
+
+
+def test_a_cache_that_is_no_folder(cache):
+    cache.write_text("mine")
+    done = _run("cache", "clear")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"einops-fast: removed 0 entries from {cache}, but can't read {cache}/v1: Not a directory\n"
+
+
+def test_shows_times_that_are_none(cache, capsys):
+    strange = [-1, 1e300, 10**400, "soon", None, True, [1.0], {}]
+    for at, seconds in enumerate(strange):
+        disk_cache.write({"problem": f"problem{at}"}, {"seconds": seconds})
+    assert main(["cache", "show"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "problem" in line][1:]
+    assert len(rows) == len(strange)
+    assert all(line.rstrip(" │").endswith("–") for line in rows)
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"]])
+def test_who_reads_may_close_the_output(arguments, cache):
+    for at in range(300):  # more than a pipe holds
+        disk_cache.write({"problem": f"{at}" * 100}, {"seconds": 1e-6})
+    command = [sys.executable, "-m", "einops_fast", "cache", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_prints_what_cannot_be_encoded(cache, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    disk_cache.write({"problem": "ß \ud800"}, {"seconds": 1e-6})
+    for arguments in (["cache", "show"], ["explain", "batch ß->batch", "2,3"]):
+        done = _run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\\xdf" in done.stdout
+        assert "\\xb5s" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["burn"], ["clear", "--json"]])
