@@ -14,6 +14,12 @@ from einops_fast.tracing import is_tracing
 
 __all__ = ["TorchArrays"]
 
+_LENGTHS = (
+    "einops_fast: attention without a kernel of ours computes packed and nested sequences one by one, by their "
+    "lengths, which no single graph can depend on. Compile without fullgraph=True, call attention outside of what is "
+    "compiled, or pad the sequences and give a mask or segment_ids."
+)
+
 
 class TorchArrays(Arrays):
     """Tensors on any device; everything can be differentiated as often as torch can."""
@@ -63,6 +69,12 @@ class TorchArrays(Arrays):
 
     def dropout(self, array: Any, p: float) -> Any:
         return torch.dropout(array, p, True)
+
+    def integers(self, array: Any) -> list[int]:
+        if torch.compiler.is_dynamo_compiling():
+            # Where the graph may not break, torch would complain of the first thing that is asked about a length.
+            torch._dynamo.graph_break(msg=_LENGTHS)
+        return super().integers(array)
 
     def can_look(self, array: Any) -> bool:
         return array.device.type == "cpu" and not is_tracing()

@@ -449,6 +449,25 @@ def test_compiles_whole(case):
         torch.testing.assert_close(own, other)
 
 
+def packed_call(q, ends):
+    return attention(q, q, q, layout="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=6, max_seqlen_kv=6)
+
+
+@pytest.mark.parametrize("kind", ["packed", "nested"])
+def test_lengths_break_the_graph_or_say_why_not(kind):
+    if kind == "packed":
+        call, arrays = packed_call, (torch.randn(10, 2, 8), torch.tensor([0, 4, 10], dtype=torch.int32))
+    else:
+        arrays = (jagged((4, 2, 8), (6, 2, 8)),)
+        call = lambda x: attention(x, x, x, layout="bshd", causal=True).values()  # noqa: E731
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(call, backend="eager")(*arrays), call(*arrays))
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match="by their lengths, which no single graph can depend on") as caught:
+        torch.compile(call, fullgraph=True, backend="eager")(*arrays)
+    assert "Compile without fullgraph=True" in str(caught.value)
+
+
 def test_compiles_where_results_have_to_be_deterministic():
     torch.compiler.reset()
     operands = leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6))
