@@ -32,6 +32,17 @@ class MxnetArrays(Arrays):
     def __init__(self) -> None:
         super().__init__(mnp)
 
+    def einsum(self, equation: str, a: Any, b: Any) -> Any:
+        if a.size and b.size:
+            return super().einsum(equation, a, b)
+        # One of two products of matrices, without features: the gradients of its own functions would be undefined.
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        columns = b.shape[-2 if equation.endswith("ij") else -1]
+        return self.nothing((*batch, a.shape[-2], columns), a, b)
+
+    def quotient(self, a: Any, b: Any) -> Any:
+        return a / b if a.size else self.nothing(a.shape, a, b)
+
     def positions(self, start: int, count: int, like: Any) -> Any:
         return self.xp.arange(start, start + count, dtype="int64", device=like.device)
 
@@ -103,8 +114,8 @@ class _Whole(autograd.Function):  # type: ignore[name-defined, misc]
         return self._function(tuple(self._arguments))
 
     def backward(self, *gradients: Any) -> Any:
-        # MXNet calls such functions in several threads.
-        with _one_at_a_time:
+        # MXNet calls such functions in several threads, in which axes of size 0 aren't known until it's told.
+        with _one_at_a_time, mxnet.util.np_shape(True):
             return self._gradients(gradients)
 
     def _gradients(self, gradients: Sequence[Any]) -> Any:

@@ -634,3 +634,41 @@ def test_mxnet_arrays_of_many_axes_and_of_no_keys():
         # Linear in v, and without keys there is nothing to learn: all other gradients are finite, not what lay there.
         np.testing.assert_allclose((arrays[2].grad * arrays[2]).sum().item(), float(expected[0].sum()), rtol=1e-9)
         assert all(abs(each.grad.asnumpy()).max() < 1e2 for each in arrays)
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 30])
+@pytest.mark.parametrize("features", [(0, 4), (4, 0), (0, 0)])
+def test_mxnet_arrays_of_no_features(features, memory):
+    torch = pytest.importorskip("torch")
+    if find_spec("mxnet") is None:
+        pytest.skip("needs mxnet")
+    get_backend("mxnet")
+    from mxnet import autograd
+    from mxnet import np as mnp
+
+    generator = np.random.default_rng(0)
+    d, e = features
+    shapes = (2, 5, 4, d), (2, 3, 2, d), (2, 3, 2, e), (5, 3), (4,)
+    given = [generator.standard_normal(shape) for shape in shapes]
+    factor = generator.standard_normal((2, 5, 4, e))
+
+    def call(q, k, v, bias, sinks):
+        pattern = "b i h d, b j g d, b j g e -> b i h e"
+        return attention(pattern, q, k, v, bias=("i j", bias), sinks=("h", sinks), causal=True, softcap=2.0)
+
+    tensors = [torch.tensor(each, requires_grad=True) for each in given]
+    expected = call(*tensors)
+    (expected * torch.from_numpy(factor)).sum().backward()
+    arrays = [mnp.array(each, dtype="float64") for each in given]
+    for _ in range(2):
+        for each in arrays:
+            each.attach_grad()
+            each.grad[()] = np.nan  # what lies there is no gradient
+        with score_memory(memory), autograd.record():
+            found = call(*arrays)
+            total = (found * mnp.array(factor, dtype="float64")).sum()
+        total.backward()
+        np.testing.assert_allclose(found.asnumpy(), expected.detach().numpy(), rtol=1e-12)
+        for own, other in zip(arrays, tensors, strict=True):
+            wanted = np.zeros(other.shape) if other.grad is None else other.grad.numpy()
+            np.testing.assert_allclose(own.grad.asnumpy(), wanted, rtol=1e-10, atol=1e-12)

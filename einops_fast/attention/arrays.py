@@ -25,6 +25,9 @@ class Arrays:
     def einsum(self, equation: str, a: Any, b: Any) -> Any:
         return fast_einsum(equation, a, b)
 
+    def quotient(self, a: Any, b: Any) -> Any:
+        return a / b
+
     def permute(self, array: Any, order: tuple[int, ...]) -> Any:
         return array.transpose(order)
 

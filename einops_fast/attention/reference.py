@@ -321,7 +321,7 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     lse = on.where(empty, -inf, on.log(one) + largest)[..., 0]
     if spec.dropout_p:
         weights = on.dropout(weights, spec.dropout_p)
-    result = on.einsum("...ij,...je->...ie", weights, v) / one
+    result = on.quotient(on.einsum("...ij,...je->...ie", weights, v), one)
     return on.expand(result, (*shape, v.shape[-1])), on.expand(lse, shape)
 
 
