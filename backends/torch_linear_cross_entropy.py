@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from einops_fast.backends.torch_cross_entropy import cross_entropy, losses_of, mean_divisor, reduced
 from einops_fast.backends.torch_gradients import gradients_by_torch
-from einops_fast.backends.torch_logit_chunks import chunk_rows, gradients_like, in_chunks
+from einops_fast.backends.torch_logit_chunks import as_rows, chunk_rows, gradients_like, in_chunks, row_parts
 from einops_fast.backends.torch_operator import (
     MEMORY,
     Operator,
@@ -34,6 +35,9 @@ __all__ = ["linear_cross_entropy"]
 _LITTLE = 1 << 20
 """Logits that are no more than this are made at once on a CPU: calling functions for chunks takes longer."""
 
+_SMALL = 1 << 16
+"""Inputs of no more elements are copied for torch's function, where their rows don't lie evenly: that takes no time."""
+
 _graph_is_kept: Callable[[], bool] = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True
 )
@@ -46,12 +50,14 @@ def linear_cross_entropy(
 ) -> Any:  # fmt: skip
     """See :func:`einops_fast.ops.linear_cross_entropy`."""
     dtype = result_dtype(x)
-    rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    rows, targets = as_rows(x), target.reshape(-1)
     numbers = weight, ignore_index, smoothing, z_loss, reduction, chunk or 0
     bias = None if bias is None else bias.to(x.dtype)
     tensors = autocasted([rows, linear_weight, bias])
-    if chunk is None and rows.shape[0] * linear_weight.shape[0] <= _LITTLE and _by_torch(*tensors, targets, weight):
-        logits = F.linear(*tensors)
+    few = chunk is None and targets.shape[0] * linear_weight.shape[0] <= _LITTLE
+    easy = tensors[0].dim() == 2 or tensors[0].numel() <= _SMALL
+    if few and easy and _by_torch(*tensors, targets, weight):
+        logits = F.linear(tensors[0].flatten(0, -2), *tensors[1:])
         found = cross_entropy(logits, targets, 1, weight, ignore_index, smoothing, z_loss, reduction)
     elif not _in_one(*tensors, targets, weight):
         found = _by_checkpoints(rows, linear_weight, bias, targets, *numbers)
@@ -97,13 +103,14 @@ def _by_checkpoints(
     size = chunk or chunk_rows(x, matrix, gradients=False)
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
-        logits = F.linear(part, matrix, bias)
+        logits = F.linear(part.flatten(0, -2), matrix, bias)
         return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss)
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if is_followed() else again
-    found = [run(part, matrix, bias, classes) for part, classes in zip(x.split(size), target.split(size), strict=True)]
-    losses = torch.cat(found)
+    parts = row_parts(x, size)
+    of_parts = target.split([prod(each.shape[:-1]) for each in parts])
+    losses = torch.cat([run(part, matrix, bias, classes) for part, classes in zip(parts, of_parts, strict=True)])
     divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if reduction == "mean" else None
     return reduced(losses, divisor, reduction)
 

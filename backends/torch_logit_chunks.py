@@ -5,6 +5,8 @@ Their memory is our own, and laid out so that the library's products are fast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ import torch
 from einops_fast.backends import torch_operator
 from einops_fast.backends.torch_row_losses import RowLoss
 
-__all__ = ["chunk_rows", "gradients_like", "in_chunks", "multiply"]
+__all__ = ["as_rows", "chunk_rows", "gradients_like", "in_chunks", "multiply", "row_parts"]
 
 _BYTES = 1 << 28
 """Of the logits of a chunk with gradients; without, half of that."""
@@ -33,6 +35,41 @@ _WIDENS = torch.version.cuda is not None and hasattr(torch.ops.aten.addmm, "dtyp
 """Whether the products of few digits can be added up in float32, on a GPU."""
 
 
+def as_rows(x: Any) -> Any:
+    """``(..., features)`` as ``(rows, features)``, or as it is, where that would be a copy or isn't known yet."""
+    if x.dim() == 2 or (x.dim() > 2 and torch.compiler.is_compiling()):
+        return x
+    try:
+        return x.view(prod(x.shape[:-1]), x.shape[-1])
+    except RuntimeError:
+        return x
+
+
+def row_parts(x: Any, size: int) -> Sequence[Any]:
+    """Views of the rows of ``(..., features)``, in order, of at most so many each.
+
+    They are cut where rows don't lie evenly; parts that go beyond, of more than two axes, have about half of them all.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.backends.torch_logit_chunks import row_parts
+        >>> shifted = torch.empty(3, 9, 4)[:, :-1]
+        >>> [tuple(each.shape) for each in row_parts(shifted, 16)]
+        [(2, 8, 4), (1, 8, 4)]
+        >>> [tuple(each.shape) for each in row_parts(shifted, 7)]
+        [(4, 4), (4, 4), (4, 4), (4, 4), (4, 4), (4, 4)]
+    """
+    if x.dim() == 2:
+        parts: Sequence[Any] = x.split(size)
+        return parts
+    inner = max(prod(x.shape[1:-1]), 1)
+    if inner <= size and len(x) != 1:
+        parts = x.split(min(size // inner, -(-len(x) // 2) or 1))
+        return parts
+    even = -(-inner // -(-inner // size))
+    return [part for each in x.unbind() for part in row_parts(as_rows(each), even)]
+
+
 def chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
     """How many rows to take at a time.
 
@@ -40,7 +77,7 @@ def chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
     there are a few too many to add it up in few digits, float32 would take as much memory again: rather that goes to
     larger chunks.
     """
-    rows, (classes, features), size = int(x.shape[0]), map(int, matrix.shape), int(matrix.itemsize)
+    rows, (classes, features), size = int(prod(x.shape[:-1])), map(int, matrix.shape), int(matrix.itemsize)
     if not torch_operator.on_gpu(x):
         size = max(size, 4)  # torch's functions have them in float32, too
     gradient, row = classes * features * size, max(classes * size, 1)
@@ -60,31 +97,37 @@ def in_chunks(
 
     What isn't wanted is empty.
     """
-    rows, classes = x.shape[0], matrix.shape[0]
-    size = min(size, rows)
+    classes = matrix.shape[0]
+    chunks = row_parts(as_rows(x), size)
+    size = max(prod(each.shape[:-1]) for each in chunks)
     parts, width = _aligned(classes, x.itemsize) if torch_operator.on_gpu(x) else ([slice(classes)], classes)
     room = x.new_empty(size, width)
     wide = torch.promote_types(x.dtype, torch.float32)
-    dtypes = x.dtype, x.dtype if size * _ROUNDINGS >= rows else wide, wide
+    dtypes = x.dtype, x.dtype if len(chunks) <= _ROUNDINGS else wide, wide
     dx, d_matrix, d_bias = gradients_like(x, matrix, bias, wanted, dtypes)
+    of_rows = dx.flatten(0, -2) if wanted[0] else dx
     d_bias.zero_()
-    found = []
-    for start in range(0, rows, size):
-        chunk = slice(start, min(start + size, rows))
-        logits = room[: chunk.stop - start, :classes]
+    found: list[Any] = []
+    start = 0
+    for each in chunks:
+        # A copy only of several pieces, which are shorter than a chunk: to add up a product of each is slower.
+        given = each.flatten(0, -2)
+        chunk = slice(start, start + given.shape[0])
+        logits = room[: given.shape[0], :classes]
         for part in parts:
-            multiply(x[chunk], matrix[part].T, logits[:, part], None if bias is None else bias[part])
+            multiply(given, matrix[part].T, logits[:, part], None if bias is None else bias[part])
         found.append(row_loss(logits, target[chunk], None if d_losses is None else d_losses[chunk]))
         if wanted[0]:
-            into = dx[chunk]
+            into = of_rows[chunk]
             for at, part in enumerate(parts):
                 multiply(logits[:, part], matrix[part], into, into if at else None)
         for part in parts if wanted[1] else ():
             into = d_matrix[part]
-            multiply(logits[:, part].T, x[chunk], into, into if start else None)
+            multiply(logits[:, part].T, given, into, into if start else None)
         if wanted[2]:
             d_bias += logits.sum(0, dtype=wide)
-    del room, logits  # before there is a second matrix
+        start = chunk.stop
+    del room, logits, given  # before there is a second matrix
     return torch.cat(found), (dx, d_matrix.to(x.dtype), d_bias.to(x.dtype))
 
 
@@ -114,6 +157,11 @@ def multiply(a: Any, b: Any, out: Any, plus: Any = None) -> None:
 def gradients_like(
     x: Any, matrix: Any, bias: Any, wanted: tuple[bool, ...], dtypes: tuple[Any, ...] = (None, None, None)
 ) -> tuple[Any, ...]:
-    """Memory for gradients; nothing for those that aren't wanted."""
+    """Memory for gradients, that of an ``x`` of several axes in C order; nothing for those that aren't wanted."""
+
+    def like(each: Any, dtype: Any) -> Any:
+        order = torch.preserve_format if each.dim() <= 2 else torch.contiguous_format
+        return torch.empty_like(each, dtype=dtype, memory_format=order)
+
     given = zip((x, matrix, bias), wanted, dtypes, strict=True)
-    return tuple(torch.empty_like(each, dtype=dtype) if really else x.new_empty(0) for each, really, dtype in given)
+    return tuple(like(each, dtype) if really else x.new_empty(0) for each, really, dtype in given)

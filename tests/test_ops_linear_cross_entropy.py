@@ -23,6 +23,7 @@ from ops_problems import (  # noqa: E402
     randn,
     targets,
 )
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
 from einops_fast.backends import torch_linear_cross_entropy, torch_logit_chunks  # noqa: E402
@@ -119,6 +120,68 @@ def test_layouts(layout: str) -> None:
     for got, each in zip(found, gradients(partial(expected, target=target), tensors), strict=True):
         assert_near(got, each)
     assert_near(same, expected(row, strided[1], target=target))
+
+
+SLICES: dict[str, Any] = {
+    "shifted": lambda x: x[:, :-1, 0],
+    "the last axis of rows": lambda x: x[:, :, :-1],
+    "of three": lambda x: x[:, :-1, :-1],
+    "transposed": lambda x: x[:, :, 0].transpose(0, 1),
+    "features first": lambda x: x[:, :, 0].transpose(1, 2).contiguous().transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@pytest.mark.parametrize("rows", SLICES)
+def test_rows_that_do_not_lie_evenly(rows: str, reduction: str, by_kernels: bool) -> None:
+    """The values and the gradients of a copy, in chunks longer and shorter than what does lie evenly, and compiled."""
+    whole, matrix, bias = (randn(*each, seed=at) for at, each in enumerate([(3, 4, 5, 6), (7, 6), (7,)]))
+    x = SLICES[rows](whole)
+    target = targets(*x.shape[:-1], classes=7)
+    tensors = [leaf(x), leaf(matrix), leaf(bias)]
+    right = gradients(partial(expected, target=target, reduction=reduction), [leaf(x.contiguous()), *tensors[1:]])
+    with where(by_kernels):
+        for chunk in (None, 100, 8, 2):
+            function = found_by(target, chunk=chunk, reduction=reduction)
+            for got, each in zip(gradients(function, tensors), right, strict=True):
+                assert got.shape == each.shape
+                assert_near(got, each)
+        torch.compiler.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for got, each in zip(gradients(compiled, tensors), right, strict=True):
+            assert_near(got, each)
+
+
+class Copies(TorchDispatchMode):
+    """The operators that write as many elements as one tensor has without computing anything."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.size = x.numel()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name in ("clone", "copy_", "_to_copy", "cat", "stack", "_reshape_copy") and result.numel() >= self.size:
+            self.found.append(name)
+        return result
+
+
+@pytest.mark.parametrize("rows", [(4, 300), (300, 5)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_hidden_states_that_are_shifted_are_not_copied(reduction: str, rows: tuple[int, int]) -> None:
+    """Neither where a chunk has all rows, nor where torch's function would do, nor for a gradient."""
+    x = leaf(randn(1, *rows, 64, dtype="float32")[:, :, :-1])
+    target, matrix = targets(*x.shape[:-1], classes=5), leaf(randn(5, 64, dtype="float32", seed=1))
+    for options in ({}, {"chunk": 2048}, {"chunk": 100}):
+        for recorded in (True, False):
+            with torch.set_grad_enabled(recorded), Copies(x) as copies:
+                loss = ops.linear_cross_entropy(x, matrix, target, reduction=reduction, **options)
+                if recorded:
+                    loss.sum().backward()
+            assert not copies.found, (options, recorded, copies.found)
 
 
 @pytest.mark.parametrize("chunk", [256, 64, 16])
@@ -244,9 +307,10 @@ def test_rows_that_do_not_count_and_no_rows() -> None:
         assert found_by(ignored)(x, matrix).isnan()
         for each in torch.autograd.grad(found_by(ignored, reduction="sum")(x, matrix), (x, matrix)):
             assert not each.any()
-    none = found_by(ignored[:0], reduction="sum")(x[:0], matrix)
-    assert none == 0
-    assert not torch.autograd.grad(none, matrix)[0].any()
+    for empty in (x[:0], x.unflatten(0, (2, 2))[:, :0]):
+        none = found_by(targets(*empty.shape[:-1]), reduction="sum")(empty, matrix)
+        assert none == 0
+        assert not torch.autograd.grad(none, matrix)[0].any()
     if DEVICE == "cpu":
         with pytest.raises(IndexError):
             found_by(ignored.fill_(21))(x, matrix)
