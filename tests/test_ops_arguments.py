@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 torch: Any = pytest.importorskip("torch")
+from ops_problems import namespace  # noqa: E402
 
-from einops_fast import EinsumError, OperandError, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, nn, ops  # noqa: E402
 
 X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
 
@@ -82,6 +83,23 @@ def test_dtypes() -> None:
     with pytest.raises(OperandError, match=r"^input has dtype complex128; softmax takes real numbers"):
         ops.softmax(np.ones(3, complex))
     np.testing.assert_allclose(ops.softmax([0, 0]), 0.5)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "mxnet"])
+def test_numbers_of_classes_are_no_booleans(framework: str) -> None:
+    """torch refuses them, too: they are masks, or probabilities of two classes."""
+    xp = namespace(framework) if framework == "mxnet" else {"torch": torch, "numpy": np}[framework]
+    x, matrix = xp.ones((2, 4)), xp.ones((3, 4))
+    target = xp.ones((2,), dtype=bool if framework == "mxnet" else xp.bool_ if xp is np else torch.bool)
+    calls: list[Callable[[], Any]] = [lambda: ops.cross_entropy(x, target)]
+    if xp is torch:
+        calls += [
+            lambda: ops.linear_cross_entropy(x, matrix, target),
+            lambda: nn.CrossEntropyLoss()(x, target),
+        ]
+    for call in calls:
+        with pytest.raises(OperandError, match=r"^target has numbers of classes, which are integers, not bool"):
+            call()
 
 
 def test_what_is_missing_or_no_number() -> None:

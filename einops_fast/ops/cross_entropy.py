@@ -63,6 +63,7 @@ def cross_entropy(
 
     Raises:
         SubscriptsError, ShapeError: an axis or a size is wrong.
+        OperandError: the target is boolean.
         EinsumError: an option is wrong; with ``inplace_backward``, the logits are a leaf or expanded, or, in backward,
             a gradient of the gradient is asked for.
 
@@ -80,6 +81,7 @@ def cross_entropy(
     if "float" in kind:
         check_sizes(f"target (probabilities in {kind})", target, "input", shape, range(len(shape)))
     else:
+        _check_classes(kind)
         rows = [at for at in range(len(shape)) if at != axis]
         check_sizes("target", target, f"input (with classes along axis {axis})", shape, rows)
     check_sizes("weight", weight, "input", shape, (axis,))
@@ -120,6 +122,7 @@ def linear_cross_entropy(
 
     Raises:
         ShapeError: a size is wrong.
+        OperandError: the target isn't made of integers.
         EinsumError: an option is wrong.
 
     Example:
@@ -135,13 +138,18 @@ def linear_cross_entropy(
     ignore_index = _check_options(ignore_index, reduction, label_smoothing, z_loss)
     check_layer("linear_weight", linear_weight, input)
     check_sizes("target", target, "input", input.shape, range(len(input.shape) - 1))
-    if "float" in dtype_name(target.dtype):
-        raise OperandError(f"target has numbers of classes, which are integers, not {dtype_name(target.dtype)}")
+    _check_classes(dtype_name(target.dtype))
     check_sizes("bias", bias, "linear_weight", linear_weight.shape, (0,))
     check_sizes("weight", weight, "linear_weight", linear_weight.shape, (0,))
     if chunk is not None:
         chunk = count("chunk", chunk, "a number of rows")
     return function(input, linear_weight, target, bias, weight, ignore_index, label_smoothing, z_loss, reduction, chunk)
+
+
+def _check_classes(kind: str) -> None:
+    """Raise OperandError unless targets of this dtype can be numbers of classes."""
+    if not kind.startswith(("int", "uint")):
+        raise OperandError(f"target has numbers of classes, which are integers, not {kind}")
 
 
 def _check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:
