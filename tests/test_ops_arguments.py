@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,43 @@ def test_numbers_of_classes_are_no_booleans(framework: str) -> None:
     for call in calls:
         with pytest.raises(OperandError, match=r"^target has numbers of classes, which are integers, not bool"):
             call()
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "complex numbers": lambda x: ops.softmax(x.to(torch.complex64)),
+    "booleans": lambda x: ops.log_softmax(x.bool()),
+    "integers": lambda x: ops.layer_norm(x.long()),
+    "weight of integers": lambda x: ops.layer_norm(x, weight=VECTOR.long()),
+    "complex bias": lambda x: ops.rms_norm(x, bias=VECTOR.to(torch.complex64)),
+    "residual of integers": lambda x: ops.dropout_add_layer_norm(x, x.long()),
+    "integers to be multiplied": lambda x: ops.linear(x.long(), MATRIX.long()),
+    "weight of another dtype": lambda x: ops.linear(x, MATRIX.double()),
+    "complex weight of classes": lambda x: ops.cross_entropy(x, TARGET, VECTOR.to(torch.complex64)),
+    "complex target": lambda x: ops.cross_entropy(x, TARGET.to(torch.complex64)),
+    "boolean target": lambda x: ops.cross_entropy(x, TARGET.bool()),
+    "integers and classes": lambda x: ops.linear_cross_entropy(x.long(), MATRIX.long(), TARGET),
+    "another device": lambda x: ops.softmax(x, mask=torch.ones(4, device="meta")),
+    "weight of another device": lambda x: ops.rms_norm(x, weight=torch.ones(4, device="meta")),
+    "array of NumPy": lambda x: ops.bias_gelu(x, VECTOR.numpy()),
+    "list": lambda x: ops.softmax(x, mask=[1.0, 2.0, 3.0, 4.0]),
+    "no target": lambda x: ops.cross_entropy(x, None),
+    "no input": lambda x: ops.softmax(None),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_while_torch_compiles(name: str) -> None:
+    """They are those of other calls, inside of the compiler's own: nothing is computed from what isn't meant."""
+    with pytest.raises(OperandError) as eager:
+        WRONG[name](X)
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match=re.escape(f"OperandError('{eager.value}')")):
+        torch.compile(WRONG[name], fullgraph=True, backend="eager")(X)
+
+
+def test_input_of_another_framework_while_torch_compiles() -> None:
+    with pytest.raises(RuntimeError, match=r"OperandError\('torch.compile has softmax for tensors .*, not for ndarray"):
+        torch.compile(ops.softmax, fullgraph=True, backend="eager")(np.ones(3))
 
 
 def test_what_is_missing_or_no_number() -> None:

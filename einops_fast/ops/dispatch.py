@@ -45,6 +45,7 @@ def function_for(
             dtype of one isn't for the operator.
     """
     if is_tracing():
+        _check_traced(operator, array, needs, others)
         return torch_function(name), array
     backend = awake_types.get(type(array))
     if backend is None:
@@ -74,17 +75,43 @@ def function_for(
     return found, array
 
 
+def _check_traced(operator: str, array: Any, needs: tuple[str, ...], others: dict[str, Any]) -> None:
+    """The same errors while torch.compile traces: it has tensors of torch only, and what is asked are constants."""
+    from torch import Tensor  # torch is there if anything is traced
+
+    if array is None:
+        raise OperandError(f"{operator} needs an input, which is None")
+    if not isinstance(array, Tensor):
+        raise OperandError(f"torch.compile has {operator} for tensors of torch only, not for {type(array).__name__}")
+    _is_floating(operator, "input", array.dtype, True)
+    for argument, other in others.items():
+        if other is None:
+            if argument in needs:
+                raise OperandError(f"{operator} needs {argument}, which is None")
+            continue
+        if not isinstance(other, Tensor):
+            raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of torch")
+        _is_floating(operator, argument, other.dtype, argument not in _OF_ANY_KIND)
+        if other.device != array.device and other.ndim:
+            raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
+
+
 def _check_dtype(operator: str, argument: str, array: Any, floats: bool) -> None:
     """Raise OperandError unless the elements are numbers on one line, or floating-point if they have to be."""
     dtype = array.dtype
-    if dtype in _floating:
-        return
+    if dtype not in _floating and _is_floating(operator, argument, dtype, floats):
+        _floating.add(dtype)
+
+
+def _is_floating(operator: str, argument: str, dtype: Any, floats: bool) -> bool:
+    """Whether a dtype is among FLOATS; an error if it isn't for the operator."""
     kind = dtype_name(dtype)
     if kind in FLOATS:
-        _floating.add(dtype)
-    elif floats or not kind.startswith(_REAL):
+        return True
+    if floats or not kind.startswith(_REAL):
         kinds = ", ".join(FLOATS) if floats else "real numbers"
         raise OperandError(f"{argument} has dtype {kind}; {operator} takes {kinds}")
+    return False
 
 
 def torch_function(name: str) -> Callable[..., Any]:
