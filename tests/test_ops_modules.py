@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
 
-from einops_fast import EinsumError, ShapeError, nn  # noqa: E402
+from einops_fast import EinsumError, ShapeError, SubscriptsError, nn  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -61,8 +61,9 @@ def test_loss_as_torch(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_arguments_of_the_loss_are_torch_s() -> None:
-    theirs, ours = (signature(each).parameters for each in (torch.nn.CrossEntropyLoss, nn.CrossEntropyLoss))
+@pytest.mark.parametrize("name", ["CrossEntropyLoss", "LayerNorm", "RMSNorm"])
+def test_arguments_are_torch_s(name: str) -> None:
+    theirs, ours = (signature(getattr(each, name)).parameters for each in (torch.nn, nn))
     assert [(each.name, each.default) for each in theirs.values()] == [
         (each.name, each.default) for each in ours.values() if each.name != "z_loss"
     ]
@@ -136,11 +137,40 @@ def test_device_and_dtype(name: str) -> None:
         (TypeError, "foo", lambda: nn.Softmax(-1, foo=1)),
         (EinsumError, "temperature", lambda: nn.LogSoftmax(-1, temperature=0)),
         (EinsumError, "causal", lambda: nn.Softmax(-1, causal="left")),
+        (SubscriptsError, "^axis 'x' has a name", lambda: nn.Softmax("x")),
+        (SubscriptsError, "^pattern 'a b' has no axis 'x'", lambda: nn.LogSoftmax("x", pattern="a b")),
+        (SubscriptsError, "^pattern .* isn't 3", lambda: nn.Softmax(pattern=3)),
+        (ShapeError, "^axis 2 of an array with 2 axes", lambda: nn.Softmax(2, pattern="a b")),
+        (EinsumError, "^dim .* not 1.5", lambda: nn.Softmax(1.5)),
+        (EinsumError, "^dtype .* not torch.int32", lambda: nn.Softmax(dtype=torch.int32)),
+        (EinsumError, "^normalized_shape .* not 4.0", lambda: nn.LayerNorm(4.0)),
+        (EinsumError, "^normalized_shape .* not -1", lambda: nn.LayerNorm((4, -1))),
+        (EinsumError, "^normalized_shape .* not True", lambda: nn.RMSNorm(True)),
+        (EinsumError, "^normalized_shape .* not '4'", lambda: nn.DropoutAddLayerNorm("4")),
+        (EinsumError, "^eps .* not 'x'", lambda: nn.LayerNorm(4, "x")),
+        (EinsumError, "^eps .* not 'x'", lambda: nn.RMSNorm(4, "x")),
+        (EinsumError, "^in_features .* not True", lambda: nn.FusedLinear(True, 3)),
+        (EinsumError, "^out_features .* not -1", lambda: nn.FusedLinear(4, -1)),
+        (EinsumError, "^bias_shape .* not -1", lambda: nn.FusedDropoutBias(0.1, (-1,))),
+        (EinsumError, "^reduction .* not 'max'", lambda: nn.CrossEntropyLoss(reduction="max")),
+        (EinsumError, "^label_smoothing .* not 2", lambda: nn.CrossEntropyLoss(label_smoothing=2)),
+        (EinsumError, "^z_loss .* not -1", lambda: nn.CrossEntropyLoss(z_loss=-1)),
     ],
 )
 def test_wrong_options_are_refused_at_once(error: Any, message: str, make: Any) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_layers_of_no_size_are_torch_s() -> None:
+    for sizes in ((0, 3), (3, 0)):
+        theirs = torch.nn.utils.skip_init(torch.nn.Linear, *sizes)
+        ours = torch.nn.utils.skip_init(nn.FusedLinear, *sizes)
+        torch.nn.init.ones_(ours.bias), torch.nn.init.ones_(theirs.bias)
+        x = torch.ones(2, sizes[0])
+        assert torch.equal(ours(x), theirs(x))
+    assert nn.LayerNorm(0)(torch.ones(2, 0)).shape == nn.RMSNorm(0)(torch.ones(2, 0)).shape == (2, 0)
+    assert nn.Softmax("i", pattern="bij")(torch.zeros(2, 4, 3))[0, 0, 0] == 0.25  # letters, or one axis of this name
 
 
 def test_norm_of_another_size() -> None:

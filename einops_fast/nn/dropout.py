@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError
 from einops_fast.ops.activation import check_activation
 from einops_fast.ops.options import check_probability
@@ -57,7 +58,8 @@ class FusedDropoutBias(nn.Module):
         self.p = float(p)
         self.bias = None
         if bias_shape is not None:
-            self.bias = nn.Parameter(torch.empty(bias_shape, device=device, dtype=dtype))
+            features = count("bias_shape", bias_shape, "a number of features", 0)
+            self.bias = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
         self.init_weights()
 
     def init_weights(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.attention.options import count
 from einops_fast.ops.activation import check_activation
 
 __all__ = ["FusedLinear"]
@@ -20,7 +21,7 @@ class FusedLinear(nn.Linear):
         activation: as for :func:`einops_fast.ops.dropout_bias_activation`.
 
     Raises:
-        EinsumError: there is no such activation.
+        EinsumError: there is no such activation, or a number of features is none.
 
     Example:
         >>> import torch
@@ -40,6 +41,8 @@ class FusedLinear(nn.Linear):
         activation: str = "none",
     ) -> None:
         check_activation(activation)
+        in_features = count("in_features", in_features, "a number of features", 0)
+        out_features = count("out_features", out_features, "a number of features", 0)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
 

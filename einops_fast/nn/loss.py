@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.ops.cross_entropy import check_options
 
 __all__ = ["CrossEntropyLoss"]
 
@@ -15,6 +16,9 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     Args:
         weight, size_average, ignore_index, reduce, reduction, label_smoothing: as torch's class takes them.
         z_loss: factor of the square of the logarithm of the sum.
+
+    Raises:
+        EinsumError: an option is wrong.
 
     Example:
         >>> import torch
@@ -35,6 +39,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         z_loss: float = 0.0,
     ) -> None:
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        check_options(ignore_index, self.reduction, label_smoothing, z_loss)
         self.z_loss = z_loss
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

@@ -10,13 +10,17 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.errors import ShapeError
 from einops_fast.nn.heads import check_features
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.norm import last_sizes
+from einops_fast.ops.options import check_number, check_probability
 
 __all__ = ["DropoutAddLayerNorm", "LayerNorm", "RMSNorm"]
 
 
 class LayerNorm(nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by :func:`einops_fast.ops.layer_norm`: the same arguments and the same state.
+
+    Raises:
+        EinsumError: ``normalized_shape`` isn't made of sizes, or ``eps`` is no number.
 
     Example:
         >>> import torch
@@ -28,6 +32,18 @@ class LayerNorm(nn.LayerNorm):
         torch.Size([2, 4])
     """
 
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        check_number("eps", eps, "a number")
+        super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, bias, device, dtype)
+
     def forward(self, input: Tensor) -> Tensor:
         """The norm over the last axes."""
         found: Tensor = ops.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -37,6 +53,9 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` by :func:`einops_fast.ops.rms_norm`: the same arguments and the same state.
 
+    Raises:
+        EinsumError: as :class:`LayerNorm`.
+
     Example:
         >>> import torch
         >>> from einops_fast.nn import RMSNorm
@@ -44,13 +63,25 @@ class RMSNorm(nn.RMSNorm):
         [[1.0, 1.0, 1.0, 1.0]]
     """
 
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if eps is not None:
+            check_number("eps", eps, "a number")
+        super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, device, dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """The norm over the last axes."""
         found: Tensor = ops.rms_norm(x, self.normalized_shape, self.weight, self.eps)
         return found
 
 
-class DropoutAddLayerNorm(nn.LayerNorm):
+class DropoutAddLayerNorm(LayerNorm):
     """``layer_norm(dropout(x) + residual)`` by :func:`einops_fast.ops.dropout_add_layer_norm`.
 
     Its state is that of the :class:`torch.nn.LayerNorm` in it.
@@ -59,11 +90,11 @@ class DropoutAddLayerNorm(nn.LayerNorm):
         normalized_shape: the size of the last axis.
         p: probability of dropping an element while training.
         prenorm: return the sum, too, which is the next residual.
-        options: what else :class:`torch.nn.LayerNorm` takes: ``eps``, ``elementwise_affine``, ``bias``, …
+        options: what else :class:`LayerNorm` takes: ``eps``, ``elementwise_affine``, ``bias``, …
 
     Raises:
         ShapeError: ``normalized_shape`` has several axes, or isn't the input's.
-        EinsumError: base of it; ``p`` isn't a probability.
+        EinsumError: base of it; as :class:`LayerNorm`; ``p`` isn't a probability.
 
     Example:
         >>> import torch

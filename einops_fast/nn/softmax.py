@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.ops.softmax import check_options
+from einops_fast.ops.axes import check_axis
+from einops_fast.ops.softmax import check_dtype, check_options
 
 __all__ = ["LogSoftmax", "Softmax"]
 
@@ -23,7 +24,9 @@ class _WithOptions(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__(dim)
+        check_axis(dim, pattern)
         check_options(causal, temperature)
+        check_dtype(dtype)
         self.options = {"pattern": pattern, "causal": causal, "temperature": temperature, "dtype": dtype}
 
 
@@ -35,7 +38,8 @@ class Softmax(_WithOptions, nn.Softmax):
         pattern, causal, temperature, dtype: as for the function, for every call.
 
     Raises:
-        EinsumError: an option is wrong.
+        SubscriptsError, ShapeError: ``dim`` or ``pattern`` is wrong, as far as can be told without an input.
+        EinsumError: another option is wrong.
 
     Example:
         >>> import torch

@@ -13,7 +13,7 @@ from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.options import check_number
 from einops_fast.ops.sizes import check_sizes
 
-__all__ = ["cross_entropy", "linear_cross_entropy"]
+__all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
 
 
 def cross_entropy(
@@ -76,7 +76,7 @@ def cross_entropy(
     function, input = function_for("cross_entropy", input, "cross_entropy", ("target",), target=target, weight=weight)
     shape = tuple(input.shape)
     axis = axis_of(dim, pattern, len(shape))
-    ignore_index = _check_options(ignore_index, reduction, label_smoothing, z_loss)
+    ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
     kind = dtype_name(target.dtype)
     if "float" in kind:
         check_sizes(f"target (probabilities in {kind})", target, "input", shape, range(len(shape)))
@@ -135,7 +135,7 @@ def linear_cross_entropy(
         "linear_cross_entropy", input, "linear_cross_entropy", ("linear_weight", "target"),
         linear_weight=linear_weight, target=target, bias=bias, weight=weight,
     )  # fmt: skip
-    ignore_index = _check_options(ignore_index, reduction, label_smoothing, z_loss)
+    ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
     check_layer("linear_weight", linear_weight, input)
     check_sizes("target", target, "input", input.shape, range(len(input.shape) - 1))
     _check_classes(dtype_name(target.dtype))
@@ -152,7 +152,7 @@ def _check_classes(kind: str) -> None:
         raise OperandError(f"target has numbers of classes, which are integers, not {kind}")
 
 
-def _check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:
+def check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:
     """``ignore_index`` as a number of Python's; an error if an option is wrong."""
     if reduction not in ("mean", "sum", "none"):
         raise EinsumError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")

@@ -12,7 +12,7 @@ from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.options import check_number, check_probability
 from einops_fast.ops.sizes import check_broadcast, check_sizes
 
-__all__ = ["dropout_add_layer_norm", "layer_norm", "rms_norm"]
+__all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
 
 
 def layer_norm(
@@ -157,6 +157,15 @@ def _norm(
     return function(array, axes[0], len(axes), weight, bias, eps, centred)
 
 
+def last_sizes(normalized_shape: Any) -> tuple[int, ...]:
+    """``normalized_shape`` as numbers of Python's; EinsumError if it isn't made of sizes."""
+    try:
+        given = tuple(normalized_shape)
+    except TypeError:  # of one number, whatever it is
+        given = (normalized_shape,)
+    return tuple([count("normalized_shape", each, "sizes of the last axes", 0) for each in given])
+
+
 def _last_axes(normalized_shape: Any, shape: tuple[int, ...]) -> Sequence[int]:
     """The axes that have these sizes.
 
@@ -164,11 +173,7 @@ def _last_axes(normalized_shape: Any, shape: tuple[int, ...]) -> Sequence[int]:
         ShapeError: they have others.
         EinsumError: it isn't made of sizes.
     """
-    try:
-        given = tuple(normalized_shape)
-    except TypeError:  # of one number, whatever it is
-        given = (normalized_shape,)
-    sizes = tuple([count("normalized_shape", each, "sizes of the last axes", 0) for each in given])
+    sizes = last_sizes(normalized_shape)
     first = len(shape) - len(sizes)
     if not sizes or first < 0:
         raise ShapeError(f"normalized_shape {sizes} isn't the end of the input's shape {tuple(shape)}")

@@ -14,7 +14,7 @@ from einops_fast.ops.masks import check_mask
 from einops_fast.ops.options import check_number
 from einops_fast.tracing import is_tracing
 
-__all__ = ["check_options", "log_softmax", "softmax"]
+__all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
 
 
 def softmax(
@@ -95,9 +95,7 @@ def _softmax(
     function, array = function_for("softmax", array, "log_softmax" if log else "softmax", mask=mask)
     shape = array.shape
     rank = len(shape)
-    wanted = None if dtype is None else "float64" if dtype is float else dtype_name(dtype)
-    if wanted is not None and wanted not in FLOATS:
-        raise EinsumError(f"dtype is a floating-point type, one of {', '.join(FLOATS)}, not {dtype!r}")
+    wanted = check_dtype(dtype)
     check_options(causal, temperature)
     check_mask("mask", mask, "input", shape)
     if not rank and dim in (None, 0, -1) and not causal:
@@ -111,6 +109,14 @@ def _softmax(
         if causal == "bottom_right":
             shift = shape[axis] - shape[queries]
     return function(array, axis, log, mask, queries, shift, 1.0 / temperature, wanted)
+
+
+def check_dtype(dtype: Any) -> str | None:
+    """The name of a floating-point type, or ``None`` for ``None``; EinsumError if it is none."""
+    wanted = None if dtype is None else "float64" if dtype is float else dtype_name(dtype)
+    if wanted is not None and wanted not in FLOATS:
+        raise EinsumError(f"dtype is a floating-point type, one of {', '.join(FLOATS)}, not {dtype!r}")
+    return wanted
 
 
 def check_options(causal: bool | str, temperature: float) -> None:
