@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise, permutations
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -186,6 +186,13 @@ class OnFourAxes(Implementation):
         if isinstance(axes, str):
             raise OperandError(axes)
         return self.call(spec, axes)
+
+    def knows(self, spec: AttentionSpec) -> tuple[Any, ...] | None:
+        axes = self.axes(spec)
+        return None if isinstance(axes, str) else tuple([getattr(axes, each.name) for each in fields(axes)])
+
+    def compiled_knowing(self, spec: AttentionSpec, knows: Any) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return self.call(spec, FourAxes(*knows))
 
     def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
         spec, axes = plan.spec, self.axes(plan.spec)

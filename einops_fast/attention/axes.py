@@ -13,10 +13,25 @@ from typing import Any
 from einops_fast.attention.pattern import PACKED, Pattern, letters_of
 from einops_fast.errors import ShapeError, SubscriptsError
 
-__all__ = ["Axes", "View", "bind_axes"]
+__all__ = ["Axes", "View", "bind_axes", "seen"]
 
 # Axes that nobody named: of packed sequences, and of the only query.
 _SEQUENCES, _ONE_QUERY = "#", "?"
+
+
+def seen(
+    array: Any,
+    permute: Callable[[Any, tuple[int, ...]], Any],
+    split: tuple[int, ...] | None,
+    perm: tuple[int, ...] | None,
+    shape: tuple[int, ...] | None,
+) -> Any:
+    """An array by the :class:`View` of these fields."""
+    if split is not None:
+        array = array.reshape(split)
+    if perm is not None:
+        array = permute(array, perm)
+    return array if shape is None else array.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -28,11 +43,7 @@ class View:
     shape: tuple[int, ...] | None = None
 
     def __call__(self, array: Any, permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
-        if self.split is not None:
-            array = array.reshape(self.split)
-        if self.perm is not None:
-            array = permute(array, self.perm)
-        return array if self.shape is None else array.reshape(self.shape)
+        return seen(array, permute, self.split, self.perm, self.shape)
 
     def back(self, array: Any, shape: Sequence[int], permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
         """The other way: what is seen so, as an array of ``shape``."""

@@ -14,7 +14,7 @@ from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
-__all__ = ["INTEGERS", "Options", "Plan", "check_options", "make_plan"]
+__all__ = ["INTEGERS", "Options", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
@@ -158,8 +158,8 @@ def make_plan(
         spec,
         _device(q, framework),
         views,
-        _permute_torch if on_torch else _permute_mxnet if framework == "mxnet" else _permute,
-        _cast_torch if on_torch else _cast,
+        permute_torch if on_torch else _permute_mxnet if framework == "mxnet" else _permute,
+        cast_torch if on_torch else _cast,
         View(None, perm, shape),
         View(None, lse_perm, lse_shape),
     )
@@ -377,7 +377,8 @@ def _permute_mxnet(array: Any, order: tuple[int, ...]) -> Any:
     return array.astype("uint8").transpose(order).astype("bool")  # it transposes no booleans
 
 
-def _permute_torch(array: Any, order: tuple[int, ...]) -> Any:
+def permute_torch(array: Any, order: tuple[int, ...]) -> Any:
+    """torch's permutation of axes."""
     return array.permute(*order)  # torch takes less time to read no tuple
 
 
@@ -385,6 +386,7 @@ def _cast(array: Any, dtype: str) -> Any:
     return array.astype(dtype)
 
 
-def _cast_torch(array: Any, dtype: str) -> Any:
+def cast_torch(array: Any, dtype: str) -> Any:
+    """torch's conversion to what further arrays are converted to."""
     # Without importing torch here: it has methods by these names.
     return {"float32": array.float, "float64": array.double, "int32": array.int, "int64": array.long}[dtype]()

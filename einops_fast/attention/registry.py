@@ -83,6 +83,14 @@ class Implementation(ABC):
         """:meth:`run` for one spec, after all thinking about it; a call keeps it for the next one."""
         return partial(self.run, spec)
 
+    def knows(self, spec: AttentionSpec) -> Any:
+        """What :meth:`compiled` finds out about a spec first, where that takes long, as constants; else ``None``."""
+        return None
+
+    def compiled_knowing(self, spec: AttentionSpec, knows: Any) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """:meth:`compiled`, with what :meth:`knows` has said. torch.compile follows this, but not that."""
+        return self.compiled(spec)
+
     def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any] | None:
         """What gives the caller's result from the arrays by name as they were given, for calls of one kind.
 
@@ -117,6 +125,8 @@ _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
 #: Grows with every change, so that nobody keeps a choice made before it.
 generation = 0
+#: The same for torch.compile, which takes a text for a constant, but a number that changes for any number.
+registered = "0"
 
 
 def register_implementation(name: str, framework: str, factory: Callable[[], Implementation]) -> None:
@@ -128,11 +138,12 @@ def register_implementation(name: str, framework: str, factory: Callable[[], Imp
             an array arrives.
         factory: makes it; called once. An ``ImportError`` says why it isn't there.
     """
-    global generation
+    global generation, registered
     with _lock:
         _entries[name] = _Entry(framework, factory)
         _made.pop(name, None)
         generation += 1
+        registered = str(generation)
 
 
 def registered_implementations() -> tuple[str, ...]:
