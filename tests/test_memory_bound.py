@@ -127,6 +127,33 @@ def test_gradients_and_transforms_of_blocks() -> None:
     torch.testing.assert_close(mapped[0], (a * b).sum(0).detach())
 
 
+@pytest.mark.parametrize(
+    ("equation", "shape", "strides"),
+    [
+        ("ij,j->i", (60, 3), (1, 1)),  # columns times numbers
+        ("j,ij->i", (60, 47), (1, 1)),
+        ("ji,j->i", (60, 50), (1, 1)),
+        ("j,ij->i", (60, 48), (1, 48)),  # a dot for each row
+        ("ij,j->i", (7, 20), (1, 20)),
+        ("ji,j->i", (20, 7), (1, 20)),
+    ],
+)
+def test_loops_for_halves(
+    equation: str, shape: tuple[int, int], strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides of the column, along axes that matter and along one that doesn't, decide which loops torch takes."""
+    monkeypatch.setattr(torch_steps, "_without_onednn", lambda: (torch.bfloat16,))
+    product, seen = torch.mm, []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(b.stride()) or product(a, b))
+    clear_plans()
+    matrix = torch.ones(shape, dtype=torch.bfloat16)
+    vector = torch.ones(shape["ji" not in equation], dtype=torch.bfloat16)
+    operands = (vector, matrix) if equation.startswith("j,") else (matrix, vector)
+    torch.testing.assert_close(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
+    assert seen == [strides]
+    clear_plans()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize(
@@ -136,6 +163,11 @@ def test_gradients_and_transforms_of_blocks() -> None:
         ("bij,bi->bj", ((3, 30, 20), (3, 30))),
         ("bhij,bhi->bhj", ((3, 2, 30, 20), (3, 2, 30))),
         ("bij,i->bj", ((3, 30, 20), (30,))),
+        ("ij,j->i", ((30, 20), (20,))),
+        ("ij,j->i", ((30, 50), (50,))),
+        ("j,ij->i", ((20,), (3, 20))),
+        ("bij,bj->bi", ((3, 30, 50), (3, 50))),
+        ("bhij,hj->bhi", ((3, 2, 5, 50), (2, 50))),
     ],
 )
 def test_rows_times_matrices(
