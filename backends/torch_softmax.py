@@ -25,6 +25,7 @@ from einops_fast.backends.torch_softmax_pieces import (
 )
 from einops_fast.backends.triton.contest import Contest
 from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
+from einops_fast.errors import OperandError
 from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
 
@@ -56,6 +57,10 @@ def softmax_by_torch(
 ) -> Any:
     """The same by torch's functions, which can be differentiated as often as these."""
     wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
+    if x.is_nested:
+        if mask is not None and dim == x._ragged_idx:
+            raise OperandError(f"axis {dim} of the input has several lengths: there is no mask for a softmax along it")
+        dim -= x.dim()  # torch's gradient of a jagged tensor takes it for an axis of the values
     if mask is None and queries is None and scale == 1.0:
         native = torch.log_softmax if log else torch.softmax
         return native(x, dim, dtype=None if wanted == x.dtype else wanted)

@@ -109,7 +109,10 @@ def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: 
     if queries is not None:
         before = _seen_before(x, dim, queries, shift)
         seen = before if seen is None else before & seen
-    return score if seen is None else torch.where(seen, score, _HIDDEN)
+    if seen is None:
+        return score
+    # Of jagged tensors, `where` takes no mask that is broadcast.
+    return score.masked_fill(~seen, _HIDDEN) if score.is_nested else torch.where(seen, score, _HIDDEN)
 
 
 def _seen_before(x: Any, dim: int, queries: int, shift: int) -> Any:

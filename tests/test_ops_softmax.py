@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
 from optional_mxnet import mxnet_or_skip  # noqa: E402
 
-from einops_fast import EinsumError, ShapeError, SubscriptsError, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops  # noqa: E402
 from einops_fast.backends import torch_softmax  # noqa: E402
 from einops_fast.backends.triton import softmax_plan  # noqa: E402
 from einops_fast.backends.triton.rows import RowTiling  # noqa: E402
@@ -336,3 +336,41 @@ def test_nan_beside_what_is_hidden_in_mxnet() -> None:
 def test_what_is_no_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EinsumError, match=message):
         ops.softmax(torch.zeros(2, 3), **options)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+def test_jagged_tensors(function: Any, compiled: bool) -> None:
+    """Masks that are jagged alike, and those that are broadcast, as of each part; what torch can't do is an error."""
+    torch.compiler.reset()
+    run = torch.compile(function, fullgraph=True, backend="eager") if compiled else function
+    parts = [randn(2, 4), randn(3, 4)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    seen = randn(5, 4, seed=1) > 0
+    seen[1] = False
+    rows = torch.tensor([[[True, False, True, True]], [[False] * 4]], device=DEVICE)
+    for mask, of_parts in (
+        (rows[0, 0], (rows[0], rows[0])),
+        (rows, rows),
+        (torch.nested.nested_tensor_from_jagged(seen, x.offsets()), seen.split([2, 3])),
+        (parts[0][0], (parts[0][0],) * 2),
+        (None, (None, None)),
+    ):
+        x = x.detach().requires_grad_()
+        found = run(x, mask=mask)
+        if function is ops.softmax:  # the gradient of the other one is what torch hasn't
+            leaves = [leaf(each) for each in parts]
+            results = [function(part, mask=own) for part, own in zip(leaves, of_parts, strict=True)]
+            back = randn(5, 4, seed=2)
+            (gradient,) = torch.autograd.grad(found.values(), x, back)
+            torch.testing.assert_close(
+                gradient.values(), torch.cat(torch.autograd.grad(torch.cat(results), leaves, back))
+            )
+        for got, part, own in zip(found.unbind(), parts, of_parts, strict=True):
+            torch.testing.assert_close(got, function(part, mask=own))
+    for message, options in (
+        ("axis 1 of the input has several lengths", {"dim": 1, "mask": rows}),
+        ("causal needs rows of one length", {"causal": True}),
+    ):
+        with pytest.raises(RuntimeError if compiled else OperandError, match=message):
+            run(x, **options)

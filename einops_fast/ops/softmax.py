@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast.dtypes import FLOATS, dtype_name
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.masks import check_mask
@@ -52,7 +52,7 @@ def softmax(
 
     Raises:
         SubscriptsError, ShapeError: there is no such axis, or the mask doesn't fit.
-        OperandError: the mask has integers, or isn't where the input is.
+        OperandError: the mask has integers, or isn't where the input is; causal of a jagged tensor.
         EinsumError: another option is wrong.
 
     Example:
@@ -103,6 +103,8 @@ def _softmax(
     axis = axis_of(dim, pattern, rank)
     queries, shift = None, 0
     if causal:
+        if getattr(array, "is_nested", False):
+            raise OperandError("causal needs rows of one length, and the input is a jagged tensor: give a mask")
         if rank < 2:
             raise ShapeError(f"causal needs an axis of positions beside the one that is summed over, not shape {shape}")
         queries = rank - 1 if axis < rank - 1 else rank - 2
