@@ -13,7 +13,7 @@ from einops_fast.attention.choice import choose
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.registry import Implementation, allowed_names
-from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan
+from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
@@ -297,7 +297,7 @@ def _traced(
     """The call while torch.compile traces it: nothing is remembered, and nothing measured."""
     torch_state.autocast(arrays)
     options = (*options[:-1], options[-1] or torch_state.deterministic())
-    constants = known_options(sequence, longest, options)
+    constants = known_options(sequence, longest, options) if may_be_known() else None
     kinds = None if constants is None else known_kinds(arrays)
     if constants is not None and kinds is not None:
         state = torch_state.derivatives(arrays)

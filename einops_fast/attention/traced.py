@@ -16,7 +16,7 @@ from einops_fast.attention.registry import Implementation, implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 
-__all__ = ["known_call", "known_kinds", "known_options", "known_plan"]
+__all__ = ["known_call", "known_kinds", "known_options", "known_plan", "may_be_known"]
 
 Kinds = tuple[tuple[str, tuple[int, ...], tuple[int, ...], Any, Any], ...]
 """Of each array its name, shape, strides if it is one of q, k and v, dtype and device."""
@@ -33,6 +33,19 @@ class _Kind(NamedTuple):
     def stride(self) -> tuple[int, ...]:
         """As torch's tensors have it."""
         return self.strides
+
+
+def may_be_known() -> bool:
+    """Whether this torch can follow what is made of constants that it takes as they are.
+
+    2.11 can't compare such a tuple with another one, and says while it calls :func:`known_plan` that it traces nothing.
+    """
+    import torch
+
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+may_be_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def known_kinds(arrays: Mapping[str, Any]) -> Kinds | None:
