@@ -397,12 +397,19 @@ def test_plan_is_the_one_of_a_call_without_gradients(equation: str) -> None:
 def test_autocast_gradients(equation: str, device: str) -> None:
     operands = [operand.requires_grad_() for operand in tensors(equation, device, torch.float32, **LARGE)]
 
-    def of(einsum: Einsum) -> Sequence[Any]:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            result = einsum(equation, *operands).float().sin().sum()
-        return torch.autograd.grad(result, operands)
+    def of(einsum: Einsum, operands: Sequence[Any], casts: bool = True) -> Sequence[Any]:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
+            result = einsum(equation, *operands)
+        weights = torch.linspace(-1, 1, result.numel(), device=device).view(result.shape)
+        return torch.autograd.grad((result * weights).sum(), operands)
 
-    torch.testing.assert_close(of(fast_einsum), of(torch.einsum))
+    exact = of(torch.einsum, [operand.detach().double().requires_grad_() for operand in operands], casts=False)
+    ours, theirs = of(fast_einsum, operands), of(torch.einsum, operands)
+    for one, other, right in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == other.dtype
+        # Products of different layouts may be added up in different orders, and what comes between is rounded.
+        assert (one - right).norm() <= 1.5 * (other - right).norm()
+        assert (other - right).norm() > 1e-4 * right.norm()
 
 
 def test_tangents_of_gradients() -> None:
