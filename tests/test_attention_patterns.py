@@ -22,7 +22,7 @@ from einops_fast import (
 )
 from einops_fast.attention import registry
 from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.pattern import read_pattern
+from einops_fast.attention.pattern import read_pattern, spelled
 
 WORDS = {"b": "batch", "h": "heads", "g": "kv_heads", "i": "q_len", "j": "kv_len", "d": "head_dim", "e": "v_head_dim"}
 
@@ -67,7 +67,7 @@ def test_roles(pattern, ranks, queries, keys, heads):
     else:
         read = read_pattern(pattern, ranks)
     assert (read.queries, read.keys, read.heads) == (queries, keys, heads)
-    assert (read.spelling(read.head_dim).lower(), read.spelling(read.v_head_dim).lower()) == ("d", "e")
+    assert (spelled(read, read.head_dim).lower(), spelled(read, read.v_head_dim).lower()) == ("d", "e")
 
 
 def test_sequence_is_found_by_the_axes_of_the_bias():

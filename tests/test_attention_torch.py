@@ -12,6 +12,7 @@ from attention_reference import naive
 from einops_fast import (
     EinsumError,
     OperandError,
+    ShapeError,
     attention,
     attention_backend,
     patch,
@@ -447,6 +448,22 @@ def test_compiles_whole(case):
         torch.autograd.grad(found.sum(), operands), torch.autograd.grad(expected.sum(), operands), strict=True
     ):
         torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("k", "v"), [((2, 7, 2, 9), (2, 7, 2, 6)), ((2, 7, 2, 8), (2, 6, 2, 6)), ((2, 7, 3, 8),) * 2])
+def test_wrong_sizes_are_told_as_if_nothing_were_compiled(k, v, dynamic):
+    operands = leaves((2, 5, 4, 8), k, v)
+    with pytest.raises(ShapeError) as expected:
+        TRACED["pattern"](*operands)
+    torch.compiler.reset()
+    with pytest.raises(ShapeError) as found:
+        torch.compile(TRACED["pattern"], backend="eager", dynamic=dynamic)(*operands)
+    assert str(found.value) == str(expected.value)
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError) as found:
+        torch.compile(TRACED["pattern"], fullgraph=True, backend="eager", dynamic=dynamic)(*operands)
+    assert dynamic or str(expected.value) in str(found.value)
 
 
 def packed_call(q, ends):

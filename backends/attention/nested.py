@@ -9,7 +9,7 @@ import torch
 
 from einops_fast.attention.attend import attend
 from einops_fast.attention.packed import apart
-from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern
+from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
 
 __all__ = ["attend_nested", "packed_call", "parts"]
@@ -112,15 +112,15 @@ def _check(pattern: Pattern, arrays: Mapping[str, Any]) -> None:
     for name, (term, positions) in terms.items():
         if term[0] != batch:
             problem = (
-                f"axis '{pattern.spelling(batch)}' of nested tensors, which counts them, comes first; not in {name}"
+                f"axis '{spelled(pattern, batch)}' of nested tensors, which counts them, comes first; not in {name}"
             )
             raise SubscriptsError(problem)
         jagged = term[arrays[name]._ragged_idx]
         if jagged != positions:
-            problem = f"the jagged axis of {name} is '{pattern.spelling(jagged)}', which isn't that of its positions"
+            problem = f"the jagged axis of {name} is '{spelled(pattern, jagged)}', which isn't that of its positions"
             raise SubscriptsError(problem)
     if pattern.result[0] != batch:
-        raise SubscriptsError(f"the result of nested tensors has axis '{pattern.spelling(batch)}' first")
+        raise SubscriptsError(f"the result of nested tensors has axis '{spelled(pattern, batch)}' first")
 
 
 def _names(pattern: Pattern) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from einops_fast.attention.pattern import PACKED, Pattern, letters_of
+from einops_fast.attention.pattern import PACKED, Pattern, letters_of, spelled
 from einops_fast.errors import ShapeError, SubscriptsError
 
 __all__ = ["Axes", "View", "bind_axes", "seen"]
@@ -173,7 +173,7 @@ class Axes:
     def _spelling(self, letter: str) -> str:
         if letter == _SEQUENCES:
             return PACKED
-        return "query" if letter == _ONE_QUERY else dict(self.pattern.names)[letter]
+        return "query" if letter == _ONE_QUERY else spelled(self.pattern, letter)
 
     def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
         """How the canonical result is brought back to the asked order.
@@ -237,8 +237,8 @@ def bind_axes(
         elif sizes[kv_heads] == 0 or sizes[heads] % sizes[kv_heads]:
             theirs = _place(kv_heads, *found[kv_heads], terms, shapes)
             raise ShapeError(
-                f"axis '{pattern.spelling(heads)}' has {_place(heads, sizes[heads], 0, terms, shapes)}, which isn't a "
-                f"multiple of axis '{pattern.spelling(kv_heads)}', of {theirs}"
+                f"axis '{spelled(pattern, heads)}' has {_place(heads, sizes[heads], 0, terms, shapes)}, which isn't a "
+                f"multiple of axis '{spelled(pattern, kv_heads)}', of {theirs}"
             )
         else:
             groups = heads, kv_heads
@@ -295,7 +295,7 @@ def _sizes(pattern: Pattern, terms: Sequence[str], shapes: Sequence[Sequence[int
             fixed = letter in (pattern.head_dim, pattern.keys, pattern.pages)
             if fixed or (known != 1 and size != 1):
                 raise ShapeError(
-                    f"axis '{pattern.spelling(letter)}' has {_place(letter, size, at, terms, shapes)} "
+                    f"axis '{spelled(pattern, letter)}' has {_place(letter, size, at, terms, shapes)} "
                     f"but {_place(letter, known, other, terms, shapes)}"
                 )
             if known == 1:

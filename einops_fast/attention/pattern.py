@@ -24,7 +24,7 @@ from itertools import chain
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
 from einops_fast.notation import parse
 
-__all__ = ["PACKED", "Pattern", "checked_sequence", "letters_of", "read_pattern"]
+__all__ = ["PACKED", "Pattern", "checked_sequence", "letters_of", "read_pattern", "spelled"]
 
 PACKED = "packed"
 """What patterns of further arrays call the axis that counts packed sequences, which the pattern doesn't have."""
@@ -72,9 +72,10 @@ class Pattern:
     names: tuple[tuple[str, str], ...]
     text: str
 
-    def spelling(self, letter: str) -> str:
-        """The name of an axis, as it was written."""
-        return dict(self.names)[letter]
+
+def spelled(pattern: Pattern, letter: str) -> str:
+    """The name of an axis, as it was written. (A method couldn't be called in what torch.compile traces.)"""
+    return dict(pattern.names)[letter]
 
 
 def read_pattern(
