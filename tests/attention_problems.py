@@ -263,5 +263,7 @@ def check_low_precision(spec: AttentionSpec, inputs: AttentionInputs) -> None:
     eps = torch.finfo(inputs.q.dtype).eps
     for name, value in found.items():
         most = (2 if name in ("out", "lse") else 3) * rms(theirs[name], expected[name])
-        least = eps * float(expected[name].double().square().mean().sqrt()) / 4
+        # Weights and results are rounded. Of few elements, how far theirs are off is chance.
+        roundings = 2 if value.numel() < 256 else 0.5
+        least = eps * roundings * float(expected[name].double().square().mean().sqrt())
         assert rms(value, expected[name]) <= max(most, least), name

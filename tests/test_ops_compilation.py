@@ -35,20 +35,9 @@ from einops_fast import ops
 from einops_fast.backends import torch_operator
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.contest import Contest
 
 torch_operator.on_gpu = lambda tensor: True
 TorchMemory.limits = lambda self, device: {"80": (166912, 108), "90": (232448, 132)}[sys.argv[1]]
-choose = Contest.choose
-
-def choose_from(self, arrays):
-    if every:
-        for way in self.ways:
-            for kernel, given in way.launches(self._memory, *arrays):
-                kernel.compile(*given)
-    return choose(self, arrays)
-
-Contest.choose = choose_from
 compile = KernelCall.compile
 lock, seen = Lock(), {}
 
@@ -67,7 +56,7 @@ def reported(self, *arrays):
     key = case, name, kind((arrays, self.tail, *self.constants.values(), *self.options.values()))
     # Threads compile side by side.
     with lock:
-        if every or key not in seen:
+        if key not in seen:
             seen[key] = compile(self, *arrays)
             # 16 bytes at once, at once or by a copy that goes on beside.
             ptx = seen[key].asm["ptx"]
@@ -77,8 +66,7 @@ def reported(self, *arrays):
 
 KernelCall.compile = reported
 for case in sys.argv[2:]:
-    name, dtype, *sizes = case.removesuffix(" every").split()
-    every = case.endswith(" every")
+    name, dtype, *sizes = case.split()
     dtype = getattr(torch, dtype)
     sizes = [*map(int, sizes)]
     x = torch.zeros(sizes, dtype=dtype, requires_grad=True)
@@ -110,10 +98,10 @@ CASES = [
     "linear_cross_entropy bfloat16 4096 8",
     "plain float16 512 2048",
     "dropped bfloat16 64 4096",
-    "rms_norm bfloat16 200 2048 every",
-    "cross_entropy bfloat16 300 4096 every",
+    "rms_norm bfloat16 200 2048",
+    "cross_entropy bfloat16 300 4096",
 ]
-"""What is called, the dtype and the sizes; ``every``: all tilings that compete, not one of each kind."""
+"""What is called, the dtype and the sizes. Of all tilings that compete, one of each kind is compiled."""
 
 LONG = {
     80: {"plain bfloat16 70 40960": 3, "plain float32 70 50000": 2},
@@ -128,7 +116,7 @@ def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     lines = printed(PROGRAM, tmp_path, str(capability), *cases)
     for case in cases:
         ran = [line for line in lines if line.startswith(f"{case} |")]
-        assert len(ran) >= (8 if case.endswith("every") else 2)
+        assert len(ran) >= 2
         if case in LONG[capability]:
             kind = "_cluster_kernel" if capability == 90 else "_ring_kernel"
             assert len({line.split()[-3] for line in ran if kind in line}) == LONG[capability][case]

@@ -147,10 +147,11 @@ def test_rows_that_do_not_lie_evenly(rows: str, reduction: str, by_kernels: bool
             for got, each in zip(gradients(function, tensors), right, strict=True):
                 assert got.shape == each.shape
                 assert_near(got, each)
-        torch.compiler.reset()
-        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-        for got, each in zip(gradients(compiled, tensors), right, strict=True):
-            assert_near(got, each)
+        if reduction == "mean":  # to compile takes long, and doesn't depend on that
+            torch.compiler.reset()
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            for got, each in zip(gradients(compiled, tensors), right, strict=True):
+                assert_near(got, each)
 
 
 class Copies(TorchDispatchMode):
