@@ -1,6 +1,7 @@
 """Hypothesis profiles, the ``gpu`` marker, and what every test starts from."""
 
 import functools
+import gc
 import os
 from contextlib import suppress
 
@@ -43,6 +44,12 @@ if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with suppress(ImportError):
         hurry()
+
+
+def pytest_collection_finish() -> None:
+    """What is there until the end, modules and tests, needn't be gone through whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
