@@ -197,8 +197,10 @@ ADDED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("moved", [False, True], ids=["in order", "keys first"])
-@pytest.mark.parametrize("case", ADDED)
+@pytest.mark.parametrize(
+    ("case", "moved"),
+    [*((case, False) for case in ADDED), *((case, True) for case in ("mask", "everything", "bias of each"))],
+)
 def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, ran: list[str]) -> None:
     options = {"batch": (2, 2, 3), "q_len": 100, "kv_len": 131, "head_dim": 16, **ADDED[case]}
     spec, inputs = attention(dtype="float16", **options)
