@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast.arguments import own_arrays
-from einops_fast.backends import awake_types, backend_for_type
+from einops_fast.backends import Backend, awake_types, backend_for_type
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
@@ -44,13 +44,21 @@ def function_for(
         OperandError: the framework has none; another argument isn't an array of it, or is on another device; or the
             dtype of one isn't for the operator.
     """
+    if array is None:
+        raise OperandError(f"{operator} needs an input, which is None")
     if is_tracing():
-        _check_traced(operator, array, needs, others)
+        from torch import Tensor  # torch is there if anything is traced
+
+        # The compiler has tensors of torch only, and what is asked of them are constants.
+        if not isinstance(array, Tensor):
+            raise OperandError(
+                f"torch.compile has {operator} for tensors of torch only, not for {type(array).__name__}"
+            )
+        _is_floating(operator, "input", array.dtype, True)
+        _check_others(operator, array, needs, others, None)
         return torch_function(name), array
     backend = awake_types.get(type(array))
     if backend is None:
-        if array is None:
-            raise OperandError(f"{operator} needs an input, which is None")
         backend, (array,) = own_arrays([array])
     found = _of(backend.name).get(name)
     if found is None:
@@ -58,53 +66,55 @@ def function_for(
     by_torch = backend.name == "torch"
     if by_torch and array.is_nested and str(array.layout) == "torch.strided":
         raise OperandError("the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
-    _check_dtype(operator, "input", array, by_torch)
-    for argument, other in others.items():
-        if other is None:
-            if argument in needs:
-                raise OperandError(f"{operator} needs {argument}, which is None")
-            continue
-        # The last is what indexing of NumPy's arrays gives.
-        if backend_for_type(type(other)) is not backend and not (
-            backend.name == "numpy" and isinstance(other, np.generic)
-        ):
-            raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {backend.name}")
-        _check_dtype(operator, argument, other, by_torch and argument not in _OF_ANY_KIND)
-        if by_torch and other.device != array.device and other.ndim:  # torch moves a number by itself
-            raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
+    _check_dtype(operator, "input", array.dtype, by_torch)
+    _check_others(operator, array, needs, others, backend)
     return found, array
 
 
-def _check_traced(operator: str, array: Any, needs: tuple[str, ...], others: dict[str, Any]) -> None:
-    """The same errors while torch.compile traces: it has tensors of torch only, and what is asked are constants."""
-    from torch import Tensor  # torch is there if anything is traced
+def _check_others(
+    operator: str, array: Any, needs: tuple[str, ...], others: dict[str, Any], backend: Backend | None
+) -> None:
+    """Raise OperandError unless the other arguments are arrays of the input's framework, dtypes and device.
 
-    if array is None:
-        raise OperandError(f"{operator} needs an input, which is None")
-    if not isinstance(array, Tensor):
-        raise OperandError(f"torch.compile has {operator} for tensors of torch only, not for {type(array).__name__}")
-    _is_floating(operator, "input", array.dtype, True)
+    Without a backend, torch.compile traces this.
+    """
+    by_torch = backend is None or backend.name == "torch"
     for argument, other in others.items():
         if other is None:
             if argument in needs:
                 raise OperandError(f"{operator} needs {argument}, which is None")
             continue
-        if not isinstance(other, Tensor):
-            raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of torch")
-        _is_floating(operator, argument, other.dtype, argument not in _OF_ANY_KIND)
-        if other.device != array.device and other.ndim:
+        if not _is_own(other, backend):
+            framework = "torch" if backend is None else backend.name
+            raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {framework}")
+        check = _is_floating if backend is None else _check_dtype
+        check(operator, argument, other.dtype, by_torch and argument not in _OF_ANY_KIND)
+        if by_torch and other.device != array.device and other.ndim:  # torch moves a number by itself
             raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
 
 
-def _check_dtype(operator: str, argument: str, array: Any, floats: bool) -> None:
-    """Raise OperandError unless the elements are numbers on one line, or floating-point if they have to be."""
-    dtype = array.dtype
+def _is_own(other: Any, backend: Backend | None) -> bool:
+    """Whether this is an array of the input's framework."""
+    if backend is None:
+        from torch import Tensor
+
+        return isinstance(other, Tensor)
+    # The last is what indexing of NumPy's arrays gives.
+    return backend_for_type(type(other)) is backend or (backend.name == "numpy" and isinstance(other, np.generic))
+
+
+def _check_dtype(operator: str, argument: str, dtype: Any, floats: bool) -> None:
+    """The same as :func:`_is_floating`, but for the answer, of a dtype that may have been asked about before."""
     if dtype not in _floating and _is_floating(operator, argument, dtype, floats):
         _floating.add(dtype)
 
 
 def _is_floating(operator: str, argument: str, dtype: Any, floats: bool) -> bool:
-    """Whether a dtype is among FLOATS; an error if it isn't for the operator."""
+    """Whether a dtype is among FLOATS.
+
+    Raises:
+        OperandError: the elements aren't numbers on one line, or aren't floating-point if they have to be.
+    """
     kind = dtype_name(dtype)
     if kind in FLOATS:
         return True
