@@ -26,6 +26,7 @@ from einops_fast.observers import left_to_native
 from einops_fast.plan import compile_plan
 from einops_fast.plan_cache import compiled, remember
 from einops_fast.steps import Native
+from einops_fast.tracing import is_tracing
 
 __all__ = ["DIALECTS", "Dialect", "Replacement"]
 
@@ -112,8 +113,10 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         if _intercepts(arrays):
             # The native function would name the one in its place.
             return torch.overrides.handle_torch_function(native, arrays, equation, *arrays)
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if torch.jit.is_tracing():
             raise _ForNative
+    if is_tracing():
+        raise _ForNative  # which torch.compile knows or calls as it is, be it of torch or NumPy
 
     out, order = options.get("out"), options.get("order", "K")
     dtype, casting = options.get("dtype"), options.get("casting", "safe")

@@ -19,6 +19,7 @@ from families import FAMILIES, allowed, parametrized, picking, rounding
 from einops_fast import autotune, contract_expression, fast_einsum
 from einops_fast.backends.triton.launch import Kernel
 from einops_fast.backends.triton.tma_launch import BoxKernel
+from einops_fast.plan_cache import clear_plans
 
 pytestmark = pytest.mark.gpu
 
@@ -107,6 +108,7 @@ def test_what_is_measured(
 ) -> None:
     """By CuPy's clock, on its current stream; operands are as they were."""
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    clear_plans()  # with what was measured on another stream
     arrays = arrays_of(cupy, shapes, dtype)
     before = [each.copy() for each in arrays]
     cupy.cuda.Device().synchronize()

@@ -131,12 +131,12 @@ def test_errors_while_torch_compiles(name: str) -> None:
     with pytest.raises(OperandError) as eager:
         WRONG[name](X)
     torch.compiler.reset()
-    with pytest.raises(RuntimeError, match=re.escape(f"OperandError('{eager.value}')")):
+    with pytest.raises(RuntimeError, match="OperandError.*" + re.escape(str(eager.value))):
         torch.compile(WRONG[name], fullgraph=True, backend="eager")(X)
 
 
 def test_input_of_another_framework_while_torch_compiles() -> None:
-    with pytest.raises(RuntimeError, match=r"OperandError\('torch.compile has softmax for tensors .*, not for ndarray"):
+    with pytest.raises(RuntimeError, match="OperandError.*torch.compile has softmax for tensors .*, not for ndarray"):
         torch.compile(ops.softmax, fullgraph=True, backend="eager")(np.ones(3))
 
 
