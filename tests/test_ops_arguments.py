@@ -136,7 +136,7 @@ def test_errors_while_torch_compiles(name: str) -> None:
 
 
 def test_input_of_another_framework_while_torch_compiles() -> None:
-    with pytest.raises(RuntimeError, match="OperandError.*torch.compile has softmax for tensors .*, not for ndarray"):
+    with pytest.raises(RuntimeError, match=r"OperandError.*torch.compile has softmax for tensors .*, not for ndarray"):
         torch.compile(ops.softmax, fullgraph=True, backend="eager")(np.ones(3))
 
 

@@ -21,10 +21,6 @@ _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
 
-_HOST_RUNS = 5
-"""Of which the shortest counts: another process may have the processor meanwhile."""
-
-
 class TorchClock:
     """Of CUDA devices."""
 
@@ -56,16 +52,18 @@ class TorchClock:
     ) -> list[float]:
         return self._memory.seconds(_run(way, spec, inputs, device), torch.device(device).index or 0, repeat)
 
-    def host_seconds(self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> float:
+    def host_seconds(
+        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
+    ) -> list[float]:
         run = _run(way, spec, inputs, device)
-        run()  # what a first call of this one prepares
+        run()  # after another's, caches and pools of memory are not as they would be
         times = []
-        for _ in range(_HOST_RUNS):
+        for _ in range(repeat):
             torch.cuda.synchronize(device)
             began = perf_counter()
             run()
             times.append(perf_counter() - began)
-        return min(times)
+        return times
 
 
 def _run(way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> Callable[[], None]:
