@@ -21,6 +21,7 @@ _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
 
+
 class TorchClock:
     """Of CUDA devices."""
 
@@ -52,18 +53,17 @@ class TorchClock:
     ) -> list[float]:
         return self._memory.seconds(_run(way, spec, inputs, device), torch.device(device).index or 0, repeat)
 
-    def host_seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
-    ) -> list[float]:
+    def wall_seconds(
+        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, calls: int
+    ) -> float:
         run = _run(way, spec, inputs, device)
-        run()  # after another's, caches and pools of memory are not as they would be
-        times = []
-        for _ in range(repeat):
-            torch.cuda.synchronize(device)
-            began = perf_counter()
+        run()  # after those of another one, caches and pools of memory aren't what they are in a loop
+        torch.cuda.synchronize(device)
+        began = perf_counter()
+        for _ in range(calls):
             run()
-            times.append(perf_counter() - began)
-        return times
+        torch.cuda.synchronize(device)
+        return (perf_counter() - began) / calls
 
 
 def _run(way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> Callable[[], None]:

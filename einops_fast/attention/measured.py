@@ -34,14 +34,11 @@ Many short rounds: a device that gets hot slows down, and not only for those tha
 _BONUS = 1.02
 """How many times the best a preferred implementation may take, which is no more than two measurements differ by."""
 
-_HOST_ROUNDS, _HOST_RUNS = 6, 5
-"""The same of the host's time, of which the least counts: another process may have the processor meanwhile."""
-
-_HOST_SPREAD = {False: 1.1, True: 1.2}
-"""What two measurements of the host's time differ by, without and with gradients, which threads of torch's compute."""
+_WALL_ROUNDS, _WALL_RUNS, _WALL_SPREAD = 7, 8, 1.1
+"""The same of calls one after the other, by the host's clock: another process may have the processor meanwhile."""
 
 _NO_WAIT = 5e-3
-"""Seconds of the device's after which no host is still queueing: then its time isn't measured."""
+"""Seconds of the device's for which no host is still queueing calls: then these aren't measured."""
 
 
 class Clock(Protocol):
@@ -67,10 +64,10 @@ class Clock(Protocol):
     ) -> list[float]:
         """Times of some runs, with gradients if the spec has them, which go nowhere."""
 
-    def host_seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
-    ) -> list[float]:
-        """How long the host takes to queue such runs."""
+    def wall_seconds(
+        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, calls: int
+    ) -> float:
+        """Seconds for each of so many runs, one queued after the other, until the device is done."""
 
 
 _lock = threading.Lock()
@@ -131,11 +128,11 @@ def choose_by_time(
     near = _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
-    times, hosts = _measure(near, spec, inputs, device, clock)
+    times, walls = _measure(near, spec, inputs, device, clock)
     if not times:
         return best
-    longest = {name: max(times[name], hosts[name]) for name in times}
-    name = _best([way for way in near if way.name in times], times, longest, spec.gradients)
+    longest = {name: max(times[name], walls[name]) for name in times}
+    name = _best([way for way in near if way.name in times], times, longest)
     record = {"choice": name, "seconds": longest[name], "candidates": longest}
     with _lock:
         _known[text] = record
@@ -144,11 +141,9 @@ def choose_by_time(
     return Decision(chosen, "measured to be the fastest", answers, predicted, longest)
 
 
-def _best(
-    ways: Sequence[Implementation], times: Mapping[str, float], longest: Mapping[str, float], gradients: bool
-) -> str:
+def _best(ways: Sequence[Implementation], times: Mapping[str, float], longest: Mapping[str, float]) -> str:
     """The fastest: by the device's time of those that the host is about as fast with, if it's the host that counts."""
-    most = min(longest.values()) * _HOST_SPREAD[gradients]
+    most = min(longest.values()) * _WALL_SPREAD
     allowed = {way.name: 1.0 if way.preferred else _BONUS for way in ways if longest[way.name] <= most}
     return min(allowed, key=lambda name: times[name] * allowed[name])
 
@@ -172,7 +167,7 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
 def _measure(
     ways: Sequence[Implementation], spec: AttentionSpec, inputs: AttentionInputs, device: str, clock: Clock
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of each one that works, and what it takes the host to queue it."""
+    """Median seconds of the device's for each one that works, and of calls one after the other."""
     times: dict[str, list[float]] = {}
     with clock.aside(device):
         for way in ways:
@@ -187,15 +182,18 @@ def _measure(
                 if way.name in times and min(times[way.name]) <= _SPREAD * best:
                     times[way.name] += clock.seconds(way, spec, inputs, device, _RUNS)
         medians = {name: statistics.median(each) for name, each in times.items()}
-        hosts = dict.fromkeys(medians, 0.0)
+        walls = dict.fromkeys(medians, 0.0)
         if len(medians) > 1 and min(medians.values()) < _NO_WAIT:
             working = [way for way in ways if way.name in medians]
             rounds = [
-                [min(clock.host_seconds(way, spec, inputs, device, _HOST_RUNS)) for way in working]
-                for _ in range(_HOST_ROUNDS)
+                [clock.wall_seconds(way, spec, inputs, device, _WALL_RUNS) for way in working]
+                for _ in range(_WALL_ROUNDS)
             ]
-            hosts = {way.name: min(found) for way, found in zip(working, zip(*rounds, strict=True), strict=True)}
-    return medians, hosts
+            walls = {
+                way.name: statistics.median(found)
+                for way, found in zip(working, zip(*rounds, strict=True), strict=True)
+            }
+    return medians, walls
 
 
 def problem_class(spec: AttentionSpec) -> dict[str, Any]:
