@@ -121,8 +121,10 @@ class TorchBackend(TorchSteps):
                 check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0 and recorder() is None
             )
         mode, precision = current_mode(), (_fp32_setting(), allowed())
-        # The library asks for the precision itself.
-        by_library = not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
+        # The library asks for the precision itself. Of three operands and more it isn't always what runs.
+        by_library = (
+            len(operands) < 3 and not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
+        )
         exactly = operands[0].dtype == torch.float32 and not by_library
         return lambda others: (
             check(*others)

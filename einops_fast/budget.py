@@ -34,13 +34,13 @@ def forget_spending() -> None:
         _spent.clear()
 
 
-def may_spend(kind: Hashable) -> bool:
-    """Whether there is time to choose for one more problem of a kind."""
+def may_spend(kind: Hashable, at_once: float = _AT_ONCE) -> bool:
+    """Whether there is time to choose for one more problem of a kind, which may take some seconds at once."""
     found = _spent.get(kind)
     if found is None:
         return True
     began, seconds = found
-    return seconds <= _AT_ONCE + _SHARE * (perf_counter() - began)
+    return seconds <= at_once + _SHARE * (perf_counter() - began)
 
 
 @contextmanager

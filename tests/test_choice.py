@@ -244,6 +244,46 @@ def test_small_problems_are_the_library_s(memory: TimedMemory) -> None:
     assert isinstance(chosen_run(Choice(STEP, calls, memory, "ieee", "auto")), Choice)
 
 
+SMALL_CHAIN = Fused(
+    (0, 1, 2),
+    "ad",
+    (4, 4),
+    (
+        Loop("a", 4, (4, 0, 0), True),
+        Loop("b", 4, (1, 4, 0), False),
+        Loop("c", 4, (0, 1, 4), False),
+        Loop("d", 4, (0, 0, 1), True),
+    ),
+    False,
+    (),
+)
+
+
+def test_a_small_step_of_several_calls_may_be_one_kernel(offer: Any, memory: TimedMemory) -> None:
+    """Few kernels are compiled for it."""
+    ways = [Way(f"kernel {at}", 10 + at / 10, 5.0) for at in range(5)]
+    choose = offer(*ways, library=library(10, 7), step=SMALL_CHAIN)
+    assert chosen_run(choose) is choose
+    assert choose("a", "b", "c")[0] == "kernel 0"
+    assert set(memory.measured) == {"kernel 0", "kernel 1", "library"}
+
+
+def test_small_steps_in_ever_new_sizes_have_less_time(
+    offer: Any, passing: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = module.measure
+    monkeypatch.setattr(
+        module, "measure", lambda *arguments: (passing.append(0.7 * module._SMALL_SECONDS), measure(*arguments))[1]
+    )
+
+    def sized(size: int) -> Choice:
+        loops = tuple(replace(loop, size=size) for loop in SMALL_CHAIN.loops)
+        step = replace(SMALL_CHAIN, shape=(size, size), loops=loops)
+        return offer(Way("one", 10, 5), library=library(10, 7), step=step)
+
+    assert [sized(size)("a", "b", "c")[0] for size in (4, 5, 6)] == ["one", "one", "library"]
+
+
 def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: TimedMemory) -> None:
     offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
     (entry,) = disk_cache.entries()

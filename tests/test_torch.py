@@ -398,6 +398,25 @@ def test_precision_of_float32_takes_effect_at_once(size: int) -> None:
 
 
 @pytest.mark.gpu
+def test_precision_of_float32_takes_effect_in_small_chains() -> None:
+    """They are a kernel of ours, unlike small products of two, for which the library looks at the precision."""
+    operands = [torch.randn(16, 16, device="cuda") for _ in range(3)]
+    exact = torch.linalg.multi_dot([each.double() for each in operands])
+    expression = contract_expression("ij,jk,kl->il", *[each.shape for each in operands])
+    before = torch.get_float32_matmul_precision()
+    errors = []
+    try:
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            for found in (fast_einsum("ij,jk,kl->il", *operands), expression(*operands)):
+                errors.append(float((found - exact).abs().max() / exact.abs().max()))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert max(*errors[:2], *errors[4:]) <= 1e-6
+    assert max(errors) <= 5e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_cuda_graph(equation: str) -> None:
     """After a call to warm up, a call can be captured, and replayed on other values."""

@@ -37,7 +37,11 @@ _MOST_LOOPS = {"auto": 10, "always": 24}
 """The same of the reduction kernel, which is compiled in less time."""
 
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
-"""Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that."""
+"""Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that, unless it is one
+launch in place of several."""
+
+_MOST_SMALL, _SMALL_SECONDS = 2, 10.0
+"""Then so many tilings of a kernel are measured, and so many seconds taken at once by those that differ in sizes."""
 
 _ORDER_BONUS = 1.04
 """How much faster a result in another order than C has to come, for whoever reads it next."""
@@ -155,7 +159,9 @@ class Choice:
             return self._found(operands, libraries, kernel_candidates(self.step, dtype, on, self.precision), key)
 
     def _in_time(self) -> bool:
-        return self.mode != "auto" or may_spend(self._kind)
+        if self.mode != "auto":
+            return True
+        return may_spend(self._kind, _SMALL_SECONDS) if _small(self.step) else may_spend(self._kind)
 
     def _found(
         self,
@@ -197,11 +203,16 @@ class Choice:
             # Of each kind some: how one does against another isn't foreseen so well.
             before = [each.kind for each in near].count(way.kind)
             margin = max(_MARGIN[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
-            most = _MOST_LOOPS if way.kind is ReductionTiling else _MOST
-            if before < most[self.mode] and way.seconds <= margin * least:
+            if before < self._most(way) and way.seconds <= margin * least:
                 near.append(way)
         # The library first: of what takes seconds, not all is timed.
         return libraries + near if other <= _LIBRARY_MARGIN * least else near
+
+    def _most(self, way: Candidate) -> int:
+        """How many of the same kernel are measured."""
+        if self.mode == "auto" and _small(self.step):
+            return _MOST_SMALL
+        return (_MOST_LOOPS if way.kind is ReductionTiling else _MOST)[self.mode]
 
     def _key(self, dtype: str, aligned: bool) -> dict[str, Any]:
         terms = [
@@ -239,5 +250,8 @@ def chosen_run(choice: Choice) -> Callable[..., Any]:
 
 
 def left_to_library(step: Fused, mode: str) -> bool:
-    """Whether the library's calls are what runs a step in any case: there is nothing to choose for the small ones."""
-    return mode != "always" and _small(step)
+    """Whether the library's calls are what runs a step in any case: there is nothing to choose for the small ones.
+
+    But those of three operands and more take several calls, each of which takes the host as long as one kernel for all.
+    """
+    return mode != "always" and len(step.reads) < 3 and _small(step)
