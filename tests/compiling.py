@@ -7,6 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+FINISHED = """
+import re
+
+from triton._C.libtriton import llvm
+from triton.backends.nvidia.compiler import CUDABackend
+
+_whole = llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin
+
+
+def _named(self, source, metadata, options, capability):
+    metadata["name"] = re.search(r"^define .*@(\\w+)\\(", source, re.MULTILINE)[1]
+    return source
+
+
+def finish(whole):
+    # Whether LLVM and ptxas make machine code of what follows, which takes more than half of the time; else it is
+    # lowered to LLVM's language, shared memory included, which is what all of Triton's own passes can fail at.
+    llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin = (
+        _whole if whole else (lambda *given: None, _named, lambda *given: b"")
+    )
+"""
+"""Defines ``finish`` for a program."""
+
 
 def printed(program: str, folder: Path, *given: str) -> list[str]:
     """Lines that a program prints. Whether Triton interprets is decided when it is imported: hence a new process.

@@ -1,17 +1,19 @@
-"""The attention kernels go through Triton's whole compiler, with the default tiles, for GPUs that needn't be here."""
+"""The attention kernels go through Triton's compiler, with the default tiles, for GPUs that needn't be here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from compiling import printed
+from compiling import FINISHED, printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 # What Triton would load and launch stays on the host.
-PROGRAM = """
+PROGRAM = (
+    FINISHED
+    + """
 import sys
 from types import SimpleNamespace
 
@@ -61,6 +63,7 @@ of_hopper = (
 suits = [getattr(*each) for each in of_hopper]
 for case in sys.argv[2:]:
     dtype, length, head_dim, v_head_dim, *flags = case.split()
+    finish("finished" in flags)
     for (module, name), suit in zip(of_hopper, suits, strict=True):
         setattr(module, name, suit if "hopper" in flags else lambda *of: False)
     length, head_dim, v_head_dim, batch = int(length), int(head_dim), int(v_head_dim), (2, 4, 2)
@@ -111,28 +114,29 @@ for case in sys.argv[2:]:
         wanted = (True, True, True, bias is not None, spec.sinks)
         torch_attention_runs.backward(spec, arrays, out, lse, out, lse, wanted)
 """
+)
 
 CASES = [
-    "bfloat16 512 64 64 causal backward",
+    "bfloat16 512 64 64 causal backward finished",
     "float16 512 256 256 causal backward",
     "float16 512 80 96 grouped window softcap broadcast-bias sinks backward",
-    "bfloat16 512 64 64 mask segments alibi dropout backward",
+    "bfloat16 512 64 64 mask segments alibi dropout backward finished",
     "bfloat16 4 128 128 grouped causal cache page16",
     "float32 512 32 32 packed causal backward",
     "float64 512 32 32 mask backward",
     "bfloat16 509 64 32 odd uneven causal bias mask",
-    "float32 4 32 32 grouped segments wide",
+    "float32 4 32 32 grouped segments wide finished",
 ]
 
 SHORT = [
-    "bfloat16 49 32 32 short broadcast-bias backward",
+    "bfloat16 49 32 32 short broadcast-bias backward finished",
     "bfloat16 16 64 64 short bias backward",
     "float16 100 48 64 short causal dropout sinks backward",
 ]
 
 HOPPER = [
     "bfloat16 512 192 256 hopper grouped causal softcap backward",
-    "bfloat16 512 75 53 hopper window causal one-bias softcap mask backward",
+    "bfloat16 512 75 53 hopper window causal one-bias softcap mask backward finished",
     "bfloat16 4096 64 64 hopper causal long",
     "float16 512 128 128 hopper grouped causal mask bounded backward",
     "bfloat16 512 64 64 hopper uneven mask",
@@ -141,7 +145,7 @@ HOPPER = [
 DECODE = [
     "bfloat16 1 128 128 hopper grouped",
     "bfloat16 4 256 256 hopper grouped causal cache sinks",
-    "float16 3 80 64 hopper grouped window softcap cache page16",
+    "float16 3 80 64 hopper grouped window softcap cache page16 finished",
 ]
 
 # Lengths that must not be compiled for, apart from whether they are multiples of 16.

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from compiling import FINISHED
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -18,7 +19,9 @@ COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 # Triton decides when its functions are defined whether they're interpreted: hence a process of its own.
-PROGRAM = """
+PROGRAM = (
+    FINISHED
+    + """
 import ctypes
 import sys
 from types import SimpleNamespace
@@ -28,6 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
+finish(False)
 driver.set_active(SimpleNamespace(
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_current_device=lambda: 0,
@@ -132,6 +136,7 @@ for on_hopper, bias, sinks in ((True, None, None), (False, half(*of_bias), torch
     torch_attention_runs.forward(spec, arrays)
 ops.softmax(torch.zeros(70, 65536))
 """
+)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA would take the driver for a GPU's")
@@ -143,6 +148,7 @@ def test_kernels_are_queued_as_by_triton(tmp_path: Path) -> None:
     made = [str(COMPILER), "-shared", "-fPIC", "-I", str(headers), "-o", str(tmp_path / "libcuda.so.1")]
     subprocess.run([*made, str(folder / "fake_cuda.c")], check=True)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"
     environment |= dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), str(tmp_path))
     environment |= {"EINOPS_FAST_AUTOTUNE": "never", "PYTHONPATH": str(folder)}
     ran = []

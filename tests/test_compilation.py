@@ -1,16 +1,18 @@
-"""The kernels go through Triton's whole compiler, for GPUs that needn't be here: its interpreter forgives more."""
+"""The kernels go through Triton's compiler, for GPUs that needn't be here: its interpreter forgives more."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from compiling import printed
+from compiling import FINISHED, printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-PROGRAM = """
+PROGRAM = (
+    FINISHED
+    + """
 import re
 import sys
 from dataclasses import replace
@@ -36,6 +38,8 @@ from einops_fast.steps import Epilogue, Fused
 from einops_fast.target import Numerics, Operand, Target
 
 capability, dtype, *cases = sys.argv[1:]
+spilling = capability == "90" and dtype == "float16"
+finish(spilling)
 target = GPUTarget("cuda", int(capability), 32)
 launch.driver = tma_launch.driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
 # To load a kernel takes a GPU.
@@ -78,13 +82,14 @@ for case in cases:
             if way in kernels:
                 ptx = way._kernel.compile().asm["ptx"]
                 assert untangled(ptx) == ptx
-            if way in boxes:
+            if way in boxes and spilling:
                 # Two results in pieces, with the next bias on its way, take some registers too many, once a tile.
                 epilogue = way.tiling.epilogue
                 some = 40 if epilogue is not None and epilogue.keeps and way.tiling.pieces > 1 else 0
                 spilled = spills(way._kernel.compile())
                 assert spilled <= some, (way.name, spilled)
 """
+)
 
 CASES = [
     "bind,bjnd->bnij 8x512x4x64 8x512x4x64",  # contraction, plain

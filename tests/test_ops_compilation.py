@@ -1,17 +1,19 @@
-"""The operators' kernels go through Triton's whole compiler, with the tiles of large problems, for absent GPUs."""
+"""The operators' kernels go through Triton's compiler, with the tiles of large problems, for absent GPUs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from compiling import printed
+from compiling import FINISHED, printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 # What Triton would load and launch stays on the host.
-PROGRAM = """
+PROGRAM = (
+    FINISHED
+    + """
 import sys
 from dataclasses import fields, is_dataclass
 from threading import Lock
@@ -66,7 +68,8 @@ def reported(self, *arrays):
 
 KernelCall.compile = reported
 for case in sys.argv[2:]:
-    name, dtype, *sizes = case.split()
+    name, dtype, *sizes = case.removesuffix(" finished").split()
+    finish(case.endswith(" finished"))
     dtype = getattr(torch, dtype)
     sizes = [*map(int, sizes)]
     x = torch.zeros(sizes, dtype=dtype, requires_grad=True)
@@ -87,12 +90,13 @@ for case in sys.argv[2:]:
     }[name]()
     found.backward(found.detach())
 """
+)
 
 CASES = [
-    "gelu bfloat16 512 4096",
+    "gelu bfloat16 512 4096 finished",
     "softmax bfloat16 64 1000",
     "log_softmax float32 64 65536",
-    "layer_norm bfloat16 64 1024",
+    "layer_norm bfloat16 64 1024 finished",
     "layer_norm float64 2 1000000",
     "cross_entropy bfloat16 64 50257",
     "linear_cross_entropy bfloat16 4096 8",
@@ -105,7 +109,7 @@ CASES = [
 
 LONG = {
     80: {"plain bfloat16 70 40960": 3, "plain float32 70 50000": 2},
-    90: {"plain bfloat16 70 65536": 4, "plain float32 70 50000": 4, "dropped bfloat16 70 65536": 2},
+    90: {"plain bfloat16 70 65536 finished": 4, "plain float32 70 50000": 4, "dropped bfloat16 70 65536": 2},
 }
 """Long rows, whose last chunks and parts are whole ones, or not; and how many kernels have a ring, or are clusters'."""
 
