@@ -21,6 +21,8 @@ from einops_fast.backends.triton.ways import Candidate  # noqa: E402
 
 LARGE = DEVICE == "cuda"
 SEEDS = (10, 20) if LARGE else (10,)
+# Without a graph, a call that is made again says no more of one kernel than of another.
+KINDS = () if LARGE else ("pointers, split", "boxes on a copy")
 
 
 def replayed(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
@@ -50,7 +52,7 @@ def check(call: Callable[..., Any], equation: str, operands: Sequence[Any], dtyp
 
 
 @pytest.mark.parametrize("expression", [False, pytest.param(True, marks=pytest.mark.gpu)])
-@parametrized()
+@parametrized(*KINDS)
 def test_a_kernel(name: str, expression: bool) -> None:
     """Also where it is two: a copy and a kernel, or sums of parts and theirs, the second of which begins early."""
     family = FAMILIES[name]
@@ -85,7 +87,7 @@ IN_TURN: dict[str, tuple[str, Any, str, Callable[[Candidate], bool] | None, int]
 }
 
 
-@pytest.mark.parametrize("case", IN_TURN)
+@pytest.mark.parametrize("case", IN_TURN if LARGE else ["products of halves"])
 def test_an_intermediate(case: str) -> None:
     """It lies in the graph's own memory, where it is written and read again at each replay."""
     equation, shapes, dtype, meant, count = IN_TURN[case]

@@ -20,6 +20,8 @@ from test_kernels import MEMORY  # noqa: E402
 from einops_fast.cost import is_integer  # noqa: E402
 
 REPEATS = 8 if DEVICE == "cuda" else 1
+# An interpreter does all in one order whatever is asked of it.
+KINDS = () if DEVICE == "cuda" else ("pointers, split", "boxes, split")
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def disturbed(at: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("large", SIZES)
-@parametrized()
+@parametrized(*KINDS)
 def test_repeated(name: str, large: bool) -> None:
     """On poisoned memory, and also by a kernel that is launched anew for operands elsewhere."""
     family = FAMILIES[name]
