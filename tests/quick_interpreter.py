@@ -94,14 +94,21 @@ def _remember_shapes() -> None:
 def _unwrap_quickly() -> None:
     """See at once that a number, or a tensor, isn't wrapped in a constant."""
     from triton.language import core
+    from triton.runtime import jit
 
     bare = frozenset({int, bool, float, str, type(None), core.tensor, core.dtype})
     unwrap = core._unwrap_if_constexpr
 
     def quickly(of: Any) -> Any:
-        return of if type(of) in bare else unwrap(of)
+        kind = type(of)
+        return of if kind in bare else of.value if kind is core.constexpr else unwrap(of)
+
+    def call(self: Any, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return self.fn(*map(quickly, args), **{name: quickly(of) for name, of in kwargs.items()})
 
     core._unwrap_if_constexpr = quickly
+    # What is computed of constants isn't wrapped again in the interpreter.
+    jit.ConstexprFunction.__call__ = call
 
 
 def _know_types_of_tuples_later() -> None:
@@ -135,8 +142,12 @@ def _replace_once() -> None:
     from triton.language import core
     from triton.runtime import interpreter
 
+    @functools.cache
+    def modules(function: Any) -> list[Any]:
+        return [each for each in function.fn.__globals__.values() if each is language or each is core]
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = [each for each in self.fn.__globals__.values() if each is language or each is core]
+        seen = modules(self)
         if not seen or any(core.is_builtin(each.load) for each in seen):
             return replacing(self, *args, **kwargs)
         try:
