@@ -125,7 +125,7 @@ class TorchBackend(TorchSteps):
         by_library = (
             len(operands) < 3 and not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
         )
-        exactly = operands[0].dtype == torch.float32 and not by_library
+        exactly = not by_library and any(each.dtype == torch.float32 for each in operands)
         return lambda others: (
             check(*others)
             and torch.is_grad_enabled() is grad_mode
@@ -216,9 +216,14 @@ class TorchBackend(TorchSteps):
         return self.einsum(equation, *operands, **options)
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
-        # Only a tensor that lies so has any view of another shape. On the meta device nothing is computed.
+        # Only a tensor that lies so has any view of another shape. On the meta device nothing is computed; products of
+        # half precision don't lie there as they do elsewhere.
         try:
-            like = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") for a in operands]
+            dtypes = [torch.float32 if a.dtype in HALVES else a.dtype for a in operands]
+            like = [
+                torch.empty_strided(a.shape, a.stride(), dtype=dtype, device="meta")
+                for a, dtype in zip(operands, dtypes, strict=True)
+            ]
             return bool(self.einsum(equation, *like).is_contiguous())
         except Exception:  # whatever the meta device can't do, the call itself may
             return False

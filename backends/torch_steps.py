@@ -41,19 +41,20 @@ class TorchSteps(Backend):
         return lambda a: a.to(dtype)
 
     def diagonal(self, step: Diagonal) -> Run:
-        groups = step.groups
+        # Each diagonal() takes two axes away and puts theirs last; keep account of where the rest went.
+        axes = list(range(sum(map(len, step.groups))))
+        pairs = []
+        for end, *others in step.groups:
+            for other in others:
+                pairs.append((axes.index(end), axes.index(other)))
+                axes = [axis for axis in axes if axis not in (end, other)] + [end]
+        perm = tuple([axes.index(end) for end, *_ in step.groups])
+        permuted = _permuting(None if perm == tuple(range(len(perm))) else perm)
 
         def run(a: Any) -> Any:
-            # Each diagonal() takes two axes away and puts theirs last; keep account of where the rest went.
-            axes = list(range(a.dim()))
-            ends = []
-            for group in groups:
-                end = group[0]
-                for other in group[1:]:
-                    a = a.diagonal(dim1=axes.index(end), dim2=axes.index(other))
-                    axes = [axis for axis in axes if axis not in (end, other)] + [end]
-                ends.append(end)
-            return a.permute([axes.index(end) for end in ends])
+            for first, second in pairs:
+                a = a.diagonal(0, first, second)
+            return permuted(a)
 
         return run
 

@@ -174,7 +174,9 @@ class ContractExpression:
         signature = backend.signature(operands)
         found = self._runs.get(signature)
         if found is None:
-            like = backend.likeness(operands) or (lambda others: backend.signature(others) == signature)
+            # Likeness is about the dtypes of the operands.
+            like = backend.likeness(operands) if self._dtype is None else None
+            like = like or (lambda others: backend.signature(others) == signature)
             found = like, self._compile(backend, operands)
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
@@ -228,6 +230,10 @@ def _dynamo_tracing() -> Callable[[], bool]:
 
 def _shape(value: Any, at: int) -> tuple[int, ...]:
     try:
-        return tuple([index(size) for size in getattr(value, "shape", value)])
+        shape = tuple([index(size) for size in getattr(value, "shape", value)])
     except TypeError:
         raise OperandError(f"operand {at} is neither a shape nor an array: {value!r}") from None
+    for axis, size in enumerate(shape):
+        if size < 0:
+            raise ShapeError(f"operand {at} of shape {shape} has size {size} in axis {axis}")
+    return shape

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.backends import get_backend
+from einops_fast.dynamo_tables import know_functions, know_native
 from einops_fast.errors import OperandError
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def _replace(name: str) -> None:
     if (name, native) not in _replacements:
         _replacements[name, native] = _make(name, native)
     replacement = _replacements[name, native]
+    if name == "numpy":
+        know_functions()
     replacement.active = True
     modules = [module for module in modules if vars(module).get(function) is native]
     for module in modules:
@@ -183,3 +186,5 @@ def _restore(name: str) -> None:
         # Unless somebody has put a function of their own over it.
         if vars(module).get(function) is replacement.function:
             vars(module)[function] = replacement.native
+    if name == "numpy":
+        know_native(replacement.native, replacement.function)

@@ -124,7 +124,7 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     owned = all(backend.owns(type(array)) for array in (arrays if out is None else [*arrays, out]))
     usual = options.keys() <= dialect.options and order in ("K", "C", "F")
     # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
-    ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize")))
+    ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize", False) is not False))
     if not owned or not usual or ignored:
         raise _ForNative
 
@@ -143,7 +143,7 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     result = run(*arrays)
     if out is None and order == "K":
         return result
-    if out is not None and out.dtype != result.dtype:
+    if out is not None and out.dtype != getattr(result, "dtype", None):  # one object, without an axis, has none
         raise _ForNative  # which computes in a dtype that suits both
     return backend.finish(result, out, order, casting)
 

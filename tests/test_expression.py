@@ -241,6 +241,8 @@ def test_errors_when_it_is_made():
         contract_expression("ij,jk", (2, 3), 5)
     with pytest.raises(OperandError, match="operand 1 is neither a shape nor an array"):
         contract_expression("ij,jk", (2, 3), (3, "x"))
+    with pytest.raises(ShapeError, match=r"operand 0 of shape \(2, -3\) has size -3 in axis 1"):
+        contract_expression("ij,jk", (2, -3), (-3, 4))
     with pytest.raises(OperandError, match="order is one of"):
         contract_expression("ij,jk", (2, 3), (3, 4), order="Z")
 

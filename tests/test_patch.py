@@ -332,6 +332,24 @@ def test_out_may_be_an_operand():
     np.testing.assert_allclose(a, expected)
 
 
+def test_out_for_one_object():
+    a, b = np.array([1, 2, 3], dtype=object), np.ones((2, 3), "i4")
+    out = np.empty((), object)
+    with patched("numpy"):
+        assert np.einsum("k,jk->", a, b, out=out) is out
+    assert out.item() == 12
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_results_have_views_where_native_ones_have(torch, dtype):
+    strided = (((2, 3, 2), (0, 2, 1)), ((2, 2, 3, 3), (18, 9, 3, 1)))
+    a, b = (torch.arange(200.0).to(getattr(torch, dtype)).as_strided(*each) for each in strided)
+    expected = torch.einsum("fca,fdbc->dcfa", a, b).view(-1)
+    with patched("torch"):
+        found = torch.einsum("fca,fdbc->dcfa", a, b).view(-1)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_view_stays_a_writable_view():
     a = np.zeros((3, 3))
     with patched("numpy"):
@@ -501,8 +519,8 @@ def test_torch_function_sees_the_native_function(torch):
         assert seen == [native, native]
 
 
-COMPILE = """
-import numpy, torch, einops_fast
+COMPILE_TORCH = """
+import torch, einops_fast
 
 seen = []
 def backend(module, _):
@@ -514,29 +532,39 @@ def compiled():
     def product(a, b):
         return torch.einsum("ij,jk->ki", a, b) + 1
     result = torch.compile(product, fullgraph=True, backend=backend)(a, b)
-    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(result, (a @ b).T + 1)
     assert seen[0] is native, seen
 
 native = torch.einsum
 a, b = torch.rand(2, 3), torch.rand(3, 4)
-expected = (a @ b).T + 1
 with einops_fast.patched("torch"):
     torch.einsum("ij,jk->ki", a, b)
     compiled()
 torch._dynamo.reset()
 compiled()
+"""
 
+COMPILE_NUMPY = """
+from contextlib import nullcontext
+
+import numpy, torch, einops_fast
+
+a, b = numpy.ones((2, 3)), numpy.ones((3, 4))
 def product(a, b):
     return numpy.einsum("ij,jk->ki", a, b) + 1
-with einops_fast.patched("numpy"):
-    result = torch.compile(product, backend="eager")(a.numpy(), b.numpy())
-    numpy.testing.assert_allclose(result, expected, rtol=1e-5)
+
+for around in (einops_fast.patched("numpy"), nullcontext(), einops_fast.patched("numpy")):
+    with around:
+        torch.compiler.reset()
+        result = torch.compile(product, fullgraph=True, backend="eager")(a, b)
+        numpy.testing.assert_allclose(result, (a @ b).T + 1)
 """
 
 
-def test_torch_compile_traces_the_native_function(torch):
-    # In a process of its own: what torch.compile knows of torch, it looks up once.
-    _python("-c", COMPILE)
+# In processes of their own: what torch.compile knows of torch and of NumPy, it looks up once.
+@pytest.mark.parametrize("program", [COMPILE_NUMPY, COMPILE_TORCH + COMPILE_NUMPY], ids=["NumPy", "torch, NumPy"])
+def test_torch_compile_traces_the_native_function(torch, program):
+    _python("-c", program)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

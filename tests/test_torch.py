@@ -398,6 +398,22 @@ def test_precision_of_float32_takes_effect_at_once(size: int) -> None:
 
 
 @pytest.mark.gpu
+def test_precision_of_float32_takes_effect_where_it_is_asked_for_as_a_dtype() -> None:
+    a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float64) for _ in range(2))
+    exact = a @ b
+    expression = contract_expression("ij,jk->ik", a.shape, b.shape, dtype=torch.float32)
+    before = torch.get_float32_matmul_precision()
+    errors = []
+    try:
+        for precision in ("high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            errors.append(float((expression(a, b) - exact).abs().max()))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert 10 * errors[1] < errors[0]
+
+
+@pytest.mark.gpu
 def test_precision_of_float32_takes_effect_in_small_chains() -> None:
     """They are a kernel of ours, unlike small products of two, for which the library looks at the precision."""
     operands = [torch.randn(16, 16, device="cuda") for _ in range(3)]

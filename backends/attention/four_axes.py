@@ -98,13 +98,16 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
     kv_sizes = (*batch[:shared], *(1,) * (count - shared))
     # One axis for the batch and all others for the heads is what everyone has; else whatever merges.
     for cut in dict.fromkeys((min(1, shared), *range(shared, -1, -1))):
-        merges = all(
+        apart = cut < 2 and count - cut < 2  # no axes have to merge
+        merges = apart or all(
             _merge(sizes[part], strides[part])
             for sizes, strides in _expanded(spec, batch, kv_sizes)
             for part in (slice(0, cut), slice(cut, count))
         )
-        biases = expands or all(
-            _merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None
+        biases = (
+            apart
+            or expands
+            or all(_merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None)
         )
         if merges and biases:
             return FourAxes(

@@ -274,8 +274,9 @@ def bind_axes(
         for at, letter in enumerate(batch)
         if k_batch[at] == v_batch[at] == 1 != q_batch[at] and not (at == 0 and fixed_first)
     ]
-    batch = "".join([letter for letter in batch if letter not in shared] + shared)
-    q_batch, k_batch, v_batch = batches(batch)
+    if shared:
+        batch = "".join([letter for letter in batch if letter not in shared] + shared)
+        q_batch, k_batch, v_batch = batches(batch)
     if pattern.pages:
         k_batch, v_batch = ((sizes[pattern.pages], *each[1:]) for each in (k_batch, v_batch))
     return Axes(pattern, sizes, batch, asked, groups, merged, q_batch, k_batch, v_batch, total)
