@@ -59,7 +59,7 @@ def cross_entropy(
     divisor: Any = None
     if reduction == "mean":
         probabilities = target.is_floating_point()
-        divisor = max(losses.numel(), 1) if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
+        divisor = losses.numel() if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
     return reduced(losses, divisor, reduction).to(result_dtype(x))
 
 
@@ -97,6 +97,7 @@ def reduced(losses: Any, divisor: Any, reduction: str) -> Any:
 
 def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
     """What the mean divides by: the weights of the rows that count."""
+    target = target.long()  # what a small type is compared with may wrap, and not every type is an index
     counts = target != ignore_index
     if weight is None:
         return counts.sum(dtype=dtype)
@@ -132,7 +133,9 @@ def _losses_by_torch(
     losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
     if z_loss:
         extra = z_loss * wide.logsumexp(dim).square()
-        losses = losses + (extra if target.is_floating_point() else torch.where(target != ignore_index, extra, 0.0))
+        if not target.is_floating_point():
+            extra = torch.where(target.long() != ignore_index, extra, 0.0)
+        losses = losses + extra
     return losses
 
 

@@ -66,17 +66,15 @@ def norm_by_torch(
     """The same in ``dtype`` by torch's functions, which can be differentiated as often as these."""
     kinds = {each.dtype for each in (x, weight, bias) if each is not None}
     # torch's RMS norm has no bias, and its layer norm no gradients of gradients of one without a weight.
-    apart = bias is not None and (weight is None or not centred)
+    if centred and weight is None and bias is not None:
+        weight = torch.ones_like(bias)
+    apart = bias is not None and not centred
     if apart or kinds != {dtype}:
         wide = torch.float64 if torch.float64 in kinds else torch.float32
         x, weight, bias = (None if each is None else each.to(wide) for each in (x, weight, bias))
     moved = x if dim + count == x.dim() else x.movedim(dim, -1)
     shape = moved.shape[-count:]
-    found: Any
-    if centred:
-        found = F.layer_norm(moved, shape, weight, None if apart else bias, eps)
-    else:
-        found = F.rms_norm(moved, shape, weight, eps)
+    found: Any = F.layer_norm(moved, shape, weight, bias, eps) if centred else F.rms_norm(moved, shape, weight, eps)
     if apart:
         found = found + bias
     return (found if moved is x else found.movedim(-1, dim)).to(dtype)
@@ -89,7 +87,9 @@ def dropout_add_norm(
     tensors = [each for each in (x, residual, weight, bias) if each is not None]
     if not by_kernel(tensors):
         summed = dropout_by_torch(x, p)
-        summed = summed if residual is None else summed + residual
+        if residual is not None:
+            # Of a number, torch would take the kind of dtype only.
+            summed = summed.to(torch.promote_types(x.dtype, residual.dtype)) + residual
         return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, result_dtype(x)), summed
     if residual is None and not p:
         return norm(x, dim, 1, weight, bias, eps, centred), x

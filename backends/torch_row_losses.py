@@ -43,7 +43,8 @@ class RowLoss(NamedTuple):
         """As the kernels do it, for some rows at a time, whose logarithms become the gradient in the cache."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
-        counts, target = target != self.ignore_index, target.long()
+        target = target.long()
+        counts = target != self.ignore_index
         back: Any = None
         number: Any = None
         if d_losses is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -173,6 +174,23 @@ def test_empty() -> None:
         found = ops.cross_entropy(x, torch.empty(0, dtype=torch.long, device=DEVICE), reduction="sum")
     assert found == 0
     assert torch.autograd.grad(found, x)[0].shape == (0, 5)
+
+
+def test_no_mean_of_no_row() -> None:
+    x = torch.rand(0, 3, 4, device=DEVICE)
+    assert ops.cross_entropy(x, x, z_loss=0.1).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_small_integers_are_classes_too(dtype: torch.dtype, weighted: bool) -> None:
+    """Nothing that they are compared with wraps: 156 is -100 to 8 bits. Rows that aren't neighbours have no kernel."""
+    x, target = randn(2, 300, 3, dtype="float32"), torch.tensor([[156, 3], [1, 0], [7, 9]], device=DEVICE).T
+    weight = randn(300, seed=1, dtype="float32").abs() if weighted else None
+    for by_kernels in (False, True):
+        with kernels() if by_kernels else nullcontext():
+            found = ops.cross_entropy(x, target.to(dtype), weight, dim=1, z_loss=0.01)
+            torch.testing.assert_close(found, ops.cross_entropy(x, target, weight, dim=1, z_loss=0.01))
 
 
 def test_derivatives() -> None:

@@ -249,6 +249,13 @@ def test_what_is_kept_becomes_the_gradient() -> None:
         assert matrix.grad.data_ptr() == kept
 
 
+def test_small_integers_are_classes_too() -> None:
+    hidden, classes = leaf(randn(4, 8)), randn(300, 8, seed=1)
+    target = torch.tensor([156, 3, 1, 0], device=DEVICE)  # of which the first is -100 to 8 bits
+    found = ops.linear_cross_entropy(hidden, classes, target.to(torch.uint8), chunk=3)
+    torch.testing.assert_close(found, ops.linear_cross_entropy(hidden, classes, target, chunk=3))
+
+
 @pytest.mark.parametrize("by_kernels", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_other_derivatives(reduction: str, by_kernels: bool) -> None:

@@ -73,6 +73,12 @@ def test_cross_entropy(reduction: str, options: dict[str, Any], weighted: bool) 
     np.testing.assert_allclose(by_numpy, expected[0], rtol=2e-5, atol=1e-6)
 
 
+def test_cross_entropy_of_one_row(mx: Any) -> None:
+    x = np.array([1.0, 2.0, 3.0])
+    found = ops.cross_entropy(mx.np.array(x, dtype="float64"), mx.np.array(1, dtype="int64"))
+    np.testing.assert_allclose(found.item(), ops.cross_entropy(x, np.array(1)))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("options", CASES, ids=["plain", "smoothed, z"])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -173,6 +174,7 @@ def test_derivatives() -> None:
     with kernels():
         assert torch.autograd.gradcheck(norm, tensors, fast_mode=True)
         assert torch.autograd.gradgradcheck(partial(norm, rms=True), tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x, b: ops.layer_norm(x, bias=b), tensors[::2], fast_mode=True)
         assert torch.autograd.gradgradcheck(
             lambda x, r: ops.dropout_add_layer_norm(x, r), [tensors[0], leaf(randn(2, 5, seed=3))], fast_mode=True
         )
@@ -187,6 +189,14 @@ def test_residual(tiles: Any) -> None:
     expected = gradients(lambda x, r, w, b: (oracle(x + r, w, b), x + r), tensors)
     for got, wanted in zip(found, expected, strict=True):
         assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_a_number_as_a_residual_has_a_dtype_too(by_kernels: bool) -> None:
+    x = randn(2, 4, dtype="bfloat16")
+    with kernels() if by_kernels else nullcontext():
+        _, summed = ops.dropout_add_layer_norm(x, torch.tensor(0.5, device=DEVICE))
+    torch.testing.assert_close(summed, x.float() + 0.5)
 
 
 def test_dropout(tiles: Any) -> None:

@@ -219,6 +219,14 @@ def test_compiles(dynamic: bool) -> None:
                 torch.testing.assert_close(got, wanted)
 
 
+def test_compiles_with_a_mask_of_known_sizes_for_any_sizes() -> None:
+    torch.compiler.reset()
+    mask = torch.ones(8, 8, device=DEVICE).tril().bool()
+    compiled = torch.compile(lambda x: ops.softmax(x, mask=mask), fullgraph=True, backend="aot_eager", dynamic=True)
+    x = randn(2, 8, 8)
+    torch.testing.assert_close(compiled(x), ops.softmax(x, mask=mask))
+
+
 def test_checkpoint_and_autocast() -> None:
     x = leaf(randn(3, 9, dtype="float16"))
     with kernels():
@@ -328,7 +336,9 @@ def test_nan_beside_what_is_hidden_in_mxnet() -> None:
         ({"dtype": "foo"}, "dtype is a floating-point type"),
         ({"dim": 1.0}, "dim is the number of an axis"),
         ({"pattern": 3}, "pattern has the names"),
+        ({"causal": torch.ones(2)}, "causal is True"),
         ({"temperature": "hot"}, "temperature is a positive number"),
+        ({"temperature": 10**400}, "temperature is a positive number"),
         ({"temperature": torch.tensor(2.0)}, "temperature is a number"),
         ({"mask": torch.ones(3, device="meta")}, "mask is on meta, the input on cpu"),
     ],

@@ -232,7 +232,7 @@ def bind_axes(
     groups = merged = None
     if pattern.heads is not None:
         heads, kv_heads = pattern.heads
-        if sizes[kv_heads] in (1, sizes[heads]):
+        if sizes[kv_heads] == 1 or sizes[kv_heads] == sizes[heads]:  # torch.compile finds no symbol in a tuple
             merged = kv_heads, heads
         elif sizes[kv_heads] == 0 or sizes[heads] % sizes[kv_heads]:
             theirs = _place(kv_heads, *found[kv_heads], terms, shapes)

@@ -25,10 +25,11 @@ def head_dim_of(features: int, heads: int, names: tuple[str, str] = ("hidden_siz
         names: what the arguments for these are called.
 
     Raises:
-        EinsumError: there are no heads.
+        EinsumError: there are no features, or no heads.
         ShapeError: the heads don't share all features evenly.
     """
     of_features, of_heads = names
+    features = count(of_features, features, "a number of features, 1 or more")
     heads = count(of_heads, heads, "a number of heads, 1 or more")
     if features % heads:
         raise ShapeError(f"{of_features} {features} isn't a multiple of {of_heads} {heads}")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast.attention.attend import attention
+from einops_fast.attention.options import count
 from einops_fast.attention.pattern import checked_sequence
 from einops_fast.attention.prepare import check_options
 from einops_fast.errors import EinsumError, SubscriptsError
@@ -77,11 +78,13 @@ class MultiHeadAttention(nn.Module):
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         if head_dim is None:
             head_dim = head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))
-        self.head_dim = head_dim
+        features = "a number of features, 1 or more"
+        embed_dim = count("embed_dim", embed_dim, features)
+        kv_dim = embed_dim if kv_dim is None else count("kv_dim", kv_dim, features)
+        self.head_dim = count("head_dim", head_dim, features)
         self.num_heads, self.num_kv_heads = num_heads, kv_heads
         self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         self.dropout, self.options = dropout, options
-        kv_dim = embed_dim if kv_dim is None else kv_dim
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, **made)
         self.k_proj = nn.Linear(kv_dim, kv_heads * self.head_dim, **made)
@@ -132,7 +135,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _with_heads(pattern: str, sequence: tuple[str, str] | None) -> tuple[str, tuple[str, str]]:
     """The pattern of attention with heads, and its axes of queries and keys."""
-    inputs, arrow, result = pattern.partition("->")
+    inputs, arrow, result = pattern.partition("->") if isinstance(pattern, str) else ("", "", "")
     terms = inputs.split(",")
     if not arrow or len(terms) != 2:
         raise SubscriptsError(f"the pattern of MultiHeadAttention is '<queries>, <keys> -> <result>', not {pattern!r}")

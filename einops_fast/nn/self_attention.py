@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.attention.prepare import check_options
 from einops_fast.nn.heads import head_dim_of
 from einops_fast.ops.options import check_probability
 from einops_fast.ops.self_attention import check_attention_options, head_counts
@@ -62,6 +63,7 @@ class QKVSelfAttention(nn.Module):
         super().__init__()
         check_probability(dropout, "dropout")
         check_attention_options(options)
+        check_options({"causal": is_causal, "scale": scale, **options})
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         rows = embed_dim + 2 * kv_heads * head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads

@@ -158,4 +158,7 @@ def check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_l
         raise EinsumError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda share: 0 <= share <= 1)
     check_number("z_loss", z_loss, "a number from 0 on", lambda factor: factor >= 0)
-    return count("ignore_index", ignore_index, "the number of a class, or of none", None)
+    found = count("ignore_index", ignore_index, "the number of a class, or of none", None)
+    if not -(2**63) <= found < 2**63:
+        raise EinsumError(f"ignore_index is a number of 64 bits, not {found}")
+    return found

@@ -151,5 +151,8 @@ def _cross_entropy(
 def _picked(xp: Any, score: Any, number: Any, dim: int) -> Any:
     """The score of each row's class."""
     if xp.__name__.startswith("mxnet"):
-        return import_module("mxnet").npx.pick(score, number, axis=dim)
+        pick = import_module("mxnet").npx.pick
+        if score.ndim == 1:  # it has no indices without axes
+            return pick(score.reshape(1, -1), number.reshape(1), axis=1).reshape(())
+        return pick(score, number, axis=dim)
     return xp.take_along_axis(score, xp.expand_dims(number, dim), dim).squeeze(dim)

@@ -21,9 +21,11 @@ def check_number(name: str, value: Any, what: str, fits: Callable[[Any], bool] =
         fits: whether a number is one.
     """
     try:
+        if type(value) is int:
+            float(value)  # which not all are
         if fits(value):
             return
-    except (TypeError, ValueError, RuntimeError):  # of what can't be compared, or has several elements
+    except (OverflowError, TypeError, ValueError, RuntimeError):  # of what can't be compared, or has several elements
         pass
     raise EinsumError(f"{name} is {what}, not {value!r}")
 

@@ -50,7 +50,8 @@ def check_broadcast(name: str, array: Any, of: str, shape: Sequence[int]) -> Non
             f"{tuple(shape)}"
         )
     for at in range(1, len(found) + 1):
-        if found[-at] not in (1, shape[-at]):
+        # torch.compile finds no symbol in a tuple, be it of the same size.
+        if found[-at] != 1 and found[-at] != shape[-at]:
             raise ShapeError(_differ(name, found, len(found) - at, of, shape, len(shape) - at))
 
 

@@ -123,7 +123,8 @@ def check_dtype(dtype: Any) -> str | None:
 
 def check_options(causal: bool | str, temperature: float) -> None:
     """Raise EinsumError if one isn't any."""
-    if causal not in (True, False, "top_left", "bottom_right"):
+    # Arrays of several elements aren't compared: that is no truth value.
+    if getattr(causal, "shape", ()) != () or causal not in (True, False, "top_left", "bottom_right"):
         raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
     if not is_tracing() and hasattr(temperature, "ndim") and not isinstance(temperature, np.generic):
         raise EinsumError("temperature is a number, not an array: divide the input by that")
