@@ -66,9 +66,11 @@ class MxnetArrays(Arrays):
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         # It has no broadcasting with numbers that gradients go through, and ends the process where nothing is left.
-        like = yes if hasattr(yes, "shape") else no
-        if like.size == 0:
-            return like
+        arrays = [each for each in (yes, no) if hasattr(each, "shape")]
+        for array in arrays:
+            if array.size == 0:
+                return array
+        like = arrays[0]
         yes, no = (each if hasattr(each, "shape") else self.full((1,), each, like) for each in (yes, no))
         return self.xp.where(condition, yes, no)
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from einops_fast.attention.arrays import Arrays
 from einops_fast.autocast import autocasts
+from einops_fast.backends.torch_types import PLAIN
 from einops_fast.tracing import is_tracing
 
 __all__ = ["TorchArrays"]
@@ -77,7 +78,7 @@ class TorchArrays(Arrays):
         return super().integers(array)
 
     def can_look(self, array: Any) -> bool:
-        return array.device.type == "cpu" and not is_tracing()
+        return array.device.type == "cpu" and type(array) in PLAIN and not is_tracing()
 
     def block(self, function: Callable[..., Any], gradients: bool, *arguments: Any) -> Any:
         if not gradients:

@@ -161,6 +161,8 @@ def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
     assert allowed_names() is None
     with pytest.raises(OperandError, match="called 'four'; there are one, two, three"), attention_backend("four"):
         pass
+    with pytest.raises(OperandError, match=r"is called \['math'\]"), attention_backend(["math"]):
+        pass
     with pytest.raises(OperandError, match="needs a name"), attention_backend():
         pass
 

@@ -38,6 +38,12 @@ def test_results_and_gradients():
         np.testing.assert_allclose((arrays[2].grad * arrays[2]).sum().item(), float(expected.sum()), rtol=1e-4)
 
 
+def test_an_empty_batch_with_a_cache():
+    mnp = mxnet_or_skip().np
+    q, k, lengths = mnp.ones((0, 2, 3)), mnp.ones((0, 4, 3)), mnp.array(np.zeros(0), dtype="int32")
+    assert attention("b i d, b j d, b j e -> b i e", q, k, k, cache_seqlens=lengths).shape == (0, 2, 3)
+
+
 def test_many_axes_and_no_keys():
     mxnet = mxnet_or_skip()
     mnp, autograd = mxnet.np, mxnet.autograd

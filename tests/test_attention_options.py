@@ -12,6 +12,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from attention_problems import DEVICE, whole_calls  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from einops_fast import attention, attention_backend  # noqa: E402
 from einops_fast.errors import EinsumError, OperandError  # noqa: E402
@@ -53,6 +54,30 @@ def test_an_infinite_softcap_caps_nothing(way: str) -> None:
             assert torch.equal(attention(P, q, q, q, softcap=softcap), attention(P, q, q, q))
 
 
+@pytest.mark.parametrize("way", ["triton", "math"])
+@pytest.mark.parametrize("softcap", [1e39, 1e300, 1e-40, 1e-300])
+def test_a_softcap_beyond_what_is_computed_in_caps_nothing_or_all(way: str, softcap: float) -> None:
+    q = operand(way)
+    with torch.no_grad():
+        q[0, 0] = 0
+    same = q if softcap > 1 else q * 0
+    with whole_calls(), attention_backend(way):
+        found = attention(P, q, q, q, softcap=softcap)
+        torch.testing.assert_close(found, attention(P, same, same, q))
+        assert torch.autograd.grad(found.sum(), q)[0].isfinite().all()
+
+
+def test_a_window_wider_than_any_array() -> None:
+    q = operand()
+    assert torch.equal(attention(P, q, q, q, window=(10**30, 10**30)), attention(P, q, q, q))
+
+
+def test_lengths_are_looked_at_where_there_are_any() -> None:
+    with FakeTensorMode():
+        q, lengths = torch.ones(1, 6, 2, 16), torch.ones(1, dtype=torch.int32)
+        assert attention(P, q, q, q, cache_seqlens=lengths).shape == q.shape
+
+
 def test_counts_of_any_kind() -> None:
     q = operand()
     expected = attention(P, q, q, q, window=(1, 0))
@@ -68,6 +93,7 @@ def test_counts_of_any_kind() -> None:
     [
         ("scale is a number, not 'x'", {"scale": "x"}),
         ("scale is a number, not '0.5'", {"scale": "0.5"}),
+        ("scale is a number, not 1000", {"scale": 10**400}),
         ("scale is a number, not array", {"scale": np.ones(2)}),
         ("scale is a number, not tensor", {"scale": torch.ones(2)}),
         ("dropout_p is a number, not 'x'", {"dropout_p": "x"}),
@@ -98,6 +124,7 @@ def test_a_scale_that_is_a_symbol_stays_one() -> None:
     [
         ("cu_seqlens_q is of type list", {"cu_seqlens_q": [0, 3, 6]}),
         ("cu_seqlens_kv is of type int", {"cu_seqlens_q": torch.tensor([0, 6]), "cu_seqlens_kv": 6}),
+        ("cu_seqlens_q has dtype bool", {"cu_seqlens_q": torch.tensor([False, True])}),
         ("cache_seqlens is of type int, not an array of torch", {"cache_seqlens": 4}),
         ("bias is of type list, not an array of torch", {"bias": [[1.0] * 6] * 6}),
         ("q_segments is of type list", {"segment_ids": [[1] * 6]}),

@@ -190,6 +190,7 @@ def test_bad_arguments(error, message, arguments):
         ((Q, K, V), None, "takes a pattern first"),
         ((P, Q, K), None, "three arrays"),
         ((P, Q, K, V), "bhsd", "together"),
+        ((Q, K, V), ["b", "h", "s", "d"], "layout is a text"),
         ((Q, K), "bhsd", "three arrays"),
         ((Q, K, V), "bhxd", "layout 'bhxd' is none"),
         ((Q, K, V), "bths", "is none"),

@@ -257,6 +257,7 @@ def test_drop_in_that_drops_everything():
         ("query", [[[1.0]]], "query is of type list"),
         ("key", None, "key is of type NoneType"),
         ("attn_mask", [[True]], "attn_mask is of type list"),
+        ("attn_mask", torch.ones(1, 1, dtype=torch.int64), "attn_mask has dtype int64"),
         ("is_causal", "bottom_right", "is_causal is True or False"),
         ("is_causal", torch.tensor([True, False]), "is_causal is True or False"),
         ("scale", "x", "scale is a number"),
@@ -407,10 +408,17 @@ def test_nested_tensors_that_do_not_fit():
     other = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(3, 4)], layout=torch.jagged)
     with pytest.raises(OperandError, match="k isn't"):
         attention("b i d, b j d, b j e -> b i e", one, torch.ones(2, 3, 4), one)
+    with pytest.raises(OperandError, match="q isn't"):
+        attention("b i d, b j d, b j e -> b i e", torch.ones(2, 3, 4), one, one)
     with pytest.raises(RuntimeError, match="of k and of v have different lengths"):
         attention("b i d, b j d, b j e -> b i e", one, one, other)
     with pytest.raises(RuntimeError, match="the jagged axis of q is 'd'"):
         attention("b d i, b j d, b j e -> b i e", one, one, one)
+
+
+def test_nested_tensors_of_no_sequences():
+    nothing = torch.nested.nested_tensor_from_jagged(torch.zeros(0, 2, 4), torch.zeros(1, dtype=torch.int64))
+    assert attention(nothing, nothing, nothing, layout="bshd").values().shape == (0, 2, 4)
 
 
 # ---- tracing
@@ -434,6 +442,16 @@ def test_compiles_whole_for_any_sizes():
     for kv_len in (7, 9):
         operands = leaves((2, 5, 4, 8), (2, kv_len, 2, 8), (2, kv_len, 2, 6))
         torch.testing.assert_close(compiled(*operands), TRACED["pattern"](*operands))
+
+
+def test_drop_in_with_other_heads_of_values_compiles_for_any_sizes():
+    def call(q, k, v):
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    torch.compiler.reset()
+    operands = leaves((2, 12, 5, 8), (2, 4, 7, 8), (2, 6, 7, 8))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(*operands), call(*operands))
 
 
 @pytest.mark.parametrize("case", TRACED)
@@ -557,6 +575,8 @@ def test_causal_self_attention_loads_weights_by_their_usual_names():
     assert not torch.equal(block(x), block(x))
     with pytest.raises(RuntimeError, match="multiple"):
         CausalSelfAttention(5, 32)
+    with pytest.raises(ShapeError, match=r"x has three axes, .* not shape \(2, 32\)"):
+        CausalSelfAttention(4, 32)(torch.ones(2, 32))
 
 
 @pytest.mark.parametrize("pattern", ["b i, b j -> b i", "ib,jb->ib", "b row i, b row j -> row b i"])

@@ -29,7 +29,7 @@ from einops_fast.tracing import is_tracing
 
 __all__ = ["Cpu"]
 
-_MANY = 1 << 12
+_MANY = 1 << 15
 """Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
 
 
@@ -55,9 +55,10 @@ def _is_empty(spec: AttentionSpec) -> bool:
 def _evens_out(spec: AttentionSpec) -> bool:
     """Whether features of zeros cost less than making all scores, which torch does without them.
 
-    Measured: forward they always do, and twice to 14 times. Gradients are products mostly, the more so in float32.
+    Measured: forward they do, and twice to 14 times, but for float16, whose own kernel may be the slower one. Gradients
+    are products mostly, the more so in float32.
     """
-    if not spec.gradients:
+    if not spec.gradients and spec.dtype != "float16":
         return True
     if is_tracing():  # nothing is to depend on sizes
         return False

@@ -46,6 +46,9 @@ _NODE = "ScaledDotProductFlashAttentionForCpuBackward0"
 _FEW = 1 << 14
 """Elements of a head's keys up to which gradients in bfloat16 take longer than those in float32 and all conversions."""
 
+_LEAST = {torch.bfloat16: 1 << 11, torch.float16: 1 << 9}
+"""Scores from which on conversions take less time than is gained."""
+
 
 def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> tuple[Any, Any]:
     """The result and the log of the denominator, both with gradients of q, k and v.
@@ -106,6 +109,8 @@ def with_wide_gradients(
 
 def _is_wide(q: Any, k: Any) -> bool:
     """Whether gradients are computed in float32, where the operator's own in low precision take longer."""
+    if q.shape[:-1].numel() * k.shape[-2] < _LEAST.get(q.dtype, 0):
+        return False
     few = k.shape[-2] * q.shape[-1] <= _FEW
     return bool(q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and few))
 

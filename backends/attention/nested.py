@@ -85,7 +85,7 @@ def _longest(array: Any) -> int:
     """The length of the longest sequence; while torch.compile traces, if that isn't known, that of all together."""
     if torch.compiler.is_compiling() and array._maybe_max_seqlen is None:
         return int(array.values().shape[array._ragged_idx - 1])
-    return int(array._get_max_seqlen())
+    return int(array._get_max_seqlen()) if array.size(0) else 0
 
 
 def parts(array: Any, axis: int) -> tuple[Any, ...]:

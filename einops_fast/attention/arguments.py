@@ -8,6 +8,8 @@ from typing import Any
 from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.options import count, plain_options
 from einops_fast.attention.packed import apart
+from einops_fast.attention.prepare import INTEGERS
+from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 
 __all__ = ["read_call"]
@@ -120,6 +122,8 @@ def _read_lengths(
             raise OperandError(
                 f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"
             )
+        if ends is not None and dtype_name(ends.dtype) not in INTEGERS:
+            raise OperandError(f"{name} has dtype {dtype_name(ends.dtype)}, not {' or '.join(INTEGERS)}")
     same = cu_seqlens_kv is None or cu_seqlens_kv is cu_seqlens_q
     arrays["cu_seqlens_q"] = cu_seqlens_q
     arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv

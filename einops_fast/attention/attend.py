@@ -159,7 +159,7 @@ def attend(
         words: everything that was asked, as it was given, but for the arrays, which are these in this order.
     """
     if is_tracing():
-        if getattr(arrays["q"], "is_nested", False):
+        if _is_nested(arrays):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         return _traced(pattern, sequence, arrays, patterns, options, longest)
     q = arrays["q"]
@@ -176,7 +176,7 @@ def attend(
             run = question = None
         if run is not None:
             return run(arrays)
-        if getattr(q, "is_nested", False):
+        if _is_nested(arrays):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
         if autocasts(q):
             torch_state.autocast(arrays)
@@ -207,6 +207,11 @@ def attend(
             if words is not None:
                 remember_alike(words, like, found.straight(circumstances))
     return run(arrays)
+
+
+def _is_nested(arrays: Mapping[str, Any]) -> bool:
+    """Whether any of q, k and v is a nested tensor."""
+    return any(getattr(arrays[name], "is_nested", False) for name in ("q", "k", "v"))
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:

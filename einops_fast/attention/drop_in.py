@@ -11,7 +11,9 @@ from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
 from einops_fast.attention.registry import allowed_names
+from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.tracing import is_tracing
 from einops_fast.tuning import unchecked_mode
 
 __all__ = ["scaled_dot_product_attention"]
@@ -76,10 +78,13 @@ def scaled_dot_product_attention(
     if getattr(is_causal, "shape", ()) != () or is_causal not in (True, False):
         raise OperandError(f"is_causal is True or False, not {is_causal!r}")
     if attn_mask is not None:
-        if "bool" in str(attn_mask.dtype):
+        kind = dtype_name(attn_mask.dtype)
+        if kind == "bool":
             mask = attn_mask
-        else:
+        elif kind in FLOATS:
             bias = attn_mask
+        else:
+            raise OperandError(f"attn_mask has dtype {kind}; it is boolean or has floating-point numbers")
     for name, array in (("query", query), ("key", key), ("value", value)):
         if len(array.shape) < (3 if enable_gqa else 2):
             raise OperandError(f"{name} has {len(array.shape)} axes; it needs at least {3 if enable_gqa else 2}")
@@ -100,7 +105,7 @@ def _as_many_heads(heads: int, key: Any, value: Any) -> tuple[Any, Any]:
     kinds = key.shape[-3], value.shape[-3]
     if 0 in kinds or heads % kinds[0] or heads % kinds[1]:
         return key, value
-    each = lcm(*kinds)
+    each = heads if is_tracing() else lcm(*kinds)  # a compiler doesn't know it of symbols
     return _repeated(key, each // kinds[0]), _repeated(value, each // kinds[1])
 
 

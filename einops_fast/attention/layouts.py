@@ -45,6 +45,8 @@ def read_layout(layout: str, paged: bool = False) -> Layout:
         >>> read_layout('bshd').pattern
         'b i h d, b j g d, b j g e -> b i h e'
     """
+    if not isinstance(layout, str):
+        raise SubscriptsError(f"layout is a text with a letter for each axis, not {layout!r}")
     return _read_layout(layout, paged)
 
 

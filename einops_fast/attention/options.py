@@ -15,6 +15,9 @@ from einops_fast.tracing import is_tracing
 
 __all__ = ["count", "plain_options", "whole_number"]
 
+_FAR = 2**31 - 1
+"""As many positions as no array has: any window beyond is as good."""
+
 
 def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The fields of :class:`~einops_fast.attention.prepare.Options`, numbers as Python's.
@@ -50,7 +53,8 @@ def _number(name: str, value: Any) -> Any:
         if not isinstance(value, (str, bytes)):
             # A symbol that stands for a number has to stay one.
             return value if is_tracing() and not hasattr(value, "dtype") else float(value)
-    except (TypeError, ValueError, RuntimeError):  # torch's error about tensors of several elements is the last
+    # The last is what torch says about tensors of several elements.
+    except (OverflowError, TypeError, ValueError, RuntimeError):
         pass
     raise EinsumError(f"{name} is a number, not {value!r}") from None
 
@@ -58,7 +62,7 @@ def _number(name: str, value: Any) -> Any:
 def _window(window: Any) -> tuple[int | None, int | None]:
     sides = window if isinstance(window, (list, tuple)) else (window, window)
     try:
-        before, after = [None if side is None else whole_number(side) for side in sides]
+        before, after = [None if side is None else min(whole_number(side), _FAR) for side in sides]
     except (TypeError, ValueError):
         before = after = -1
     if (before is not None and before < 0) or (after is not None and after < 0):

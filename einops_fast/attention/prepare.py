@@ -16,6 +16,8 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 __all__ = ["INTEGERS", "Options", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
 
+_CAPS = 1e-30, 1e30
+
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 # What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores, "wider"
@@ -274,6 +276,10 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
     if cache and alignment == "top_left":
         raise EinsumError("with cache_seqlens the last query faces the last key: alignment is 'bottom_right'")
     found: Alignment = alignment or ("bottom_right" if cache else "top_left")
+    softcap = float(options.softcap or 0.0)
+    if softcap:
+        # Beyond these nothing is capped, or everything, and what is computed on the way isn't a number of float32's.
+        softcap = 0.0 if softcap > _CAPS[1] else max(softcap, _CAPS[0])
     scale = options.scale
     if scale is None:
         scale = max(1, axes.sizes[axes.pattern.head_dim]) ** -0.5
@@ -281,7 +287,7 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
         "causal": bool(causal),
         "alignment": found,
         "window": options.window or (None, None),
-        "softcap": float(options.softcap or 0.0),
+        "softcap": softcap,
         "scale": scale,
         "dropout_p": float(options.dropout_p),
     }

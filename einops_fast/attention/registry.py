@@ -227,7 +227,7 @@ def attention_backend(*names: str) -> Iterator[None]:
     if not names:
         raise OperandError(f"attention_backend needs a name; there are {', '.join(_entries)}")
     for name in names:
-        if name not in _entries:
+        if not isinstance(name, str) or name not in _entries:
             raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
     with holding_anywhere("attention_backend", _restriction, tuple(dict.fromkeys(names))):
         yield

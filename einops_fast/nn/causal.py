@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import check_options
+from einops_fast.errors import ShapeError
 from einops_fast.nn.heads import check_features, head_dim_of
 from einops_fast.ops.options import check_probability
 from einops_fast.ops.self_attention import attention_or_zeros
@@ -70,6 +71,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attention of ``x`` to itself: (batch, length, embed_dimension), the result likewise."""
         check_features("x", x, self.embed_dimension)
+        if x.dim() != 3:
+            raise ShapeError(f"x has three axes, (batch, length, embed_dimension), not shape {tuple(x.shape)}")
         qkv = self.c_attn(x).unflatten(-1, (3, self.num_heads, self.embed_dimension // self.num_heads))
         dropout = self.dropout if self.training else 0.0
         q, k, v = apart(qkv, 2)
