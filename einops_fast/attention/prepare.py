@@ -17,6 +17,7 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError
 __all__ = ["INTEGERS", "Options", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
 
 _CAPS = 1e-30, 1e30
+"""A lower softcap leaves nothing of scores, a higher one all; what is computed on the way are numbers of float32's."""
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
@@ -278,7 +279,6 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
     found: Alignment = alignment or ("bottom_right" if cache else "top_left")
     softcap = float(options.softcap or 0.0)
     if softcap:
-        # Beyond these nothing is capped, or everything, and what is computed on the way isn't a number of float32's.
         softcap = 0.0 if softcap > _CAPS[1] else max(softcap, _CAPS[0])
     scale = options.scale
     if scale is None:
