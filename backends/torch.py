@@ -25,7 +25,7 @@ from einops_fast.backends.torch_autocast import (
     whole_dtype,
 )
 from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
-from einops_fast.backends.torch_steps import TorchSteps
+from einops_fast.backends.torch_steps import TorchSteps, without_onednn
 from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
 from einops_fast.backends.triton import usable
 from einops_fast.cost import Ceilings, is_integer
@@ -360,5 +360,6 @@ def _ceilings(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
         small=400,
         small_rate=2.4e9 * threads,
         dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
-        dot_kernels=frozenset({"float32", "float64"}),
+        # Where oneDNN has none of halves, torch's own loops run, in float32.
+        dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),
     )

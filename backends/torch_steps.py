@@ -14,7 +14,7 @@ from einops_fast.backends.torch_cpu_copies import contiguous
 from einops_fast.backends.torch_types import HALVES
 from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 
-__all__ = ["TorchSteps"]
+__all__ = ["TorchSteps", "without_onednn"]
 
 
 class TorchSteps(Backend):
@@ -154,7 +154,7 @@ def _times_column(product: Run, row: bool) -> Run:
     """
 
     def run(a: Any, b: Any) -> Any:
-        if not a.is_cpu or a.dtype not in _without_onednn():
+        if not a.is_cpu or a.dtype not in without_onednn():
             return product(a, b)
         matrix, vector = (b.mT, a.squeeze(-2)) if row else (a, b.squeeze(-1))
         rows, length = matrix.shape[-2:]
@@ -166,7 +166,7 @@ def _times_column(product: Run, row: bool) -> Run:
 
 
 @cache
-def _without_onednn() -> tuple[torch.dtype, ...]:
+def without_onednn() -> tuple[torch.dtype, ...]:
     """Which halves this CPU multiplies without oneDNN."""
     known = torch.ops.mkldnn
     asked = zip(HALVES, ("_is_mkldnn_fp16_supported", "_is_mkldnn_bf16_supported"), strict=True)

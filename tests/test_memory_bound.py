@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from einops_fast.steps import Gemm, Multiply, Native
 
 torch = pytest.importorskip("torch")
 
+from einops_fast.backends import torch as torch_backend  # noqa: E402
 from einops_fast.backends import torch_steps  # noqa: E402
 from einops_fast.backends.torch_blocks import sum_in_blocks  # noqa: E402
+from einops_fast.backends.torch_types import HALVES  # noqa: E402
 
 # Matrices times vectors, whose short rows lie between those of other matrices.
 INTERLEAVED = [
@@ -67,9 +70,32 @@ def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, rig
     assert 0 < step.block < step.full
 
 
+@pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
+def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether this CPU multiplies halves by oneDNN, as far as plans know."""
+    monkeypatch.setattr(torch_backend, "without_onednn", lambda: () if request.param else HALVES)
+    torch_backend._ceilings.cache_clear()
+    clear_plans()
+    yield request.param
+    torch_backend._ceilings.cache_clear()
+    clear_plans()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_dot_product_of_halves_is_torch_s_where_onednn_has_none(dtype: Any, onednn: bool) -> None:
+    given = [torch.ones(30_000, dtype=dtype), torch.full((30_000,), 0.5, dtype=dtype)]
+    (step,) = explain("i,i->", *given).plan.steps
+    assert isinstance(step, Multiply if onednn else Gemm)
+    assert float(fast_einsum("i,i->", *given)) == pytest.approx(15_000, rel=4e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("equation", "left", "right"), DOTS)
-def test_torch_sums_half_precision_dots_in_blocks(equation: str, left: Any, right: Any, dtype: Any) -> None:
+def test_torch_sums_half_precision_dots_in_blocks(
+    equation: str, left: Any, right: Any, dtype: Any, onednn: bool
+) -> None:
+    if not onednn and equation.endswith("->"):
+        pytest.skip("it is one dot product")
     steps = explain(equation, *operands((left, right), dtype)).plan.steps
     assert not any(isinstance(step, Gemm) for step in steps)
     assert any(isinstance(step, Multiply) and step.block for step in steps)
@@ -142,7 +168,7 @@ def test_loops_for_halves(
     equation: str, shape: tuple[int, int], strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strides of the column, along axes that matter and along one that doesn't, decide which loops torch takes."""
-    monkeypatch.setattr(torch_steps, "_without_onednn", lambda: (torch.bfloat16,))
+    monkeypatch.setattr(torch_steps, "without_onednn", lambda: (torch.bfloat16,))
     product, seen = torch.mm, []
     monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(b.stride()) or product(a, b))
     clear_plans()
@@ -175,7 +201,7 @@ def test_rows_times_matrices(
 ) -> None:
     """The same numbers and gradients whether half precision is multiplied by oneDNN or by torch's own loops."""
     halves = (torch.float16, torch.bfloat16)
-    monkeypatch.setattr(torch_steps, "_without_onednn", lambda: halves if slow else ())
+    monkeypatch.setattr(torch_steps, "without_onednn", lambda: halves if slow else ())
     clear_plans()
     wide = [torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) for shape in shapes]
     operands = [each.to(getattr(torch, dtype)).requires_grad_() for each in wide]
