@@ -100,7 +100,6 @@ def _by_checkpoints(
 
     A chunk's logits are made again for its gradients, but in transforms, which have no checkpoints: all are kept there.
     """
-    size = chunk or chunk_rows(x, matrix, gradients=False)
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
         logits = F.linear(part.flatten(0, -2), matrix, bias)
@@ -108,7 +107,10 @@ def _by_checkpoints(
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if is_followed() else again
-    parts = row_parts(x, size)
+    if not chunk and any(isinstance(size, torch.SymInt) for size in (*x.shape, *matrix.shape)):
+        parts: Sequence[Any] = [x]  # torch.export's other way: to count chunks would make constants of its symbols
+    else:
+        parts = row_parts(x, chunk or chunk_rows(x, matrix, gradients=False))
     of_parts = target.split([prod(each.shape[:-1]) for each in parts])
     losses = torch.cat([run(part, matrix, bias, classes) for part, classes in zip(parts, of_parts, strict=True)])
     divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if reduction == "mean" else None

@@ -120,7 +120,6 @@ class ContractExpression:
         # By signature of the operands, of whichever framework: no two have one in common.
         self._runs: dict[Hashable, tuple[Likeness, Callable[..., Any]]] = {}
         self._last = _NO_CALL
-        keeps_plans(self)
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
         """Evaluate the expression.
@@ -181,6 +180,7 @@ class ContractExpression:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
             self._runs[signature] = found
+            keeps_plans(self)
         like, run = found
         self._last = _dynamo_tracing(), like, run
         result = run(*operands)

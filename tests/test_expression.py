@@ -201,6 +201,16 @@ def test_torch_compile(called, torch):
     torch.testing.assert_close(out, (a.double() @ b.double()).T)
 
 
+def test_may_be_made_while_torch_compile_traces(torch):
+    def call(q, k):
+        return contract_expression("ab,bc->ca", q.shape, k.shape)(q, k)
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for length in (2, 3, 4):
+        q, k = torch.randn(length, 5), torch.randn(5, 7)
+        torch.testing.assert_close(compiled(q, k), (q @ k).T)
+
+
 def test_threads_with_two_frameworks(torch):
     expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
     a, b = _random((2, 3), (3, 4))

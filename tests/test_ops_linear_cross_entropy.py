@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -247,6 +248,26 @@ def test_what_is_kept_becomes_the_gradient() -> None:
             matrix.grad = None
             (loss * factor).backward()
         assert matrix.grad.data_ptr() == kept
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_for_any_sizes(strict: bool) -> None:
+    class Loss(torch.nn.Module):
+        def forward(self, hidden: Any, classes: Any, target: Any) -> Any:
+            return ops.linear_cross_entropy(hidden, classes, target)
+
+    def operands(*sizes: int, classes: int) -> list[Any]:
+        return [
+            randn(*sizes, 8),
+            randn(classes, 8, seed=1),
+            torch.arange(prod(sizes), device=DEVICE).view(sizes) % classes,
+        ]
+
+    any_size = torch.export.Dim.DYNAMIC
+    shapes = {0: any_size, 1: any_size}, {0: any_size}, {0: any_size, 1: any_size}
+    exported = torch.export.export(Loss(), (*operands(3, 5, classes=7),), dynamic_shapes=shapes, strict=strict).module()
+    others = operands(4, 6, classes=9)
+    torch.testing.assert_close(exported(*others), ops.linear_cross_entropy(*others))
 
 
 def test_small_integers_are_classes_too() -> None:
