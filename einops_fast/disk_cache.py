@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from einops_fast.files import write_whole
+
 __all__ = ["Entry", "clear", "entries", "folder", "read", "write"]
 
 _LAYOUT = "v1"  # a folder; what is in it changes with the name only
@@ -107,20 +109,10 @@ def write(key: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """
     path = _path(_canonical(key))
     text = json.dumps({"key": dict(key), "record": dict(record)}, allow_nan=False)
-    # In the same folder, as os.replace is atomic within one file system only.
-    temporary = path.with_name(f"{path.stem}.{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "x", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(temporary, path)
-        except FileNotFoundError:
-            pass  # another process has cleared the cache meanwhile, this entry with it
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with suppress(FileNotFoundError):  # another process has cleared the cache meanwhile, this entry with it
+            write_whole(path, text + "\n")
     except _TROUBLE as error:
         _warn("write", path, error)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments
-from einops_fast.errors import OperandError
+from einops_fast.errors import OperandError, ShapeError
 from einops_fast.plan import Plan
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def explain_shapes(
         examples = [chosen.example(tuple(shape), dtype) for shape in shapes]
     except (AttributeError, TypeError) as error:
         raise OperandError(f"{backend} has no dtype {dtype!r}") from error
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise ShapeError(f"{backend} has no array of these shapes: {error}") from error
     return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize))
 
 

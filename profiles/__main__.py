@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,15 +39,24 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         names = _studies(options)
         for path in (*options.compare, *options.resume):
             read_result(path)
+        dtypes = _names(options.dtype, tuple(ITEM_SIZES))
+        peers = PEERS if options.peers == "all" else _names(options.peers, PEERS)
+        frameworks = _names(options.framework, tuple(FRAMEWORKS))
+        if options.threads < 0:
+            raise ValueError(f"--threads {options.threads}: give a number from 1 on, or 0 for all")
+        # Found out now, not when hours of measuring are to be kept.
+        options.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
     except (ValueError, OSError) as wrong:
         parser.error(str(wrong))
     chosen = Options(
         device=options.device,
         threads=options.threads,
-        dtypes=_names(options.dtype, tuple(ITEM_SIZES)),
+        dtypes=dtypes,
         cases=_cases(options.cases),
         only=options.only_run,
-        peers=PEERS if options.peers == "all" else _names(options.peers, PEERS),
+        peers=peers,
         quick=options.quick,
         forward_only=options.forward_only,
         trace=str(options.out.resolve() / "traces") if options.trace else "",
@@ -55,7 +65,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         return run_studies(
             names,
             chosen,
-            frameworks=_names(options.framework, tuple(FRAMEWORKS)),
+            frameworks=frameworks,
             folder=options.out,
             earlier=options.compare,
             resumed=options.resume,
@@ -162,7 +172,7 @@ def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(filter(None, text.split(",")))
     unknown = set(names) - set(known)
     if unknown:
-        sys.exit(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})")
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})")
     return names
 
 

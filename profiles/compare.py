@@ -166,15 +166,16 @@ def run_study(
     other = earlier_result(earlier, name)
     if result is not None and other is not None:
         tables = [*tables, compared(result, other)]
-    _show(to, tables, found, rows, verbose)
+    # Kept before they are shown: whoever reads may be gone, as `head` is.
     paths: list[Path] = []
     if result is not None and result.measured:
         base = slug(f"{name}{_family(options)}", measured_on(found.machines))
         paths = save(folder / "-".join((base, *options.dtypes)), result, tables)
         if whole:
             paths += draw(result.measured, folder / base, result.ceilings, study=name)
-        for path in paths:
-            to.print(f"wrote {path}", highlight=False)
+    _show(to, tables, found, rows, verbose)
+    for path in paths:
+        to.print(f"wrote {path}", highlight=False)
     failed = any(row.failure and not row.guest for row in rows)
     nothing = result is None or not result.measured
     status = INTERRUPTED if interrupted else int(failed or nothing)

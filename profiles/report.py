@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,8 +86,18 @@ def console() -> Console:
         from rich.console import Console
     except ImportError:
         sys.exit("the tables of einops_fast.profiles need rich: pip install 'einops_fast[profile]'")
+
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            """Nobody reads any more: by itself it would end the process, and what is still to be measured."""
+            self.quiet = True
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # rather than end where there's no sign for µ
     # Rich takes a file for a terminal of 80 columns, and cuts what doesn't fit.
-    return Console(width=None if sys.stdout.isatty() else 260)
+    return Lasting(width=None if sys.stdout is not None and sys.stdout.isatty() else 260)
 
 
 def print_table(to: Console, table: Table) -> None:

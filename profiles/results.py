@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from einops_fast.files import write_whole
 from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row
@@ -69,7 +70,8 @@ class Result:
             "ceilings": list(map(asdict, self.ceilings)),
             "rows": [row.to_dict() for row in self.rows],
         }
-        path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        # What is there may be the run that this one went on from, and a disk may be full.
+        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
         return path
 
     def write_csv(self, path: Path) -> Path:

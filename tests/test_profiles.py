@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einops_fast.profiles import accuracy, compare, frameworks, measure, records, study_overhead
+from einops_fast.profiles import accuracy, compare, frameworks, measure, records, results, study_overhead
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES, PROBLEMS, Case, scaled, select
 from einops_fast.profiles.ceilings import Ceilings, forward_work
@@ -331,6 +331,37 @@ def test_interrupted_run_keeps_what_is_done(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
+def test_what_cannot_be_shown_is_kept(tmp_path, monkeypatch):
+    def worker(study, framework, options):
+        yield records.Machine("Some CPU", 1, {"numpy": "1"})
+        yield records.Row(framework, "mx0", "einsum", "float32", "", "", 0.001, 0.0, 1.0)
+
+    def show(*given):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(compare, "run_worker", worker)
+    monkeypatch.setattr(compare, "_show", show)
+    with pytest.raises(OSError, match="no space"):
+        compare.run_studies(["einsum"], records.Options(), frameworks=("numpy",), folder=tmp_path)
+    assert list(tmp_path.glob("einsum-some-cpu-*.json"))
+
+
+def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "einsum.json"
+    path.write_text("before")
+
+    def replace(*paths):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", replace)
+    result = results.Result("einsum", "Some CPU", 1, "2026-01-01", True, {}, (), ())
+    with pytest.raises(OSError, match="no space"):
+        result.write_json(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(("signal", "status"), [("TERM", 130), ("KILL", 1)])
 def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypatch, signal, status):
@@ -358,10 +389,18 @@ def test_unknown_names_are_errors(capsys):
     with pytest.raises(SystemExit):
         main(["einsum", "--cases", "extra"])
     assert "--cases extra is not for the study of einsum" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="tensorrt"):
-        main(["contraction", "--peers", "native,tensorrt"])
-    with pytest.raises(SystemExit, match="jax"):
-        main(["einsum", "--framework", "jax"])
+    for option, name in (("--peers", "tensorrt"), ("--framework", "jax"), ("--dtype", "int4"), ("--threads", "-1")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["contraction", option, name])
+        assert name in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit, match="2"):
+        main(["einsum", "--out", str(file)])
+    assert str(file) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
