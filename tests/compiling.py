@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FINISHED = """
+FINISH = """
 import re
 
 from triton._C.libtriton import llvm

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiling import FINISHED, printed
+from compiling import FINISH, printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 # What Triton would load and launch stays on the host.
 PROGRAM = (
-    FINISHED
+    FINISH
     + """
 import sys
 from types import SimpleNamespace

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from compiling import FINISHED
+from compiling import FINISH
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 # Triton decides when its functions are defined whether they're interpreted: hence a process of its own.
 PROGRAM = (
-    FINISHED
+    FINISH
     + """
 import ctypes
 import sys

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiling import FINISHED, printed
+from compiling import FINISH, printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 PROGRAM = (
-    FINISHED
+    FINISH
     + """
 import re
 import sys
@@ -56,7 +56,7 @@ def spills(compiled):
         return check_output([path_to_cuobjdump(), "-sass", file.name]).count(b"STL") if int(stack) else 0
 
 for case in cases:
-    case, _, finish = case.partition(" then ")
+    case, _, finished = case.partition(" then ")
     equation, *texts = case.split()
     shapes = [tuple(map(int, text.split("x"))) for text in texts]
     operands = [Operand(shape, contiguous_strides(shape), dtype) for shape in shapes]
@@ -65,8 +65,8 @@ for case in cases:
     steps = make_plan(parse(equation, tuple(map(len, shapes))), operands, where, numerics).steps
     for step in steps:
         assert isinstance(step, Fused), step
-        if finish:
-            activation, *keeps = finish.split()
+        if finished:
+            activation, *keeps = finished.split()
             bias = (0,) * (len(step.labels) - 1) + (1,)
             step = replace(step, any_order=False, epilogue=Epilogue(activation, bias, bool(keeps)))
         ways = kernel_candidates(step, dtype, on)
