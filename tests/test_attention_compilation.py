@@ -54,7 +54,13 @@ def report(function, compiled, most):
 
 KernelCall.compile = lambda self, *arrays: report(self.function, compile(self, *arrays), shared_memory(on))
 on_hopper = hopper_call.compiled_for
-hopper_call.compiled_for = lambda function, *given: report(function, on_hopper(function, *given), shared_memory((9, 0)))
+
+def report_on_hopper(function, types, aligned, tiling, device):
+    # Of programs that share a multiprocessor, each may have half of its memory.
+    most = shared_memory((9, 0)) // getattr(tiling, "programs", 1)
+    return report(function, on_hopper(function, types, aligned, tiling, device), most)
+
+hopper_call.compiled_for = report_on_hopper
 of_hopper = (
     (torch_attention_runs, "suits_hopper"),
     (torch_attention_gradients, "suits_hopper_backward"),
@@ -140,6 +146,8 @@ HOPPER = [
     "bfloat16 4096 64 64 hopper causal long",
     "float16 512 128 128 hopper grouped causal mask bounded backward",
     "bfloat16 512 64 64 hopper uneven mask",
+    "bfloat16 144 32 32 hopper short bias mask finished",
+    "float16 136 64 64 hopper short causal bias",
 ]
 
 DECODE = [

@@ -62,6 +62,33 @@ def test_errors_are_those_of_the_precision(case: str, features: tuple[int, int],
     assert queued == [True] * 3
 
 
+FEW: dict[str, dict[str, Any]] = {
+    "plain": {"kv_len": 200},
+    "halves of blocks": {"kv_len": 321},
+    "fewer": {"kv_len": 77},
+    "fewest": {"kv_len": 3},
+    "causal": {"kv_len": 180, "causal": True},
+    "causal, keys that none sees": {"kv_len": 380, "causal": True},
+    "grouped": {"batch": (3, 20, 5), "k_batch": (3, 20, 1), "kv_len": 144},
+    "bias": {"kv_len": 256, "bias": (4, 70, 180, 256)},
+    "bias over batch": {"kv_len": 144, "bias": (1, 70, 180, 144)},
+    "bias over batch, causal": {"kv_len": 176, "bias": (1, 70, 180, 176), "causal": True},
+    "mask": {"kv_len": 176, "mask": (4, 1, 180, 176)},
+    "both": {"kv_len": 184, "bias": (1, 70, 180, 184), "mask": (4, 1, 180, 184)},
+    "mask by key": {"kv_len": 144, "mask": (4, 1, 1, 144)},
+}
+
+
+@pytest.mark.parametrize("features", [(32, 32), (64, 64), (16, 24), (40, 64)])
+@pytest.mark.parametrize("case", FEW)
+def test_many_tiles_of_few_keys(case: str, features: tuple[int, int], queued: list[bool]) -> None:
+    dtype = "bfloat16" if features[0] == 64 else "float16"
+    options = {"batch": (4, 70), "q_len": 180, **FEW[case]}
+    spec, inputs = attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options)
+    check_low_precision(spec, inputs)
+    assert queued == [True] * (3 + shared(spec))
+
+
 @pytest.mark.parametrize("features", [(256, 256), (192, 192), (192, 128), (72, 200), (256, 16)])
 @pytest.mark.parametrize("case", ["odd", "long", "causal", "causal, fewer keys", "window", "softcap", "grouped"])
 def test_wide_heads(case: str, features: tuple[int, int], queued: list[bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from einops_fast.backends.triton.attention import (  # noqa: E402
     hopper_positions,
     hopper_shapes,
     hopper_tiles,
+    hopper_tilings,
     mask_bounds,
 )
 from einops_fast.backends.triton.attention.hopper_call import Layouts  # noqa: E402
@@ -51,6 +53,10 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"q_len": 140, "kv_len": 200},
     "long": {"batch": (), "q_len": 1030, "kv_len": 70},
     "causal, keys that none sees": {"q_len": 100, "kv_len": 300, "causal": True},
+    "many keys": {"kv_len": 400, "head_dim": 40},
+    "few keys": {"kv_len": 256, "head_dim": 40},
+    "few keys, causal": {"kv_len": 140, "head_dim": 40, "causal": True},
+    "few keys, bias": {"kv_len": 136, "head_dim": 40, "bias": (1, 2, 140, 136)},
     "window": {"q_len": 200, "kv_len": 200, "window": (40, 30), "softcap": 3.0},
     "wide": {"head_dim": 80, "causal": True},
     "wide values": {"v_head_dim": 72},
@@ -139,12 +145,17 @@ def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, ran: list[str]) -
     assert "hopper_kernel" in ran
 
 
+def several_groups(long: int) -> AbstractContextManager[Any]:
+    """As where sequences of so many positions are long."""
+    return mock.patch.multiple(hopper_tilings, _LONG=long, _forward_alone=lambda *_: [])
+
+
 @pytest.mark.parametrize("case", ["plain", "causal, keys that none sees", "bias", "one bias"])
 @pytest.mark.parametrize("head_dim", [16, 40, 72])
 def test_groups_that_take_turns(head_dim: int, case: str, ran: list[str]) -> None:
     options = {"q_len": 140, "kv_len": 200, "head_dim": head_dim, "softcap": 3.0 * (case == "bias"), **CASES[case]}
     spec, inputs = attention(dtype="float16", **options)
-    with mock.patch.object(hopper_shapes, "_LONG", 50):
+    with several_groups(50):
         check(spec, inputs, gradients=False, tolerance=3e-3)
     assert ran == ["hopper_kernel"]
 
@@ -163,7 +174,7 @@ def test_groups_that_take_turns(head_dim: int, case: str, ran: list[str]) -> Non
 @pytest.mark.parametrize("head_dim", [40, 72, 136])
 def test_groups_that_leave_blocks_out(head_dim: int, options: dict[str, Any], ran: list[str]) -> None:
     spec, inputs = attention(dtype="float16", head_dim=head_dim, **{"q_len": 260, "kv_len": 200, **options})
-    with mock.patch.object(hopper_shapes, "_LONG", 70):
+    with several_groups(70):
         check(spec, inputs, gradients=head_dim > 64, tolerance=3e-3)
     assert ran[0] == "hopper_kernel"
 

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends.triton.attention import mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.hopper_shapes import bytes_of_one, fitting, forward_shapes  # noqa: E402
+from einops_fast.backends.triton.attention.hopper_shapes import bytes_of_one, fitting  # noqa: E402
 from einops_fast.backends.triton.attention.hopper_tiles import HopperTiling  # noqa: E402
+from einops_fast.backends.triton.attention.hopper_tilings import forward_shapes  # noqa: E402
 from einops_fast.backends.triton.attention.mask_bounds import MaskBounds, is_bounded  # noqa: E402
 from einops_fast.backends.triton.attention.problem import Problem, problem  # noqa: E402
 
@@ -25,7 +26,7 @@ SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), 
 def planned(mask: Any, **options: Any) -> tuple[AttentionSpec, Problem, HopperTiling]:
     spec, _ = attention(**{"batch": (2, 3), "q_len": 200, "kv_len": 500, "mask": tuple(mask.shape)} | options)
     given = problem(spec, {**operands(spec), "mask": (mask.shape, mask.stride())}, "ieee", False)
-    return spec, given, fitting(given, "", forward_shapes(spec, given), spec.kv_len, bytes_of_one)
+    return spec, given, fitting(given, "", forward_shapes(spec, given, 132), spec.kv_len, bytes_of_one)
 
 
 def operands(spec: AttentionSpec) -> dict[str, Any]:

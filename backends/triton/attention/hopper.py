@@ -45,7 +45,7 @@ from einops_fast.backends.triton.attention.hopper_scores import (
     powers,
     scored,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import OUT, K, Q, V, added_bytes, boxes
+from einops_fast.backends.triton.attention.hopper_tiles import COPYING, OUT, K, Q, V, added_bytes, boxes
 from einops_fast.backends.triton.attention.hopper_turns import my_turn, next_turn, note, noted, notes, turns_of
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -303,7 +303,16 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()
     barrier()
-    if groups == 2:
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    elif groups == 2:
         gl.warp_specialize(
             [
                 (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
@@ -311,7 +320,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
                 (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 1],
-            [240, 24],
+            [field(tiling, "working"), COPYING],
         )
     else:
         gl.warp_specialize(
@@ -322,5 +331,5 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
                 (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 4, 1],
-            [160, 160, 24],
+            [field(tiling, "working"), field(tiling, "working"), COPYING],
         )

@@ -33,7 +33,18 @@ from einops_fast.backends.triton.attention.hopper_pipes import (
 )
 from einops_fast.backends.triton.attention.hopper_positions import blocks_seen, sides, without
 from einops_fast.backends.triton.attention.hopper_scores import Added, added_arrays, bias_of, mask_of
-from einops_fast.backends.triton.attention.hopper_tiles import BIAS, D_BIAS, MASK, OUT, K, Q, V, has, pair_bytes
+from einops_fast.backends.triton.attention.hopper_tiles import (
+    BIAS,
+    COPYING,
+    D_BIAS,
+    MASK,
+    OUT,
+    K,
+    Q,
+    V,
+    has,
+    pair_bytes,
+)
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
 
@@ -248,5 +259,5 @@ def hopper_bias_kernel(
             (_copy, (arrays, shared, counts, numbers, tiling)),
         ],
         [4, 1],
-        [240, 24],
+        [field(tiling, "working"), COPYING],
     )

@@ -41,7 +41,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper_tiles import DK, DV, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper_tiles import COPYING, DK, DV, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -316,12 +316,22 @@ def hopper_keys_kernel(
     bounds = bounds_array(bounds, k_desc, tiling)
     fence_async_shared()
     barrier()
-    gl.warp_specialize(
-        [
-            (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
-            (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
+                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
+                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [field(tiling, "working"), COPYING],
+        )

@@ -18,11 +18,9 @@ from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES, Array,
 from einops_fast.backends.triton.attention.hopper_keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper_queries_gradient import hopper_queries_kernel
 from einops_fast.backends.triton.attention.hopper_shapes import (
-    WIDE_SHAPES,
     Shape,
     bytes_of_one,
     fitting,
-    forward_shapes,
     has_added,
     is_small,
     is_wide,
@@ -30,6 +28,12 @@ from einops_fast.backends.triton.attention.hopper_shapes import (
     shared_bytes,
 )
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, HopperTiling, Places, pair_bytes
+from einops_fast.backends.triton.attention.hopper_tilings import (
+    WIDE_SHAPES,
+    forward_shapes,
+    keys_shapes,
+    queries_shapes,
+)
 from einops_fast.backends.triton.attention.hopper_values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.mask_bounds import MaskBounds, is_bounded
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
@@ -125,7 +129,7 @@ class HopperForwardPlan:
         self, spec: AttentionSpec, problem: Problem, units: int, other: ForwardPlan, bias_dtype: str = ""
     ) -> None:
         self._other = other
-        shapes = forward_shapes(spec, problem)
+        shapes = forward_shapes(spec, problem, units)
         tiling = fitting(problem, bias_dtype, shapes, spec.kv_len, bytes_of_one)
         tiling, bounds = _bounded(spec, problem, tiling)
         layouts = Layouts(spec, problem, tiling, bias_dtype)
@@ -225,10 +229,8 @@ class HopperBackwardPlan(BackwardPlan):
         elements = problem.elements // problem.share
         given, added = (*_OPERANDS, "dk", "dv"), ("bias", "mask")
         if not is_wide(spec):
-            shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
-            tiling = fitting(
-                problem, bias_dtype, shapes[0 if is_small(spec) else 2 :], spec.q_len, shared_bytes, turned=True
-            )
+            shapes = keys_shapes(spec, problem)
+            tiling = fitting(problem, bias_dtype, shapes, spec.q_len, shared_bytes, turned=True)
             return (self._call(hopper_keys_kernel, tiling, given, added, scalars, elements, spec.kv_len, bounded=True),)
         tiling = fitting(problem, bias_dtype, [Shape(2, 64, 3), Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
         values = self._call(hopper_values_kernel, tiling, ("q", "k", "d_out", "dv"), (), {}, elements, spec.kv_len)
@@ -238,15 +240,10 @@ class HopperBackwardPlan(BackwardPlan):
 
     def _queries_call(self, d_bias: bool) -> HopperCall:
         spec, problem, _, bias_dtype = self._given
-        shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
-        if is_wide(spec):
-            shapes = WIDE_SHAPES
-        elif is_small(spec):
-            shapes = [Shape(2, 64, 4), *shapes] if has_added(problem) else [Shape(2, 128, 3, 2)]
         tiling = fitting(
             problem,
             bias_dtype,
-            shapes,
+            queries_shapes(spec, problem),
             spec.kv_len,
             lambda tiling: shared_bytes(tiling) + tiling.rows * tiling.kept(0) * ITEM * (not tiling.wide),
             d_bias=d_bias,

@@ -42,7 +42,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper_scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper_tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper_tiles import COPYING, D_BIAS, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -306,12 +306,22 @@ def hopper_queries_kernel(
     into = rows
     if field(tiling, "d_bias"):
         into = d_bias
-    gl.warp_specialize(
-        [
-            (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
-            (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, bounds, shared, numbers, tiling)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
+                (_copy, (arrays, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
+                (_copy, (arrays, bounds, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [field(tiling, "working"), COPYING],
+        )

@@ -1,4 +1,4 @@
-"""Tiles of Hopper's kernels of attention: which to try, and whether shared memory holds them."""
+"""Tiles of Hopper's kernels of attention, and whether shared memory holds them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.hopper_call import BATCH_AXES
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM, OPERANDS, HopperTiling, own_bytes, stage_bytes
 from einops_fast.backends.triton.attention.problem import Problem
-from einops_fast.backends.triton.attention.tilings import power, shared_memory
+from einops_fast.backends.triton.attention.tilings import power
 from einops_fast.cost import ITEM_SIZES
 
 __all__ = [
-    "WIDE_SHAPES",
     "Shape",
     "bytes_of_one",
     "fitting",
-    "forward_shapes",
     "has_added",
     "is_small",
     "is_wide",
@@ -25,11 +23,14 @@ __all__ = [
     "shared_bytes",
 ]
 
-_BARRIERS = 1 << 10
-"""Bytes of shared memory that aren't for tiles, amply."""
+_MULTIPROCESSOR_BYTES = 228 << 10
+"""Shared memory that programs have to share."""
 
-_LONG = 2048
-"""Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
+_RESERVED = 1 << 10
+"""Bytes of it that each program loses to the driver."""
+
+_BARRIERS = 1 << 10
+"""Bytes of a program that aren't for tiles, amply."""
 
 
 def has_added(problem: Problem) -> bool:
@@ -40,7 +41,7 @@ def has_added(problem: Problem) -> bool:
 class Shape(NamedTuple):
     """Warp groups, block and stages; tiles of a program's own; stages of a block's second array, if there are fewer.
 
-    With ``turns``, warp groups take turns at beginning their products.
+    With ``turns``, warp groups take turns at beginning their products. As many ``programs`` share a multiprocessor.
     """
 
     groups: int
@@ -49,6 +50,7 @@ class Shape(NamedTuple):
     own: int = 1
     second: int = 0
     turns: bool = False
+    programs: int = 1
 
 
 def _in_three_quarters(features: int, tile: int) -> bool:
@@ -100,13 +102,18 @@ def fitting(
             own=shape.own,
             second=shape.second,
             turns=shape.turns,
+            programs=shape.programs,
             three_quarters=(_in_three_quarters(present[0], heads[0]), _in_three_quarters(present[1], heads[1])),
             **others,
         )
         for shape in shapes
     ]
-    most = shared_memory((9, 0)) - _BARRIERS
-    return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= most)
+    return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= _room(tiling.programs))
+
+
+def _room(programs: int) -> int:
+    """Bytes for tiles of each of so many programs that share a multiprocessor."""
+    return _MULTIPROCESSOR_BYTES // programs - _RESERVED - _BARRIERS
 
 
 def shared_bytes(tiling: HopperTiling) -> int:
@@ -118,8 +125,9 @@ def shared_bytes(tiling: HopperTiling) -> int:
 
 
 def bytes_of_one(tiling: HopperTiling) -> int:
-    """The same where a program has tiles of one array, and another leaves: from the same memory if it's as wide."""
-    return shared_bytes(tiling) - tiling.rows * tiling.kept(1) * ITEM * (tiling.wide and tiling.alike)
+    """The same where a program has tiles of one array, and one of another leaves: from the same memory if as wide."""
+    leaving = not (tiling.wide and tiling.alike)
+    return shared_bytes(tiling) - tiling.rows * tiling.kept(1) * ITEM * (tiling.own - leaving)
 
 
 def is_wide(spec: AttentionSpec) -> bool:
@@ -127,40 +135,9 @@ def is_wide(spec: AttentionSpec) -> bool:
     return max(spec.head_dim, spec.v_head_dim) > 128
 
 
-WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
-"""Of the kernels for the gradients of k and of q of wide heads."""
-
-
 def is_small(spec: AttentionSpec) -> bool:
     """Whether heads are so narrow that a program has room for several tiles."""
     return max(spec.head_dim, spec.v_head_dim) <= 64
-
-
-def forward_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
-    """Of the forward kernel.
-
-    Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
-    bias, a mask, or a tile with few blocks has groups wait for each other too long; but for a bias beside a softcap.
-    With a softcap, which is more arithmetic, two groups take 0.73 to 0.88 of the time of three.
-    """
-    features = problem.features
-    if is_wide(spec):
-        return [Shape(2, 64, 3), Shape(2, 64, 2)]
-    seen = spec.kv_len
-    if features.left and features.right:
-        seen = min(seen, int(problem.numbers.left) + int(problem.numbers.right) + 1)
-    turns = features.mask is None and seen >= _LONG
-    if not is_small(spec):
-        few = max(spec.head_dim, spec.v_head_dim) <= 96
-        return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
-    if features.bias is not None and features.softcap:
-        return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
-    narrow = max(spec.head_dim, spec.v_head_dim) <= 32
-    # With causality, most queries see fewer keys.
-    long = _LONG * 3 // 2 if features.right and not features.left and not narrow else _LONG
-    if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
-        return [*(Shape(2, 128, stages, 2) for stages in (4, 3, 2)), Shape(2, 128, 2), Shape(2, 64, 2)]
-    return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
 
 
 def parts_of_sums(tiles: int, sharers: int, units: int) -> int:

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 
 __all__ = [
     "BIAS",
+    "COPYING",
     "DK",
     "DV",
     "D_BIAS",
@@ -39,6 +40,13 @@ __all__ = [
 
 GROUP_ROWS = 64
 """Rows of a tile that a warp group has."""
+
+_GROUP_THREADS = 128
+
+_MULTIPROCESSOR_REGISTERS = 1 << 16
+
+COPYING = gl.constexpr(24)
+"""Registers of a thread of the warp that copies, which has as many others beside it as make a warp group."""
 
 PADDED = 128
 """Queries are padded to a multiple of these in the array of rows' numbers."""
@@ -76,6 +84,7 @@ class HopperTiling:
         three_quarters: whether of ``head`` and of ``v_head`` only so many features are there; see :meth:`boxes`.
         turns: warp groups take turns at beginning products.
         dv: whether the kernel that owns keys writes the gradient of v, too.
+        programs: that share a multiprocessor: one works while another begins or ends a tile.
     """
 
     groups: int
@@ -100,6 +109,7 @@ class HopperTiling:
     three_quarters: tuple[bool, bool] = (False, False)
     turns: bool = False
     dv: bool = True
+    programs: int = 1
 
     @property
     def rows(self) -> int:
@@ -108,8 +118,14 @@ class HopperTiling:
 
     @property
     def registers(self) -> int:
-        """That a thread has before the warp groups share them out anew."""
-        return 128 if self.groups == 3 else 168
+        """That a thread has before the warp groups share them out anew: a multiple of 8."""
+        threads = self.programs * (self.groups + 1) * _GROUP_THREADS
+        return _MULTIPROCESSOR_REGISTERS // threads // 8 * 8
+
+    @property
+    def working(self) -> int:
+        """The same afterwards, of a warp group that works; the first one has what the others leave."""
+        return (self.registers * (self.groups + 1) - int(COPYING.value)) // self.groups // 8 * 8
 
     @property
     def patchy(self) -> bool:

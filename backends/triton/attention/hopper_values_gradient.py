@@ -30,7 +30,7 @@ from einops_fast.backends.triton.attention.hopper_products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper_tiles import DV, OUT, K, Q, V, boxes
+from einops_fast.backends.triton.attention.hopper_tiles import COPYING, DV, OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper_turns import note, noted, notes
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.indexing import field
@@ -181,5 +181,5 @@ def hopper_values_kernel(q_desc, k_desc, d_out_desc, dv_desc, rows, numbers, til
             (_copy, (arrays, shared, numbers, tiling)),
         ],
         [4, 1],
-        [240, 24],
+        [field(tiling, "working"), COPYING],
     )

@@ -1,0 +1,139 @@
+"""Which tiles Hopper's kernels of attention have, the best ones first, by what was measured on H100s and H200s.
+
+A long tile is worked on by two or three warp groups of one program, which share each block that is copied. Where keys
+are few, what a tile begins and ends with takes as long as the rest: then programs of one group each share a
+multiprocessor, as many as there are registers for, and one works while another begins or ends. Shorter tiles and
+blocks also have less in them that doesn't exist.
+"""
+
+from __future__ import annotations
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper_shapes import Shape, has_added, is_small, is_wide
+from einops_fast.backends.triton.attention.problem import Problem
+
+__all__ = ["WIDE_SHAPES", "forward_shapes", "keys_shapes", "queries_shapes"]
+
+_LONG = 2048
+"""Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
+
+_FEW = 448
+"""Keys up to which blocks of 64 take the forward kernel less time than those of 128."""
+
+_SPARED = 832
+"""The same where half of the last block of 128 would be empty."""
+
+_NARROW = 32
+"""Features for which four groups' sums and scores find room on a multiprocessor."""
+
+_THREE = 1.08
+"""How many times the time of three warp groups two take for as many rows."""
+
+WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
+"""Of the kernels for the gradients of k and of q of wide heads."""
+
+
+def forward_shapes(spec: AttentionSpec, problem: Problem, units: int) -> list[Shape]:
+    """Of the forward kernel, on a GPU with so many multiprocessors."""
+    together = _forward_together(spec, problem)
+    return [*_forward_alone(spec, problem, units, together[0]), *together]
+
+
+def _forward_together(spec: AttentionSpec, problem: Problem) -> list[Shape]:
+    """Of several warp groups.
+
+    Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
+    bias, a mask, or a tile with few blocks has groups wait for each other too long; but for a bias beside a softcap.
+    With a softcap, which is more arithmetic, two groups take 0.73 to 0.88 of the time of three.
+    """
+    features = problem.features
+    if is_wide(spec):
+        return [Shape(2, 64, 3), Shape(2, 64, 2)]
+    seen = spec.kv_len
+    if features.left and features.right:
+        seen = min(seen, int(problem.numbers.left) + int(problem.numbers.right) + 1)
+    turns = features.mask is None and seen >= _LONG
+    if not is_small(spec):
+        few = _width(spec) <= 96
+        return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
+    if features.bias is not None and features.softcap:
+        return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
+    narrow = _width(spec) <= _NARROW
+    # With causality, most queries see fewer keys.
+    long = _LONG * 3 // 2 if features.right and not features.left and not narrow else _LONG
+    if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
+        return [*(Shape(2, 128, stages, 2) for stages in (4, 3, 2)), Shape(2, 128, 2), Shape(2, 64, 2)]
+    return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
+
+
+def _forward_alone(spec: AttentionSpec, problem: Problem, units: int, together: Shape) -> list[Shape]:
+    """Of one warp group for each program, where that takes less time than ``together``; else none.
+
+    A copied block is for one group only. So there are these where keys are few, or where tiles of several groups would
+    leave many multiprocessors without one in the last round.
+    """
+    features, keys = problem.features, spec.kv_len
+    if features.left or features.softcap or is_wide(spec):
+        return []
+    few = keys <= _FEW or (keys <= _SPARED and _spares_half(keys))
+    if not is_small(spec):
+        return [Shape(1, 64, 2, programs=2)] if few and not has_added(problem) else []
+    if _width(spec) <= _NARROW:
+        shapes = [Shape(1, 64, 3, 2, programs=4), Shape(1, 64, 2, programs=4)]
+    elif few:
+        shapes = [Shape(1, 64, 3, 2, programs=3), Shape(1, 64, 2, programs=3)]
+    else:
+        shapes = [Shape(1, 128, 2, 2, programs=2), Shape(1, 128, 2, programs=2)]
+    if keys <= _LONG // 2:
+        return shapes
+    rows = [_rows_in_turn(spec, problem, units, shape) for shape in (shapes[0], together)]
+    one = rows[0] * (_THREE if together.groups == 3 else 1.0)
+    return shapes if not features.right and one < rows[1] else []
+
+
+def _rows_in_turn(spec: AttentionSpec, problem: Problem, units: int, shape: Shape) -> int:
+    """How many rows a multiprocessor has, of all the tiles that it works on side by side and one after the other."""
+    tiles = problem.elements * -(-spec.q_len // (64 * shape.groups))
+    return -(-tiles // (units * shape.programs)) * 64 * shape.groups * shape.programs
+
+
+def keys_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
+    """Of the kernel for the gradients of k and v of heads that aren't wide: tiles have keys, blocks queries."""
+    if not is_small(spec):
+        return [Shape(2, 64, 2, 2), Shape(2, 64, 2), Shape(2, 32, 2)]
+    shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
+    features, queries = problem.features, spec.q_len
+    narrow = _width(spec) <= _NARROW
+    if features.left or features.softcap or queries >= _LONG or (has_added(problem) and not narrow):
+        return shapes
+    if narrow and queries <= 224:
+        return [Shape(1, 32, 4, 2, programs=3), *shapes]
+    return [Shape(1, 64, 4, 2, programs=2), *shapes]
+
+
+def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
+    """Of the kernel for the gradient of q, and of a bias with all axes."""
+    if is_wide(spec):
+        return WIDE_SHAPES
+    shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
+    if not is_small(spec):
+        return shapes
+    features, keys = problem.features, spec.kv_len
+    added = has_added(problem)
+    shapes = [Shape(2, 64, 4), *shapes] if added else [Shape(2, 128, 3, 2)]
+    if features.left or features.softcap or keys >= _LONG:
+        return shapes
+    if _width(spec) <= _NARROW:
+        suits, programs = features.right or added or keys < 512, 3
+    else:
+        suits, programs = features.right or added or keys <= 256 or (keys <= _SPARED and _spares_half(keys)), 2
+    return [Shape(1, 64, 3, 2, programs=programs), *shapes] if suits else shapes
+
+
+def _spares_half(length: int) -> bool:
+    """Whether half of the last block of 128 would be empty."""
+    return length > 64 and -(-length // 64) % 2 == 1
+
+
+def _width(spec: AttentionSpec) -> int:
+    return max(spec.head_dim, spec.v_head_dim)
