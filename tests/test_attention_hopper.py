@@ -73,13 +73,16 @@ FEW: dict[str, dict[str, Any]] = {
     "bias": {"kv_len": 256, "bias": (4, 70, 180, 256)},
     "bias over batch": {"kv_len": 144, "bias": (1, 70, 180, 144)},
     "bias over batch, causal": {"kv_len": 176, "bias": (1, 70, 180, 176), "causal": True},
+    "softcap": {"kv_len": 200, "softcap": 5.0},
+    "window": {"kv_len": 500, "window": (60, 40)},
+    "more": {"kv_len": 700},
     "mask": {"kv_len": 176, "mask": (4, 1, 180, 176)},
     "both": {"kv_len": 184, "bias": (1, 70, 180, 184), "mask": (4, 1, 180, 184)},
     "mask by key": {"kv_len": 144, "mask": (4, 1, 1, 144)},
 }
 
 
-@pytest.mark.parametrize("features", [(32, 32), (64, 64), (16, 24), (40, 64)])
+@pytest.mark.parametrize("features", [(32, 32), (64, 64), (64, 32), (80, 72)])
 @pytest.mark.parametrize("case", FEW)
 def test_many_tiles_of_few_keys(case: str, features: tuple[int, int], queued: list[bool]) -> None:
     dtype = "bfloat16" if features[0] == 64 else "float16"

@@ -89,9 +89,15 @@ def test_programs_that_share_a_multiprocessor_have_room(
         (4096, 256, 32, {"added": ("bias",)}, 1),
         (4096, 320, 128, {}, 1),
         (4096, 512, 128, {}, 2),
-        (4096, 256, 64, {"softcap": 5.0}, 2),
-        (4096, 256, 64, {"window": (20, 20)}, 2),
+        (4096, 256, 64, {"softcap": 5.0}, 1),
+        (4096, 600, 64, {"softcap": 5.0}, 2),
+        (4096, 256, 64, {"softcap": 5.0, "added": ("mask",)}, 2),
+        (4096, 4096, 64, {"window": (1000, 20)}, 1),
+        (4096, 4096, 64, {"window": (1000, 200)}, 2),
+        (4096, 256, 40, {}, 2),
         (64, 4096, 64, {}, 3),
+        # As many rounds as pay with few keys only.
+        (16, 4096, 64, {}, 3),
         # Two rounds of tiles of 192 queries, of which the second is a third full.
         (16, 2048, 64, {}, 1),
         (16, 2048, 64, {"causal": True}, 2),

@@ -183,7 +183,8 @@ class HopperTiling:
     @property
     def name(self) -> str:
         """The tiles in short, unique among those of one problem."""
-        return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware"
+        shared = f", {self.programs} programs" * (self.programs > 1)
+        return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware{shared}"
 
 
 @gluon.constexpr_function

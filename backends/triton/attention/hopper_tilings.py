@@ -26,8 +26,20 @@ _SPARED = 832
 _NARROW = 32
 """Features for which four groups' sums and scores find room on a multiprocessor."""
 
-_THREE = 1.08
-"""How many times the time of three warp groups two take for as many rows."""
+_MOST_KEYS = 1024
+"""That a query sees, up to which copies for one group only don't take longer than its work."""
+
+_SOFTCAPPED = 512
+"""Keys up to which that was measured with a softcap."""
+
+_ALONE = {2: 1.1, 3: 1.2}
+"""By warp groups, how many times their time programs of one group take for as many rows and more keys, at the most."""
+
+_EVEN = 32
+"""Features, rows of a multiple of which begin and end with what memory is read in.
+
+Copies of others take twice as long: with 40 features and 4096 keys, a group alone took 612 µs, three together 299.
+"""
 
 WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
 """Of the kernels for the gradients of k and of q of wide heads."""
@@ -72,23 +84,28 @@ def _forward_alone(spec: AttentionSpec, problem: Problem, units: int, together: 
     A copied block is for one group only. So there are these where keys are few, or where tiles of several groups would
     leave many multiprocessors without one in the last round.
     """
-    features, keys = problem.features, spec.kv_len
-    if features.left or features.softcap or is_wide(spec):
-        return []
+    features, keys, added = problem.features, spec.kv_len, has_added(problem)
     few = keys <= _FEW or (keys <= _SPARED and _spares_half(keys))
+    if is_wide(spec) or (added and (features.left or features.softcap)):
+        return []
     if not is_small(spec):
-        return [Shape(1, 64, 2, programs=2)] if few and not has_added(problem) else []
-    if _width(spec) <= _NARROW:
-        shapes = [Shape(1, 64, 3, 2, programs=4), Shape(1, 64, 2, programs=4)]
-    elif few:
-        shapes = [Shape(1, 64, 3, 2, programs=3), Shape(1, 64, 2, programs=3)]
-    else:
+        plain = not (features.left or features.softcap or added)
+        return [Shape(1, 64, 2, programs=2)] if few and plain else []
+    if not _is_even(spec):
+        return []
+    both = features.bias is not None and features.mask is not None
+    programs = 4 if _width(spec) <= _NARROW and not both else 3
+    shapes = [Shape(1, 64, 3, 2, programs=programs), Shape(1, 64, 2, programs=programs)]
+    if features.left:
+        return shapes if features.right and problem.numbers.left + problem.numbers.right <= _MOST_KEYS else []
+    if features.softcap:
+        return shapes if keys <= _SOFTCAPPED else []
+    if not few and _width(spec) > _NARROW:
         shapes = [Shape(1, 128, 2, 2, programs=2), Shape(1, 128, 2, programs=2)]
-    if keys <= _LONG // 2:
+    if keys <= _MOST_KEYS:
         return shapes
-    rows = [_rows_in_turn(spec, problem, units, shape) for shape in (shapes[0], together)]
-    one = rows[0] * (_THREE if together.groups == 3 else 1.0)
-    return shapes if not features.right and one < rows[1] else []
+    alone, several = (_rows_in_turn(spec, problem, units, shape) for shape in (shapes[0], together))
+    return shapes if not features.right and alone * _ALONE[together.groups] < several else []
 
 
 def _rows_in_turn(spec: AttentionSpec, problem: Problem, units: int, shape: Shape) -> int:
@@ -104,7 +121,9 @@ def keys_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
     features, queries = problem.features, spec.q_len
     narrow = _width(spec) <= _NARROW
-    if features.left or features.softcap or queries >= _LONG or (has_added(problem) and not narrow):
+    if not _is_even(spec) or features.left or features.softcap or queries >= _LONG:
+        return shapes
+    if has_added(problem) and not narrow:
         return shapes
     if narrow and queries <= 224:
         return [Shape(1, 32, 4, 2, programs=3), *shapes]
@@ -121,7 +140,7 @@ def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     features, keys = problem.features, spec.kv_len
     added = has_added(problem)
     shapes = [Shape(2, 64, 4), *shapes] if added else [Shape(2, 128, 3, 2)]
-    if features.left or features.softcap or keys >= _LONG:
+    if not _is_even(spec) or features.left or features.softcap or keys >= _LONG:
         return shapes
     if _width(spec) <= _NARROW:
         suits, programs = features.right or added or keys < 512, 3
@@ -133,6 +152,10 @@ def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
 def _spares_half(length: int) -> bool:
     """Whether half of the last block of 128 would be empty."""
     return length > 64 and -(-length // 64) % 2 == 1
+
+
+def _is_even(spec: AttentionSpec) -> bool:
+    return spec.head_dim % _EVEN == 0 and spec.v_head_dim % _EVEN == 0
 
 
 def _width(spec: AttentionSpec) -> int:
