@@ -216,6 +216,20 @@ def test_arrays_of_two_frameworks_are_named():
         )  # fmt: skip
 
 
+def test_tensors_that_cannot_be_read_are_named():
+    torch = pytest.importorskip("torch")
+    q, pattern = torch.ones(2, 3), "i d, j d, j e -> i e"
+    for _ in range(2):  # whatever is remembered of dense ones
+        with pytest.raises(OperandError, match=r"^q is a tensor of layout torch.sparse_coo; attention takes dense"):
+            attention(pattern, q.to_sparse(), q, q)
+        with pytest.raises(OperandError, match=r"^mask is a tensor of layout torch.sparse_csr"):
+            attention(pattern, q, q, q, mask=torch.ones(2, 2).bool().to_sparse_csr())
+        attention(pattern, q, q, q)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device="meta")
+    with pytest.raises(OperandError, match=r"^cu_seqlens_q is on meta.*give max_seqlen_q"):
+        attention(q[:, None], q[:, None], q[:, None], layout="thd", cu_seqlens_q=ends)
+
+
 # ---- any order, any strides
 
 

@@ -47,6 +47,16 @@ def test_nested_tensors() -> None:
         ops.softmax(torch.nested.nested_tensor(parts))
 
 
+def test_sparse_tensors() -> None:
+    for sparse in (X.to_sparse(), X.to_sparse_csr()):
+        with pytest.raises(OperandError, match=rf"^the input is a tensor of layout {sparse.layout}; rms_norm takes"):
+            ops.rms_norm(sparse)
+        with pytest.raises(OperandError, match=r"cross_entropy takes dense ones"):
+            ops.cross_entropy(sparse, TARGET)
+        assert torch.equal(ops.linear(sparse, MATRIX), torch.full((2, 4), 4.0))
+    assert torch.equal(ops.softmax(X.to_mkldnn()).to_dense(), torch.full((2, 4), 0.25))
+
+
 def test_other_way_round() -> None:
     x = np.ones((2, 3))
     with pytest.raises(OperandError, match=r"^weight is of type Tensor; .* array of numpy"):

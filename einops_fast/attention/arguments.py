@@ -128,12 +128,14 @@ def _read_lengths(
     arrays["cu_seqlens_q"] = cu_seqlens_q
     arrays["cu_seqlens_kv"] = cu_seqlens_q if same else cu_seqlens_kv
     if max_q is None:
-        max_q = _longest(cu_seqlens_q)
+        max_q = _longest("q", cu_seqlens_q)
     if max_kv is None:
-        max_kv = max_q if same else _longest(cu_seqlens_kv)
+        max_kv = max_q if same else _longest("kv", cu_seqlens_kv)
     what = "a number of positions"
     return count("max_seqlen_q", max_q, what, None), count("max_seqlen_kv", max_kv, what, None)
 
 
-def _longest(ends: Any) -> int:
+def _longest(name: str, ends: Any) -> int:
+    if getattr(ends, "is_meta", False):
+        raise OperandError(f"cu_seqlens_{name} is on meta, where nothing can be read: give max_seqlen_{name}")
     return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0

@@ -178,6 +178,7 @@ def attend(
             return run(arrays)
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
+        torch_state.refuse_layouts(arrays)
         if autocasts(q):
             torch_state.autocast(arrays)
             question = None

@@ -19,6 +19,7 @@ __all__ = [
     "is_ours",
     "is_strict",
     "on_cuda",
+    "refuse_layouts",
     "seed_for",
 ]
 
@@ -36,6 +37,16 @@ def ask_torch(is_strict_now: Callable[[], bool], is_followed_now: Callable[[], b
     """Hand over what torch answers."""
     global is_strict, is_followed
     is_strict, is_followed = is_strict_now, is_followed_now
+
+
+def refuse_layouts(arrays: Mapping[str, Any]) -> None:
+    """Raise OperandError if a tensor has no strides."""
+    import torch
+
+    for name, array in arrays.items():
+        layout = getattr(array, "layout", torch.strided)
+        if layout is not torch.strided and not getattr(array, "is_nested", False):
+            raise OperandError(f"{name} is a tensor of layout {layout}; attention takes dense ones: .to_dense()")
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -64,11 +65,30 @@ def function_for(
     if found is None:
         raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {backend.name}")
     by_torch = backend.name == "torch"
-    if by_torch and array.is_nested and str(array.layout) == "torch.strided":
-        raise OperandError("the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
+    if by_torch and (array.is_nested or array.layout is not _dense()):
+        _check_layout(operator, array)
     _check_dtype(operator, "input", array.dtype, by_torch)
     _check_others(operator, array, needs, others, backend)
     return found, array
+
+
+@cache
+def _dense() -> Any:
+    """What torch calls the layout of tensors with strides; asked for where there are tensors."""
+    import torch
+
+    return torch.strided
+
+
+def _check_layout(operator: str, array: Any) -> None:
+    """Raise OperandError if a tensor is sparse, but for products, or its axes have no sizes."""
+    if array.is_nested:
+        if array.layout is _dense():
+            raise OperandError(
+                "the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged"
+            )
+    elif operator != "linear" and "sparse" in str(array.layout):
+        raise OperandError(f"the input is a tensor of layout {array.layout}; {operator} takes dense ones: .to_dense()")
 
 
 def _check_others(
