@@ -35,6 +35,11 @@ from einops_fast.files import write_whole
 
 __all__ = ["Entry", "clear", "entries", "folder", "read", "write"]
 
+try:
+    _IMPORTED_IN = os.getcwd()
+except OSError:  # it has been removed since
+    _IMPORTED_IN = os.curdir
+
 _LAYOUT = "v1"  # a folder; what is in it changes with the name only
 _Heard = Callable[[str, Path, Exception], None]
 _FILE = re.compile(r"[0-9a-f]{64}(\.json|\.[0-9a-f]{16}\.tmp)")
@@ -63,7 +68,8 @@ class Entry:
 def folder() -> Path:
     """Where the cache is, or will be once something is written.
 
-    That is ``EINOPS_FAST_CACHE_DIR`` where it is set, else the user's folder for caches.
+    That is ``EINOPS_FAST_CACHE_DIR`` where it is set (a relative one from where the program was when it imported this),
+    else the user's folder for caches.
 
     Example:
         >>> import os
@@ -74,7 +80,7 @@ def folder() -> Path:
         /scratch/einops
     """
     wanted = os.environ.get("EINOPS_FAST_CACHE_DIR")
-    return Path(os.path.expanduser(wanted)) if wanted else _usual_folder()
+    return Path(_IMPORTED_IN, os.path.expanduser(wanted)) if wanted else _usual_folder()
 
 
 def read(key: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import csv
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +135,15 @@ def start_from_environment() -> None:
     recorder = Recorder()
     observers.start(recorder)
     # Relative to where the program was started, wherever it is by then.
-    atexit.register(write, recorder, os.path.abspath(folder), tables)
+    atexit.register(_write_at_end, recorder, os.path.abspath(folder), tables)
+
+
+def _write_at_end(recorder: Recorder, folder: str, tables: Collection[str]) -> None:
+    """:func:`write`, where nobody is left to catch an error."""
+    try:
+        write(recorder, folder, tables)
+    except OSError as error:
+        print(f"einops_fast: the tables that {VARIABLE} asks for can't be written: {error}", file=sys.stderr)
 
 
 def _check(tables: Collection[str]) -> None:

@@ -27,7 +27,7 @@ def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
         top: the most lines of each list.
 
     Raises:
-        EinsumError: there are none.
+        EinsumError: there are none, or ``top`` isn't 1 at least.
 
     Example:
         >>> import tempfile
@@ -40,6 +40,8 @@ def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
         ...     print(summarize(folder).splitlines()[0])
         1 plan, 1 call
     """
+    if top < 1:
+        raise EinsumError(f"top is a number of lines, 1 at least, not {top}")
     tables = read(folder)
     if not any(tables.values()):
         raise EinsumError(f"there are no tables of metrics in {os.fspath(folder)}")

@@ -544,6 +544,11 @@ def test_the_folder_of_a_user_without_a_home(monkeypatch):
         disk_cache._usual_folder.cache_clear()
 
 
+def test_a_relative_folder_stays_where_it_is():
+    moved = "import einops_fast.disk_cache, os; os.chdir('/')"
+    assert _chosen(moved, EINOPS_FAST_CACHE_DIR="mine") == str(ROOT / "mine")
+
+
 def test_platformdirs_finds_no_home(monkeypatch):
     platformdirs = ModuleType("platformdirs")
 

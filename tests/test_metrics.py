@@ -402,6 +402,14 @@ def test_an_environment_that_makes_no_sense_is_told(asked, tmp_path):
     assert "EinsumError" in done.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run_script(tmp_path, "plans:file/in")
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"einops_fast: the tables that {metrics.VARIABLE} asks for can't be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def write(folder, table, rows):
     with open(folder / f"{table}-1-0.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -435,6 +443,8 @@ def test_summary(tmp_path, capsys):
     assert cli.main(["metrics", "summarize", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{told}\n"
     assert len(summarize(tmp_path, 1)) < len(told)
+    assert cli.main(["metrics", "summarize", str(tmp_path), "--top", "-1"]) == 2
+    assert "1 at least, not -1" in capsys.readouterr().err
 
 
 def test_no_tables_to_sum_up(tmp_path, capsys):
