@@ -37,8 +37,9 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
     options = parser.parse_args(arguments)
     try:
         names = _studies(options)
-        for path in (*options.compare, *options.resume):
-            read_result(path)
+        for flag, paths in (("--compare", options.compare), ("--resume", options.resume)):
+            for path in paths:
+                _check_study(flag, path, names)
         dtypes = _names(options.dtype, tuple(ITEM_SIZES))
         peers = PEERS if options.peers == "all" else _names(options.peers, PEERS)
         frameworks = _names(options.framework, tuple(FRAMEWORKS))
@@ -73,6 +74,13 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         )
     except ValueError as wrong:
         parser.error(str(wrong))
+
+
+def _check_study(flag: str, path: Path, names: Sequence[str]) -> None:
+    """Raise ValueError unless a file is a result of one of these studies."""
+    study = read_result(path).study
+    if study not in names:
+        raise ValueError(f"{flag} {path}: that is a result of the study {study!r}, not of {' or '.join(names)}")
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
