@@ -278,8 +278,8 @@ def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
 @pytest.mark.parametrize(
     ("queueing", "chosen"),
     [
-        ((4.0, 4.07), "two"),  # who knows which of the hosts was faster
-        ((4.0, 4.1), "one"),
+        ((4.0, 4.15), "two"),  # who knows which of the hosts was faster
+        ((4.0, 4.25), "one"),
         ((0.1, 1.9), "two"),  # the device doesn't wait
         ((0.1, 3.1), "one"),  # now it does, for longer than the other takes
     ],

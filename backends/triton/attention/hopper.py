@@ -1,6 +1,6 @@
 """The forward kernel for Hopper: copies by the hardware, products and exponentials of several tiles side by side.
 
-One warp of a program copies tiles of q, k and v to shared memory (TMA), some blocks of keys ahead. Two or three warp
+One warp of a program copies tiles of q, k and v to shared memory (TMA), some blocks of keys ahead. One to three warp
 groups have 64 queries each. A group starts the scores of the next block of keys, then the product of its weights with
 the values of this one, and works out the next weights while the tensor cores are busy with that. The result leaves
 through shared memory, while the group goes on with its next tile.

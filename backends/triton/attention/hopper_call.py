@@ -266,5 +266,5 @@ class Layouts:
         return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
 
     def programs(self, elements: int, length: int, units: int) -> int:
-        """How many are worth starting: one or two for each multiprocessor, if there are tiles enough."""
+        """How many are worth starting: as many as share each multiprocessor, if there are tiles enough."""
         return min(elements * -(-length // self._tiling.rows), units * self._tiling.programs)
