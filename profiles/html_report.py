@@ -6,6 +6,7 @@ as they are; charts are drawn by the script in it, from the data in it (``page/`
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from einops_fast.profiles.page_tables import cards, environment, kernels, measurements, notes
 from einops_fast.profiles.records import Row, is_ours
-from einops_fast.profiles.results import Result, read_result
+from einops_fast.profiles.results import Result, read_or_end
 
 __all__ = ["html_page", "ours_of"]
 
@@ -102,11 +103,19 @@ def _data(result: Result) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make a page of kept results."""
-    out, *files = arguments
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(html_page([read_result(Path(file)) for file in files]), encoding="utf-8")
-    print(f"wrote {out}")
+    """Make a page of kept results.
+
+    Raises:
+        SystemExit: by argparse, for what is no result.
+    """
+    parser = argparse.ArgumentParser(prog="python -m einops_fast.profiles.html_report", description="Make a page.")
+    parser.add_argument("out", type=Path, metavar="HTML")
+    parser.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    options = parser.parse_args(arguments)
+    page = html_page(read_or_end(parser, options.files))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(page, encoding="utf-8")
+    print(f"wrote {options.out}")
 
 
 if __name__ == "__main__":

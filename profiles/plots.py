@@ -6,6 +6,7 @@ and those of :mod:`einops_fast.profiles.further_plots`.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from einops_fast.profiles.attention_plots import draw_attention
 from einops_fast.profiles.ops_plots import draw_ops
 from einops_fast.profiles.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
 from einops_fast.profiles.records import Ceiling, Row, is_ours
-from einops_fast.profiles.results import read_result
+from einops_fast.profiles.results import read_or_end
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,9 +164,15 @@ def _cut(text: str, longest: int = 150) -> str:
 
 
 def main(files: Sequence[str]) -> None:
-    """Draw the plots of kept results beside them."""
-    for file in map(Path, files):
-        result = read_result(file)
+    """Draw the plots of kept results beside them.
+
+    Raises:
+        SystemExit: by argparse, for what is no result.
+    """
+    parser = argparse.ArgumentParser(prog="python -m einops_fast.profiles.plots", description="Draw kept results.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    paths = parser.parse_args(files).files
+    for file, result in zip(paths, read_or_end(parser, paths), strict=True):
         name = file.stem
         # A run of chosen dtypes has them in its name, and plots are named after theirs.
         for dtype in dict.fromkeys(row.dtype for row in reversed(result.measured)):

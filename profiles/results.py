@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row
 
-__all__ = ["RESULTS", "Result", "read_result"]
+__all__ = ["RESULTS", "Result", "read_or_end", "read_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where results are kept."""
@@ -115,6 +116,14 @@ def read_result(path: Path) -> Result:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of a study: {error}") from None
+
+
+def read_or_end(parser: ArgumentParser, paths: Sequence[Path]) -> list[Result]:
+    """The results of these files; if one can't be read, the end of the process, which tells why."""
+    try:
+        return [read_result(path) for path in paths]
+    except (OSError, ValueError) as wrong:
+        parser.error(str(wrong))
 
 
 def _ceilings(notes: Sequence[str]) -> list[Ceiling]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from einops_fast.profiles import plots
 from einops_fast.profiles.html_report import html_page, main, ours_of
 from einops_fast.profiles.records import Ceiling, Row, skipped
 from einops_fast.profiles.results import RESULTS, Result, read_result
@@ -102,6 +103,17 @@ def test_kept_results_make_a_page(path, tmp_path):
     outline = Outline((tmp_path / "page.html").read_text("utf-8"))
     assert outline.asked == []
     assert read_result(path).device in " ".join(outline.texts)
+
+
+def test_what_is_no_result_is_told(tmp_path, capsys):
+    (tmp_path / "list.json").write_text("[]")
+    for file, message in (("nowhere.json", "No such file"), (str(tmp_path / "list.json"), "is no result of a study")):
+        for command, arguments in ((main, [str(tmp_path / "page.html"), file]), (plots.main, [file])):
+            with pytest.raises(SystemExit) as exit_:
+                command(arguments)
+            assert exit_.value.code == 2
+            assert message in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 PROBE = """
