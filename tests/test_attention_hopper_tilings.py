@@ -78,7 +78,7 @@ def test_programs_that_share_a_multiprocessor_have_room(
             assert tiling.programs * threads * tiling.registers <= REGISTERS
             # So many does a product of 64 rows with a block take, and a copying warp.
             assert tiling.registers >= (64 if tiling.block <= 64 else 90)
-            shared = tiling.groups * tiling.working + 24
+            shared = tiling.groups * tiling.group_registers + 24
             assert 0 <= tiling.registers * (tiling.groups + 1) - shared < 8 * (tiling.groups + 1)
 
 
@@ -111,7 +111,7 @@ def test_tiles_of_the_forward_kernel(
 
 
 @pytest.mark.parametrize("added", [(), ("bias",)])
-def test_of_gradients(added: tuple[str, ...]) -> None:
+def test_tiles_of_the_kernels_for_gradients(added: tuple[str, ...]) -> None:
     narrow, wide = (planned(64, 200, features, added=added) for features in (32, 64))
     assert keys_shapes(*narrow)[0].programs == 3
     assert keys_shapes(*wide)[0] == (Shape(2, 64, 4, 2) if added else Shape(1, 64, 4, 2, programs=2))

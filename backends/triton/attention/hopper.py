@@ -303,6 +303,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     fence_async_shared()
     barrier()
+    # One by one: the compiler keeps no list of functions.
     if groups == 1:
         gl.warp_specialize(
             [
@@ -320,7 +321,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
                 (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 1],
-            [field(tiling, "working"), COPYING],
+            [field(tiling, "group_registers"), COPYING],
         )
     else:
         gl.warp_specialize(
@@ -331,5 +332,5 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
                 (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
             ],
             [4, 4, 1],
-            [field(tiling, "working"), field(tiling, "working"), COPYING],
+            [field(tiling, "group_registers"), field(tiling, "group_registers"), COPYING],
         )

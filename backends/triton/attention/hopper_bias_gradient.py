@@ -259,5 +259,5 @@ def hopper_bias_kernel(
             (_copy, (arrays, shared, counts, numbers, tiling)),
         ],
         [4, 1],
-        [field(tiling, "working"), COPYING],
+        [field(tiling, "group_registers"), COPYING],
     )

@@ -90,11 +90,6 @@ class DecodeTiling:
     registers = 168
     """That a thread has before the warps share them out anew."""
 
-    @property
-    def name(self) -> str:
-        """The tiles in short, unique among those of one problem."""
-        return f"blocks of {self.block}, {self.stages} stages, copied by hardware"
-
 
 class DecodeNumbers(NamedTuple):
     """What the kernel takes that nothing is compiled anew for.

@@ -316,6 +316,7 @@ def hopper_keys_kernel(
     bounds = bounds_array(bounds, k_desc, tiling)
     fence_async_shared()
     barrier()
+    # One by one: the compiler keeps no list of functions.
     if groups == 1:
         gl.warp_specialize(
             [
@@ -333,5 +334,5 @@ def hopper_keys_kernel(
                 (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
             ],
             [4, 1],
-            [field(tiling, "working"), COPYING],
+            [field(tiling, "group_registers"), COPYING],
         )

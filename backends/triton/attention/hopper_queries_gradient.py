@@ -306,6 +306,7 @@ def hopper_queries_kernel(
     into = rows
     if field(tiling, "d_bias"):
         into = d_bias
+    # One by one: the compiler keeps no list of functions.
     if groups == 1:
         gl.warp_specialize(
             [
@@ -323,5 +324,5 @@ def hopper_queries_kernel(
                 (_copy, (arrays, bounds, shared, numbers, tiling)),
             ],
             [4, 1],
-            [field(tiling, "working"), COPYING],
+            [field(tiling, "group_registers"), COPYING],
         )

@@ -123,7 +123,7 @@ class HopperTiling:
         return _MULTIPROCESSOR_REGISTERS // threads // 8 * 8
 
     @property
-    def working(self) -> int:
+    def group_registers(self) -> int:
         """The same afterwards, of a warp group that works; the first one has what the others leave."""
         return (self.registers * (self.groups + 1) - int(COPYING.value)) // self.groups // 8 * 8
 
@@ -179,12 +179,6 @@ class HopperTiling:
     def mask_tiles(self) -> bool:
         """Whether tiles of the mask are copied."""
         return self.mask == (True, True)
-
-    @property
-    def name(self) -> str:
-        """The tiles in short, unique among those of one problem."""
-        shared = f", {self.programs} programs" * (self.programs > 1)
-        return f"{self.rows}×{self.block}, {self.stages} stages, copied by hardware{shared}"
 
 
 @gluon.constexpr_function

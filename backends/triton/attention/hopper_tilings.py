@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.hopper_shapes import Shape, has_added, is_small, is_wide
+from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS
 from einops_fast.backends.triton.attention.problem import Problem
 
 __all__ = ["WIDE_SHAPES", "forward_shapes", "keys_shapes", "queries_shapes"]
@@ -21,7 +22,7 @@ _FEW = 448
 """Keys up to which blocks of 64 take the forward kernel less time than those of 128."""
 
 _SPARED = 832
-"""The same where half of the last block of 128 would be empty."""
+"""The same, of any of the kernels, where half of the last block of 128 would be empty."""
 
 _NARROW = 32
 """Features for which four groups' sums and scores find room on a multiprocessor."""
@@ -85,7 +86,7 @@ def _forward_alone(spec: AttentionSpec, problem: Problem, units: int, together: 
     leave many multiprocessors without one in the last round.
     """
     features, keys, added = problem.features, spec.kv_len, has_added(problem)
-    few = keys <= _FEW or (keys <= _SPARED and _spares_half(keys))
+    few = _are_few(keys, _FEW)
     if is_wide(spec) or (added and (features.left or features.softcap)):
         return []
     if not is_small(spec):
@@ -110,8 +111,9 @@ def _forward_alone(spec: AttentionSpec, problem: Problem, units: int, together: 
 
 def _rows_in_turn(spec: AttentionSpec, problem: Problem, units: int, shape: Shape) -> int:
     """How many rows a multiprocessor has, of all the tiles that it works on side by side and one after the other."""
-    tiles = problem.elements * -(-spec.q_len // (64 * shape.groups))
-    return -(-tiles // (units * shape.programs)) * 64 * shape.groups * shape.programs
+    rows = GROUP_ROWS * shape.groups
+    tiles = problem.elements * -(-spec.q_len // rows)
+    return -(-tiles // (units * shape.programs)) * rows * shape.programs
 
 
 def keys_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
@@ -145,13 +147,13 @@ def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     if _width(spec) <= _NARROW:
         suits, programs = features.right or added or keys < 512, 3
     else:
-        suits, programs = features.right or added or keys <= 256 or (keys <= _SPARED and _spares_half(keys)), 2
+        suits, programs = features.right or added or _are_few(keys, 256), 2
     return [Shape(1, 64, 3, 2, programs=programs), *shapes] if suits else shapes
 
 
-def _spares_half(length: int) -> bool:
-    """Whether half of the last block of 128 would be empty."""
-    return length > 64 and -(-length // 64) % 2 == 1
+def _are_few(keys: int, most: int) -> bool:
+    """Whether there are so many at most, or somewhat more and half of the last block of 128 would be empty."""
+    return keys <= most or (keys <= _SPARED and -(-keys // 64) % 2 == 1)
 
 
 def _is_even(spec: AttentionSpec) -> bool:

@@ -181,5 +181,5 @@ def hopper_values_kernel(q_desc, k_desc, d_out_desc, dv_desc, rows, numbers, til
             (_copy, (arrays, shared, numbers, tiling)),
         ],
         [4, 1],
-        [field(tiling, "working"), COPYING],
+        [field(tiling, "group_registers"), COPYING],
     )

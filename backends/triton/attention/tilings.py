@@ -40,12 +40,6 @@ class Tiling:
     packed: bool = False
     parts: int = 1
 
-    @property
-    def name(self) -> str:
-        """The tiles in short, unique among those of one kernel."""
-        more = ", packed" * self.packed + f", {self.parts} parts" * (self.parts > 1)
-        return f"{self.block_m}×{self.block_n}, {self.warps} warps, {self.stages} stages{more}"
-
 
 @dataclass(frozen=True)
 class BackwardTilings:
