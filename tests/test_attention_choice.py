@@ -6,19 +6,22 @@ import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from einops_fast import OperandError, attention, attention_backend, autotune, disk_cache, explain_attention
 from einops_fast.attention import measured, prepare, registry
+from einops_fast.attention.attend import plan_of
+from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import choose
 from einops_fast.attention.math import Math
 from einops_fast.attention.measured import forget_choices, problem_class
 from einops_fast.attention.memory import score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops, fused_seconds, unfused_seconds
 from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.gpus import gpu_ceilings
 
 SPEC = AttentionSpec(
@@ -75,13 +78,17 @@ class FakeClock:
         yield
         self.open = False
 
-    def seconds(self, way, spec, inputs, device, repeat):
+    def run_of(self, way, call):
+        assert call is CALL
+        return way
+
+    def seconds(self, way, device, repeat):
         assert self.open
-        way.run(spec, inputs)
+        way.run(SPEC, None)
         self.calls.append(way.name)
         return [way.measured] * repeat
 
-    def wall_seconds(self, way, spec, inputs, device, calls):
+    def wall_seconds(self, way, device, calls):
         assert self.open
         self.queued.append(way.name)
         # Another process has the processor for a while.
@@ -118,7 +125,7 @@ def offer(monkeypatch):
     return offer
 
 
-INPUTS = AttentionInputs(None, None, None)
+CALL = SimpleNamespace(inputs=None)
 
 
 # ---- the registry
@@ -188,28 +195,64 @@ def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
 
 def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
-    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 2.5, "two": 2.0}
 
 
+def torch_call(dropout_p=0.0, lse=False, gradients=True):
+    """A call of tensors, all three the same."""
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 3, 4, requires_grad=gradients)
+    options = False, None, None, 0.0, None, dropout_p, lse, False
+    arrays = {"q": q, "k": q, "v": q}
+    return GivenCall(plan_of(PATTERN, None, arrays, {}, options, None, "torch"), arrays)
+
+
+@pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
-def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, gradients):
+def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, gradients, lse):
     torch = pytest.importorskip("torch")
     from einops_fast.backends.attention.clock import TorchClock
 
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    q, k, v = (torch.ones(2, 3, 4, requires_grad=gradients) for _ in range(3))
-    spec = AttentionSpec((2,), (2,), (2,), (2,), 3, 3, 4, 4, "float32", 0.5, gradients=gradients)
-    assert 0 < TorchClock().wall_seconds(Math(), spec, AttentionInputs(q, k, v), "cpu", 3) < 10
+    call = torch_call(lse=lse, gradients=gradients)
+    run = TorchClock().run_of(Math(), call)
+    assert 0 < TorchClock().wall_seconds(run, "cpu", 3) < 10
     assert len(waits) == 2
-    assert q.grad is None
+    assert call.arrays["q"].grad is None
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_timed_is_what_a_call_does(gradients):
+    """With gradients, and from the caller's arrays; not only the part that all implementations have."""
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.attention.clock import TorchClock
+
+    seen = []
+
+    class Short(Math):
+        def straight(self, plan, arrays):
+            return lambda q, k, v: seen.append((q, torch.is_grad_enabled())) or q * 2
+
+        def run(self, spec, inputs):
+            raise AssertionError("a call doesn't take this way")
+
+    call = torch_call(gradients=gradients)
+    assert call.by(Short()).straight(*call.arrays.values()).sum() == 48
+    seen.clear()
+    TorchClock().run_of(Short(), call)()
+    ((given, recorded),) = seen
+    assert given is not call.arrays["q"]
+    assert given.data_ptr() == call.arrays["q"].data_ptr()
+    assert recorded is given.requires_grad is gradients
+    assert call.arrays["q"].grad is None
 
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(50.0, 0.1), broken=Fake(1.2, None))
-    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 3.0, "two": 2.0}
     assert decision.final
@@ -223,11 +266,11 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     for forget in (False, True):
         if forget:
             forget_choices()
-        found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", INPUTS)
+        found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", CALL)
         assert found.implementation is fakes["two"]
         assert found.measured == {"one": 3.0, "two": 2.0}
     assert clock.calls == []
-    choose(replace(SPEC, q_len=2000), "cuda:0", "auto", INPUTS)
+    choose(replace(SPEC, q_len=2000), "cuda:0", "auto", CALL)
     assert clock.calls
 
 
@@ -235,18 +278,18 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
 def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
     fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
     fakes["one"].preferred = True
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes[expected]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes[expected]
 
 
 def test_modes(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
-    never = choose(SPEC, "cuda:0", "never", INPUTS)
+    never = choose(SPEC, "cuda:0", "never", CALL)
     assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["two"]
-    assert choose(SPEC, "cuda:0", "never", INPUTS).implementation is fakes["two"]  # what is known is used
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
+    assert choose(SPEC, "cuda:0", "never", CALL).implementation is fakes["two"]  # what is known is used
     forget_choices()
-    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["far"]
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["far"]
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["far"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["far"]
 
 
 def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
@@ -254,15 +297,15 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
         slow_to_begin = True
 
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
-    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes["two"]
     assert found.measured == {"one": 3.0, "two": 2.0}
     forget_choices()
-    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["slow"]
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["slow"]
     forget_choices()
     disk_cache.clear()
     fakes["slow"].predicted = 1.1
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["slow"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["slow"]
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -271,15 +314,15 @@ def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
         host = 0.5, 2.0
 
     fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
-    chosen = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", INPUTS).implementation
+    chosen = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", CALL).implementation
     assert chosen is fakes["one" if gradients else "busy"]
 
 
 @pytest.mark.parametrize(
     ("queueing", "chosen"),
     [
-        ((4.0, 4.15), "two"),  # who knows which of the hosts was faster
-        ((4.0, 4.25), "one"),
+        ((4.0, 4.35), "two"),  # who knows which of the hosts was faster
+        ((4.0, 4.45), "one"),
         ((0.1, 1.9), "two"),  # the device doesn't wait
         ((0.1, 3.1), "one"),  # now it does, for longer than the other takes
     ],
@@ -288,19 +331,19 @@ def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queuein
     one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
     one.queueing, two.queueing = queueing
     fakes = offer(one=one, two=two)
-    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes[chosen]
     assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
 
 
 def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
     offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).measured == {"one": 100.0, "two": 101.0}
+    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 100.0, "two": 101.0}
     assert clock.queued == []
     forget_choices()
     disk_cache.clear()
     offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).measured == {"one": 200.0, "two": 101.0}
+    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 200.0, "two": 101.0}
     assert clock.queued
 
 
@@ -309,7 +352,7 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
         efficiency = 0.0
 
     fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
-    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes["one"]
     assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
 
@@ -317,15 +360,15 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False
-    captured = choose(SPEC, "cuda:0", "auto", INPUTS)
+    captured = choose(SPEC, "cuda:0", "auto", CALL)
     assert (captured.implementation, captured.final) == (fakes["one"], False)
-    traced = choose(SPEC, "cuda:0", "auto", INPUTS, quiet=True)
+    traced = choose(SPEC, "cuda:0", "auto", CALL, quiet=True)
     assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
     assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]  # explaining
     assert clock.calls == []
     assert list(disk_cache.entries()) == []
     clock.allowed = True
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["two"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
 
 
 def test_efficiency_may_differ_by_dtype(clock, offer):
@@ -341,31 +384,31 @@ def test_efficiency_may_differ_by_dtype(clock, offer):
     fakes = offer(halves=Halves(0.0, 1.0), wide=Wide(0.0, 1.0))
     for dtype, best in (("float16", "halves"), ("float32", "wide")):
         spec = replace(SPEC, dtype=dtype)
-        assert choose(spec, "cuda:0", "never", INPUTS).implementation is fakes[best]
-        assert choose(spec, "cuda:0", "auto", INPUTS, quiet=True).implementation is fakes[best]
+        assert choose(spec, "cuda:0", "never", CALL).implementation is fakes[best]
+        assert choose(spec, "cuda:0", "auto", CALL, quiet=True).implementation is fakes[best]
 
 
 def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
     fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["one"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["one"]
     assert list(disk_cache.entries()) == []
 
 
 def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(SPEC, "cuda:0", "auto", INPUTS)
+    choose(SPEC, "cuda:0", "auto", CALL)
     forget_choices()
     fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
-    assert choose(SPEC, "cuda:0", "auto", INPUTS).implementation is fakes["three"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["three"]
 
 
 def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
     """One that is installed later is measured too."""
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(SPEC, "cuda:0", "auto", INPUTS)
+    choose(SPEC, "cuda:0", "auto", CALL)
     forget_choices()
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
-    found = choose(SPEC, "cuda:0", "auto", INPUTS)
+    found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes["three"]
     assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
 
@@ -387,7 +430,7 @@ def test_versions_are_of_what_is_installed(monkeypatch):
 
 def test_the_only_one_is_not_measured(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
-    assert choose(SPEC, "cuda:0", "always", INPUTS).implementation is fakes["one"]
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["one"]
     assert clock.calls == []
 
 
@@ -405,23 +448,20 @@ def test_classes_of_problems_tell_features_apart(change):
 
 def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     torch = pytest.importorskip("torch")
-    from einops_fast.attention.math import Math
     from einops_fast.backends.attention.clock import TorchClock
 
     clock = TorchClock()
     ran = []
     monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
-    q = torch.ones(1, 2, 3, 4, requires_grad=True)
+    call = torch_call(dropout_p=0.5)
+    q = call.arrays["q"]
     q.grad = torch.zeros_like(q)
-    spec = replace(
-        SPEC, batch=(1, 2), q_batch=(1, 2), k_batch=(1, 2), v_batch=(1, 2), q_len=3, kv_len=3, head_dim=4,
-        v_head_dim=4, dtype="float32", gradients=True, dropout_p=0.5,
-    )  # fmt: skip
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[]):
-        assert clock.seconds(Math(), spec, AttentionInputs(q, q, q), "cpu", 1) == [1.0]
+        run = clock.run_of(Math(), call)
+        assert clock.seconds(run, "cpu", 1) == [1.0]
         with torch.no_grad():
-            clock.seconds(Math(), spec, AttentionInputs(q, q, q), "cpu", 1)
+            clock.seconds(run, "cpu", 1)
     assert ran == [None, None]
     assert not q.grad.any()
     assert q.grad_fn is None
@@ -521,7 +561,7 @@ def test_explanation_takes_all_arguments_of_attention():
 
 def test_explanation_has_predicted_and_measured_times(clock, offer):
     offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    decision = choose(SPEC, "cuda:0", "auto", INPUTS)
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
     assert decision.predicted == {"one": 1.0, "two": 1.5}
     with autotune("never"):
         assert "measured" in choose(SPEC, "cuda:0", "never").why

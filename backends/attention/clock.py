@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.registry import Implementation
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.cost import Ceilings
@@ -20,6 +19,9 @@ from einops_fast.cost import Ceilings
 _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
+
+_WARM_UP = 2
+"""Runs that don't count: after those of another one, caches and pools of memory aren't what they are in a loop."""
 
 
 class TorchClock:
@@ -48,16 +50,34 @@ class TorchClock:
         with torch.random.fork_rng(devices=[torch.device(device)]), torch.cuda.device(device):
             yield
 
-    def seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
-    ) -> list[float]:
-        return self._memory.seconds(_run(way, spec, inputs, device), torch.device(device).index or 0, repeat)
+    def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], None]:
+        spec = call.plan.spec
+        arrays, leaves = _apart(call.arrays)
+        # Made once: an implementation that compiles would compile anew for each run.
+        run = GivenCall(call.plan, arrays).by(way).straight
+        given = tuple(arrays.values())
+        cotangents: list[torch.Tensor] = []
 
-    def wall_seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, calls: int
-    ) -> float:
-        run = _run(way, spec, inputs, device)
-        run()  # after those of another one, caches and pools of memory aren't what they are in a loop
+        def forward() -> None:
+            with torch.no_grad():
+                run(*given)
+
+        def both() -> None:
+            with torch.enable_grad():
+                found = run(*given)
+                result = found[0] if spec.lse else found
+                if not cotangents:
+                    cotangents.append(torch.ones_like(result))
+                torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
+
+        return both if spec.gradients and leaves else forward
+
+    def seconds(self, run: Callable[[], object], device: str, repeat: int) -> list[float]:
+        return self._memory.seconds(run, torch.device(device).index or 0, repeat)
+
+    def wall_seconds(self, run: Callable[[], object], device: str, calls: int) -> float:
+        for _ in range(_WARM_UP):
+            run()
         torch.cuda.synchronize(device)
         began = perf_counter()
         for _ in range(calls):
@@ -66,36 +86,7 @@ class TorchClock:
         return (perf_counter() - began) / calls
 
 
-def _run(way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str) -> Callable[[], None]:
-    """A call without arguments, with gradients if the spec has them."""
-    apart, leaves = _apart(inputs)
-    if spec.dropout_p and way.seeded:
-        apart.seed = torch.zeros(1, dtype=torch.int64, device=device)
-    # Made once: an implementation that compiles would compile anew for each call.
-    call = way.compiled(spec)
-
-    def forward() -> None:
-        with torch.no_grad():
-            call(apart)
-
-    def both() -> None:
-        with torch.enable_grad():
-            result, _ = call(apart)
-            torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
-
-    return both if spec.gradients and leaves else forward
-
-
-def _apart(inputs: AttentionInputs) -> tuple[AttentionInputs, list[torch.Tensor]]:
+def _apart(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """The same memory in tensors of our own, so that no gradient gets anywhere; and those that have gradients."""
-    leaves = []
-    own: dict[str, Any] = {}
-    for each in fields(inputs):
-        tensor = getattr(inputs, each.name)
-        if isinstance(tensor, torch.Tensor):
-            wanted = tensor.requires_grad
-            tensor = tensor.detach()
-            if wanted:
-                leaves.append(tensor.requires_grad_())
-        own[each.name] = tensor
-    return AttentionInputs(**own), leaves
+    own = {name: array.detach().requires_grad_(array.requires_grad) for name, array in arrays.items()}
+    return own, [each for each in own.values() if each.requires_grad]

@@ -9,10 +9,11 @@ from typing import Any
 from einops_fast import tracing
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
+from einops_fast.attention.calls import GivenCall, Runs, by_views
 from einops_fast.attention.choice import choose
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
-from einops_fast.attention.registry import Implementation, allowed_names
+from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
@@ -200,14 +201,14 @@ def attend(
         found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
         if key is not None:
             keep(_calls, key, found)
-    run = found.chosen.get(circumstances) or found.choose(arrays, circumstances)
+    runs = found.chosen.get(circumstances) or found.choose(arrays, circumstances)
     if question is not None and key is not None and circumstances in found.chosen:
         like = found.like(backend, arrays)
         if like is not None:
-            remember_alike(question, like, run)
+            remember_alike(question, like, runs.by_name)
             if words is not None:
-                remember_alike(words, like, found.straight(circumstances))
-    return run(arrays)
+                remember_alike(words, like, runs.straight)
+    return runs.by_name(arrays)
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
@@ -250,8 +251,7 @@ class _Call:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.chosen: dict[Hashable, Callable[[Mapping[str, Any]], Any]] = {}
-        self._straight: dict[Hashable, Callable[..., Any]] = {}
+        self.chosen: dict[Hashable, Runs] = {}
         self._like: list[Likeness | None] = []
 
     def like(self, backend: Backend, arrays: Mapping[str, Any]) -> Likeness | None:
@@ -260,33 +260,14 @@ class _Call:
             self._like.append(backend.likeness([*arrays.values()], kernels=True))
         return self._like[0]
 
-    def choose(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> Callable[..., Any]:
+    def choose(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> Runs:
         """What does the call; it's kept for the next one, unless that may be done otherwise."""
-        plan = self.plan
-        decision = choose(plan.spec, plan.device, circumstances[1], plan.inputs(arrays))
-        way = decision.implementation
-        straight = way.straight(plan, [arrays[name] for name, _, _ in plan.views])
-        if straight is None:
-            run = way.prepared(plan) or _by_views(way, plan)
-            straight = _by_name(run, (*arrays,))
-        else:
-            run = _in_order(straight)
+        call = GivenCall(self.plan, arrays)
+        decision = choose(self.plan.spec, self.plan.device, circumstances[1], call)
+        runs = call.by(decision.implementation)
         if decision.final:
-            self._straight[circumstances] = straight
-            self.chosen[circumstances] = run
-        return run
-
-    def straight(self, circumstances: Hashable) -> Callable[..., Any]:
-        """What was chosen, as a function of the arrays one by one."""
-        return self._straight[circumstances]
-
-
-def _in_order(straight: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda arrays: straight(*arrays.values())
-
-
-def _by_name(run: Callable[[Mapping[str, Any]], Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    return lambda *arrays: run(dict(zip(names, arrays, strict=True)))
+            self.chosen[circumstances] = runs
+        return runs
 
 
 _calls: dict[Hashable, _Call] = {}
@@ -312,21 +293,7 @@ def _traced(
             return known_call(known, arrays)
     plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
     way = choose(plan.spec, plan.device, "never", quiet=True).implementation
-    return _by_views(way, plan)(arrays)
-
-
-def _by_views(way: Implementation, plan: Plan) -> Callable[[Mapping[str, Any]], Any]:
-    """The call by an implementation that takes arrays in canonical order."""
-    run = way.compiled(plan.spec)
-    seeded = plan.spec.dropout_p > 0 and way.seeded
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        inputs = plan.inputs(arrays)
-        if seeded:
-            inputs.seed = torch_state.seed_for(inputs.q)
-        return plan.answer(*run(inputs))
-
-    return call
+    return by_views(way, plan)(arrays)
 
 
 def plan_of(

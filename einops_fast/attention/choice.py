@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from einops_fast.attention.registry import Implementation, allowed_names, candidates, none_left
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+
+if TYPE_CHECKING:
+    from einops_fast.attention.calls import GivenCall
 
 __all__ = ["Decision", "choose"]
 
@@ -32,24 +36,22 @@ class Decision:
     final: bool = True
 
 
-def choose(
-    spec: AttentionSpec, device: str, mode: str, inputs: AttentionInputs | None = None, quiet: bool = False
-) -> Decision:
+def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None = None, quiet: bool = False) -> Decision:
     """Choose an implementation.
 
     Args:
         spec: what to compute.
         device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
-        inputs: of what; without them nothing is measured.
+        call: the first one; without it nothing is measured.
         quiet: a compiler traces the call: nothing is predicted, measured or read from disk.
 
     Raises:
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.
     """
     answers = candidates(spec, device)
-    if inputs is not None and not quiet:
-        answers = [(name, _unless_refused(answer, spec, inputs)) for name, answer in answers]
+    if call is not None and not quiet:
+        answers = [(name, _unless_refused(answer, spec, call.inputs)) for name, answer in answers]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     if not able:
         raise none_left(answers)
@@ -67,7 +69,7 @@ def choose(
     from einops_fast.attention.measured import choose_by_time
     from einops_fast.backends.attention.clock import TorchClock
 
-    return choose_by_time(answers, spec, device, mode, inputs, TorchClock())
+    return choose_by_time(answers, spec, device, mode, call, TorchClock())
 
 
 def _unless_refused(answer: Implementation | str, spec: AttentionSpec, inputs: AttentionInputs) -> Implementation | str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import own_call, plan_of
+from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.errors import EinsumError
 
@@ -68,4 +69,4 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention
 
-    return explanation_of_attention(text, plan, plan.inputs(arrays))
+    return explanation_of_attention(text, GivenCall(plan, arrays))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
-from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
@@ -113,10 +113,11 @@ def _features(spec: AttentionSpec) -> list[str]:
     return found + [text for name, text in names.items() if getattr(spec, name)]
 
 
-def explanation_of_attention(text: str, plan: Plan, inputs: AttentionInputs) -> AttentionExplanation:
+def explanation_of_attention(text: str, call: GivenCall) -> AttentionExplanation:
     """The plan, and what would be chosen for these arrays now; nothing is measured."""
+    plan, inputs = call.plan, call.inputs
     spec = plan.spec
-    decision = choose(spec, plan.device, "never", inputs)
+    decision = choose(spec, plan.device, "never", call)
     lengths_known = not spec.varlen or plan.device.startswith("cpu")
     return AttentionExplanation(
         text,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol
 
 from einops_fast import disk_cache
 from einops_fast._version import __version__
+from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision
 from einops_fast.attention.registry import Implementation
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.spec import AttentionSpec
 from einops_fast.cost import Ceilings
 
 __all__ = ["Clock", "choose_by_time", "forget_choices", "problem_class"]
@@ -34,7 +35,7 @@ Many short rounds: a device that gets hot slows down, and not only for those tha
 _BONUS = 1.02
 """How many times the best a preferred implementation may take, which is no more than two measurements differ by."""
 
-_WALL_ROUNDS, _WALL_RUNS, _WALL_SPREAD = 11, 8, 1.05
+_WALL_ROUNDS, _WALL_RUNS, _WALL_SPREAD = 11, 16, 1.1
 """The same of calls one after the other, by the host's clock: another process may have the processor meanwhile."""
 
 _NO_WAIT = 5e-3
@@ -59,14 +60,13 @@ class Clock(Protocol):
     def aside(self, device: str) -> AbstractContextManager[Any]:
         """A block that leaves no trace in the framework's state, random numbers included."""
 
-    def seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, repeat: int
-    ) -> list[float]:
-        """Times of some runs, with gradients if the spec has them, which go nowhere."""
+    def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], object]:
+        """What makes such a call as its callers make it, with gradients if the spec has them, which go nowhere."""
 
-    def wall_seconds(
-        self, way: Implementation, spec: AttentionSpec, inputs: AttentionInputs, device: str, calls: int
-    ) -> float:
+    def seconds(self, run: Callable[[], object], device: str, repeat: int) -> list[float]:
+        """Times of some runs on the device."""
+
+    def wall_seconds(self, run: Callable[[], object], device: str, calls: int) -> float:
         """Seconds for each of so many runs, one queued after the other, until the device is done."""
 
 
@@ -85,7 +85,7 @@ def choose_by_time(
     spec: AttentionSpec,
     device: str,
     mode: str,
-    inputs: AttentionInputs | None,
+    call: GivenCall | None,
     clock: Clock,
 ) -> Decision:
     """Choose the fastest implementation.
@@ -95,7 +95,7 @@ def choose_by_time(
         spec: what to compute.
         device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
-        inputs: of what; without them nothing is measured.
+        call: the first one; without it nothing is measured.
         clock: what measures.
     """
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
@@ -123,12 +123,12 @@ def choose_by_time(
         if found is not None:
             _known[text] = record
             return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
-    if mode == "never" or inputs is None or not clock.may_measure():
+    if mode == "never" or call is None or not clock.may_measure():
         return Decision(able[0], best.why, answers, predicted, final=mode == "never")
     near = _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
-    times, walls = _measure(near, spec, inputs, device, clock)
+    times, walls = _measure(near, call, device, clock)
     if not times:
         return best
     longest = {name: max(times[name], walls[name]) for name in times}
@@ -165,32 +165,33 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
 
 
 def _measure(
-    ways: Sequence[Implementation], spec: AttentionSpec, inputs: AttentionInputs, device: str, clock: Clock
+    ways: Sequence[Implementation], call: GivenCall, device: str, clock: Clock
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds of the device's for each one that works, and of calls one after the other."""
     times: dict[str, list[float]] = {}
+    runs: dict[str, Callable[[], object]] = {}
     with clock.aside(device):
         for way in ways:
             try:
-                clock.seconds(way, spec, inputs, device, 2)  # compiles, and fills the pools of memory
-                times[way.name] = clock.seconds(way, spec, inputs, device, 3)
+                run = clock.run_of(way, call)
+                clock.seconds(run, device, 2)  # compiles, and fills the pools of memory
+                times[way.name] = clock.seconds(run, device, 3)
             except Exception:  # out of memory, say, or a library that can't after all: then it isn't a way
                 continue
-        for _ in range(_ROUNDS if len(times) > 1 else 0):
+            runs[way.name] = run
+        for _ in range(_ROUNDS if len(runs) > 1 else 0):
             best = min(map(min, times.values()))
-            for way in ways:
-                if way.name in times and min(times[way.name]) <= _SPREAD * best:
-                    times[way.name] += clock.seconds(way, spec, inputs, device, _RUNS)
+            for name, run in runs.items():
+                if min(times[name]) <= _SPREAD * best:
+                    times[name] += clock.seconds(run, device, _RUNS)
         medians = {name: statistics.median(each) for name, each in times.items()}
         walls = dict.fromkeys(medians, 0.0)
-        if len(medians) > 1 and min(medians.values()) < _NO_WAIT:
-            working = [way for way in ways if way.name in medians]
+        if len(runs) > 1 and min(medians.values()) < _NO_WAIT:
             rounds = [
-                [clock.wall_seconds(way, spec, inputs, device, _WALL_RUNS) for way in working]
-                for _ in range(_WALL_ROUNDS)
+                [clock.wall_seconds(run, device, _WALL_RUNS) for run in runs.values()] for _ in range(_WALL_ROUNDS)
             ]
             # The least, as what disturbs a host only ever adds to its time.
-            walls = {way.name: min(found) for way, found in zip(working, zip(*rounds, strict=True), strict=True)}
+            walls = {name: min(found) for name, found in zip(runs, zip(*rounds, strict=True), strict=True)}
     return medians, walls
 
 
