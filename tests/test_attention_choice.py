@@ -37,9 +37,9 @@ class Fake(Implementation):
 
     name = "fake"
 
-    def __init__(self, predicted, measured, lacking=None, queueing=0.0):
+    def __init__(self, predicted, measured, lacking=None, queueing=0.0, slower=1.0):
         self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
-        self.queueing = queueing
+        self.queueing, self.slower = queueing, slower
 
     def lacks(self, spec):
         return self.lacking
@@ -58,7 +58,7 @@ class FakeClock:
     """Gives the times that fakes say; may be told not to measure."""
 
     def __init__(self):
-        self.allowed, self.calls, self.queued, self.open = True, [], [], False
+        self.allowed, self.calls, self.queued, self.settled, self.open = True, [], [], [], False
 
     def may_measure(self):
         return self.allowed
@@ -81,6 +81,12 @@ class FakeClock:
     def run_of(self, way, call):
         assert call is CALL
         return way
+
+    def settle(self, ways, device):
+        assert self.open
+        self.settled.append([way.name for way in ways])
+        for way in ways:
+            way.measured *= way.slower
 
     def seconds(self, way, device, repeat):
         assert self.open
@@ -221,6 +227,8 @@ def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, grad
     run = TorchClock().run_of(Math(), call)
     assert 0 < TorchClock().wall_seconds(run, "cpu", 3) < 10
     assert len(waits) == 2
+    TorchClock().settle([run], "cpu")
+    assert len(waits) > 2
     assert call.arrays["q"].grad is None
 
 
@@ -272,6 +280,15 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     assert clock.calls == []
     choose(replace(SPEC, q_len=2000), "cuda:0", "auto", CALL)
     assert clock.calls
+
+
+def test_what_counts_is_what_they_take_under_load(clock, offer):
+    """The clock of a device that is at work falls, and one may slow down by more than another."""
+    fakes = offer(one=Fake(1.0, 3.0, slower=1.5), two=Fake(1.0, 3.5, slower=1.1), far=Fake(1.0, 9.0, slower=0.1))
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0}
+    assert clock.settled == [["one", "two"]]
 
 
 @pytest.mark.parametrize(("measured", "expected"), [(1.01, "one"), (1.03, "other")])

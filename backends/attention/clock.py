@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
@@ -19,6 +19,9 @@ from einops_fast.cost import Ceilings
 _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
+
+_SETTLING = 0.15
+"""Seconds after which the clock of a device at work has fallen as far as it does, about."""
 
 _WARM_UP = 2
 """Runs that don't count: after those of another one, caches and pools of memory aren't what they are in a loop."""
@@ -71,6 +74,13 @@ class TorchClock:
                 torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
 
         return both if spec.gradients and leaves else forward
+
+    def settle(self, runs: Sequence[Callable[[], object]], device: str) -> None:
+        end = perf_counter() + _SETTLING
+        while perf_counter() < end:
+            for run in runs:
+                run()
+            torch.cuda.synchronize(device)
 
     def seconds(self, run: Callable[[], object], device: str, repeat: int) -> list[float]:
         return self._memory.seconds(run, torch.device(device).index or 0, repeat)

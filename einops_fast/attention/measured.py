@@ -27,7 +27,7 @@ _SLOW_MARGIN = {"auto": 1.2, "always": 8.0}
 """The same for one that takes many seconds to begin."""
 
 _ROUNDS, _RUNS, _SPREAD = 7, 2, 1.25
-"""Rounds, runs in each, and how many times the best an implementation may take in one to be in the next.
+"""Rounds, runs in each, and how many times the best an implementation may take before them to be in them.
 
 Many short rounds: a device that gets hot slows down, and not only for those that come last.
 """
@@ -62,6 +62,9 @@ class Clock(Protocol):
 
     def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], object]:
         """What makes such a call as its callers make it, with gradients if the spec has them, which go nowhere."""
+
+    def settle(self, runs: Sequence[Callable[[], object]], device: str) -> None:
+        """Keep the device at work by these in turns until it is as under load: its clock falls, for some by more."""
 
     def seconds(self, run: Callable[[], object], device: str, repeat: int) -> list[float]:
         """Times of some runs on the device."""
@@ -179,11 +182,13 @@ def _measure(
             except Exception:  # out of memory, say, or a library that can't after all: then it isn't a way
                 continue
             runs[way.name] = run
-        for _ in range(_ROUNDS if len(runs) > 1 else 0):
-            best = min(map(min, times.values()))
-            for name, run in runs.items():
-                if min(times[name]) <= _SPREAD * best:
-                    times[name] += clock.seconds(run, device, _RUNS)
+        close = [name for name in runs if min(times[name]) <= _SPREAD * min(map(min, times.values()))]
+        if len(close) > 1:
+            clock.settle([runs[name] for name in close], device)
+            times |= {name: [] for name in close}
+        for _ in range(_ROUNDS if len(close) > 1 else 0):
+            for name in close:
+                times[name] += clock.seconds(runs[name], device, _RUNS)
         medians = {name: statistics.median(each) for name, each in times.items()}
         walls = dict.fromkeys(medians, 0.0)
         if len(runs) > 1 and min(medians.values()) < _NO_WAIT:
