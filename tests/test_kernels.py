@@ -429,6 +429,15 @@ def test_copies_are_matrices() -> None:
     check("aedf,bfce->abcd", operands, found)
 
 
+@pytest.mark.parametrize("equation", [",ij,kj->ki", "ij,,kj->ki"])
+def test_a_number_is_a_factor_of_a_matrix(equation: str) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"": (), "ij": (5, 18), "kj": (7, 18)}
+    operands = [randn(*shapes[term], dtype="float16") for term in equation[:-4].split(",")]
+    ways = kernel_candidates(fused_step(equation, operands), "float16", ON)
+    assert ways
+    check(equation, operands, ways)
+
+
 def test_copies_that_there_is_no_memory_for() -> None:
     """Operands are read as they lie then, and no more memory is asked for in vain."""
     asked = []

@@ -72,7 +72,8 @@ def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, rig
 
 @pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
 def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether this CPU multiplies halves by oneDNN, as far as plans know."""
+    """Whether this CPU multiplies halves by oneDNN, as far as plans know; by two threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch_backend, "without_onednn", lambda: () if request.param else HALVES)
     torch_backend._ceilings.cache_clear()
     clear_plans()

@@ -118,6 +118,8 @@ def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
     copies = {}
     for at in range(len(step.reads)):
         own = slowest_first((loop for loop in step.loops if loop.strides[at]), at)
+        if not own:
+            continue
         last = own[-1]
         if last.kept or last.strides[at] != 1 or last.strides[RIGHT] != 1:
             continue
