@@ -36,6 +36,23 @@ def test_kernels(activation: str, dtype: str) -> None:
         assert_near(each, wanted, theirs, 3.0)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_is_as_exact_as_torch(activation: str) -> None:
+    """Also where a sigmoid is nearly 1, and its derivative next to nothing."""
+    x = torch.linspace(-9, 9, 6001, dtype=torch.float64, device=DEVICE).float()
+
+    def errors(function: Any) -> list[float]:
+        exact, given = leaf(x.double()), leaf(x.clone())
+        wanted = activation_by_torch(exact, None, activation)
+        found = function(given, None, activation)
+        (slope,), (wanted_slope,) = torch.autograd.grad(found.sum(), given), torch.autograd.grad(wanted.sum(), exact)
+        return [float((a.double() - b).square().mean().sqrt()) for a, b in ((found, wanted), (slope, wanted_slope))]
+
+    with kernels():
+        ours = errors(ops.dropout_bias_activation)
+    assert all(own <= 2 * theirs + 1e-9 for own, theirs in zip(ours, errors(activation_by_torch), strict=True))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str) -> None:
     values, bias = randn(3, 18, 5), leaf(randn(5, 2, seed=1)[:, 1])

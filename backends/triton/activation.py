@@ -115,6 +115,14 @@ def _sigmoid(x):
 
 
 @triton.jit
+def _sigmoid_and_slope(x):
+    """The sigmoid and its derivative, which is no difference of numbers near 1."""
+    small = tl.exp(-tl.abs(x))
+    large = 1.0 / (1.0 + small)
+    return tl.where(x < 0, small * large, large), small * large * large
+
+
+@triton.jit
 def _tail(x, f: tl.constexpr):
     """The normal distribution at ``-|x|``, and ``|x|``, at most 16.
 
@@ -198,8 +206,8 @@ def _slope(x, f: tl.constexpr):
         else:
             found = (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5 + x * tl.exp(-0.5 * x * x) * _DENSITY
     elif kind == "gelu_tanh":
-        s = _sigmoid(x * _TANH * (1.0 + 0.044715 * x * x))
-        found = s + x * s * (1.0 - s) * ((1.0 + 3 * 0.044715 * x * x) * _TANH)
+        s, slope = _sigmoid_and_slope(x * _TANH * (1.0 + 0.044715 * x * x))
+        found = s + x * slope * ((1.0 + 3 * 0.044715 * x * x) * _TANH)
     elif kind == "squared_relu":
         found = tl.where(x <= 0, 0.0, 2 * x)
     elif kind == "smelu":
@@ -207,8 +215,8 @@ def _slope(x, f: tl.constexpr):
     elif kind == "star_relu":
         found = tl.where(x <= 0, 0.0, 2 * x) * 0.8944
     elif kind == "silu":
-        s = _sigmoid(x)
-        found = s * (1.0 + x * (1.0 - s))
+        s, slope = _sigmoid_and_slope(x)
+        found = s + x * slope
     return found
 
 
