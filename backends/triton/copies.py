@@ -118,7 +118,7 @@ def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
     copies = {}
     for at in range(len(step.reads)):
         own = slowest_first((loop for loop in step.loops if loop.strides[at]), at)
-        if not own:
+        if not own:  # a number
             continue
         last = own[-1]
         if last.kept or last.strides[at] != 1 or last.strides[RIGHT] != 1:

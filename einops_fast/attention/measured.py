@@ -186,9 +186,9 @@ def _measure(
         if len(close) > 1:
             clock.settle([runs[name] for name in close], device)
             times |= {name: [] for name in close}
-        for _ in range(_ROUNDS if len(close) > 1 else 0):
-            for name in close:
-                times[name] += clock.seconds(runs[name], device, _RUNS)
+            for _ in range(_ROUNDS):
+                for name in close:
+                    times[name] += clock.seconds(runs[name], device, _RUNS)
         medians = {name: statistics.median(each) for name, each in times.items()}
         walls = dict.fromkeys(medians, 0.0)
         if len(runs) > 1 and min(medians.values()) < _NO_WAIT:
