@@ -78,28 +78,28 @@ class TorchBackend(TorchSteps):
         return issubclass(array_type, torch.Tensor)
 
     def signature(self, operands: Sequence[Any]) -> Hashable:
-        first = operands[0]
-        state: tuple[Hashable, ...] = (
-            torch.is_grad_enabled(),
-            _is_seen(operands),
-            any_autocast() and autocast_dtype(first.device.type),
-        )
-        if first.is_cuda:
-            # What our own kernels depend on beyond the operands.
-            state = (*state, current_mode(), settled(fp32_precision()), _negated(operands))
+        key: Hashable
         try:
             if len(operands) == 2:
                 # The usual number, spelled out, which is faster than the general form.
                 a, b = operands
-                return (
+                key = (
                     a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a),
                     b.shape, b.stride(), b.dtype, b.device, b.requires_grad, type(b),
-                    state,
                 )  # fmt: skip
-            return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands]), state
+            else:
+                key = tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands])
         except RuntimeError:
             refuse_layouts(operands)
             raise
+        # After the operands' attributes: what torch's functions raise about an operand that is no tensor prints it.
+        first = operands[0]
+        autocast = any_autocast() and autocast_dtype(first.device.type)
+        if first.is_cuda:
+            # What our own kernels depend on beyond the operands.
+            kernels = current_mode(), settled(fp32_precision()), _negated(operands)
+            return key, torch.is_grad_enabled(), _is_seen(operands), autocast, kernels
+        return key, torch.is_grad_enabled(), _is_seen(operands), autocast
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
         if _guards is None or _is_seen(operands) or any(type(each) not in PLAIN for each in operands):

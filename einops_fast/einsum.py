@@ -77,6 +77,8 @@ def fast_einsum(
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if type(operands[0] if operands else None) is str and out is None and dtype is None:
         arrays = operands[1:]
+        if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
+            arrays = arrays[0]  # if no list of numbers: those have no signature
         try:
             run = recall((operands[0], order, casting, optimize), arrays)
             if run is None:

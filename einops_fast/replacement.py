@@ -85,6 +85,8 @@ class Replacement:
         @wraps(native)
         def einsum(*operands: Any, **options: Any) -> Any:
             if self.active:
+                if dialect.lists and not options and _is_list_form(operands):
+                    operands = (operands[0], *operands[1])
                 if not options:
                     arrays = operands[1:]
                     try:
@@ -93,8 +95,6 @@ class Replacement:
                         pass
                     else:
                         return native(*operands) if run is _no_better else run(*arrays)
-                    if dialect.lists and _is_list_form(operands):
-                        return einsum(operands[0], *operands[1])
                 try:
                     return _call(name, native, operands, options)
                 except (EinsumError, _ForNative):
@@ -149,7 +149,7 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
 
 
 def _is_list_form(operands: Sequence[Any]) -> bool:
-    return len(operands) == 2 and isinstance(operands[0], str) and isinstance(operands[1], (list, tuple))
+    return len(operands) == 2 and type(operands[1]) in (list, tuple) and type(operands[0]) is str
 
 
 def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Callable[[Sequence[Any]], Hashable]:
