@@ -98,9 +98,9 @@ class Backend(ABC):
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         """Bring the answer into ``order`` and into ``out``, where asked for."""
 
-    def convert(self, value: Any, position: int) -> Any:
-        """Turn operand ``position``, which is no array of any backend, into an array of this one's."""
-        raise OperandError(f"operand {position} is of type {type(value).__name__}, the others are {self.name} arrays")
+    def convert(self, value: Any, name: str) -> Any:
+        """Turn ``value``, no array of any backend and called ``name`` by callers, into an array of this one's."""
+        raise OperandError(f"{name} is of type {type(value).__name__}, the others are {self.name} arrays")
 
     @abstractmethod
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from numbers import Number
 from string import ascii_letters
 from typing import Any
 
@@ -15,6 +16,7 @@ from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
+from einops_fast.foreign import refuse_foreign
 from einops_fast.layout import contiguous_strides
 from einops_fast.steps import Cast, Multiply, Native, Step, Sum
 from einops_fast.target import Numerics, Target
@@ -80,11 +82,12 @@ class NumpyBackend(NdarrayBackend):
         result = _boxed(result)
         return super().finish(result, out, order, casting)
 
-    def convert(self, value: Any, position: int) -> Any:
-        # Subclasses (a matrix, a masked array) count as plain arrays, as in numpy.einsum.
+    def convert(self, value: Any, name: str) -> Any:
+        # Subclasses that change nothing but methods (a matrix, a memmap) count as plain arrays, as in numpy.einsum.
+        refuse_foreign(value, name)
         array = np.asarray(value)
-        if array.dtype == object and not isinstance(value, (np.ndarray, list, tuple)):
-            raise OperandError(f"operand {position} is of type {type(value).__name__}: no backend knows it")
+        if array.dtype == object and not isinstance(value, (np.ndarray, list, tuple, Number)):
+            raise OperandError(f"{name} is of type {type(value).__name__}: no backend knows it")
         return array
 
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:

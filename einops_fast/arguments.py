@@ -8,10 +8,11 @@ from typing import Any
 
 from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
+from einops_fast.foreign import is_foreign, takes_numpy_functions
 from einops_fast.notation import Subscripts, parse, parse_interleaved
 from einops_fast.tracing import is_tracing
 
-__all__ = ["Call", "check_options", "hashable", "own_arrays", "read_call"]
+__all__ = ["Call", "check_options", "hashable", "is_dispatched", "label_list", "own_arrays", "read_call"]
 
 _ORDERS = ("C", "F", "A", "K")
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
@@ -62,21 +63,55 @@ def read_call(operands: Sequence[Any]) -> Call:
             raise SubscriptsError(f"equation {operands[0]!r} has no operands")
         return Call(arrays, operands[0])
     count = len(operands) // 2
-    lists = [*operands[1 : 2 * count : 2], *operands[2 * count :]]
-    for position, term in enumerate(lists):
-        if not isinstance(term, (list, tuple)):
+    lists = []
+    for position, term in enumerate([*operands[1 : 2 * count : 2], *operands[2 * count :]]):
+        labels = label_list(term)
+        if labels is None:
             raise SubscriptsError(
                 f"in the form without an equation, every operand is followed by a list of labels; "
                 f"what follows operand {position} is of type {type(term).__name__}"
             )
+        lists.append(labels)
     output = lists[count] if len(lists) > count else None
     return Call(operands[: 2 * count : 2], (lists[:count], output))
+
+
+def label_list(value: Any) -> Sequence[Hashable] | None:
+    """The labels of an operand or of the result; ``None`` if this is no list of them.
+
+    Args:
+        value: a sequence other than a string, or an array of integers with one axis.
+
+    >>> import numpy as np
+    >>> label_list(np.array([0, 2])), label_list(range(2)), label_list("ij")
+    ([0, 2], range(0, 2), None)
+    """
+    if isinstance(value, (list, tuple, range)):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(value)
+    if getattr(value, "ndim", None) != 1 or not hasattr(value, "tolist"):
+        return None
+    labels = value.tolist()
+    return labels if all(type(label) is int for label in labels) else None
 
 
 def _holds_arrays(values: Sequence[Any]) -> bool:
     if is_tracing():
         return True  # torch.compile can't follow the search for a backend, and has nothing but tensors
-    return bool(values) and all(backend_for_type(type(value)) is not None for value in values)
+    return bool(values) and all(backend_for_type(type(value)) is not None or is_foreign(value) for value in values)
+
+
+def is_dispatched(arrays: Sequence[Any]) -> bool:
+    """Whether NumPy's functions would be left to one of these arrays, and all others are NumPy's or no arrays."""
+    strange, backends = False, set()
+    for kind in set(map(type, arrays)):
+        backend = backend_for_type(kind)
+        if backend is not None:
+            backends.add(backend.name)
+        elif takes_numpy_functions(kind):
+            strange = True
+    return strange and backends <= {"numpy"}
 
 
 def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[Any]]:
@@ -97,7 +132,7 @@ def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[An
     if out is not None and backend_for_type(type(out)) is not backend:
         raise OperandError(f"out is of type {type(out).__name__}, but the operands are {backend.name} arrays")
     return backend, [
-        array if each is not None else backend.convert(array, at)
+        array if each is not None else backend.convert(array, f"operand {at}")
         for at, (array, each) in enumerate(zip(arrays, found, strict=True))
     ]
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, check_options, hashable, own_arrays, read_call
+from einops_fast.arguments import Call, check_options, hashable, is_dispatched, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
+from einops_fast.foreign import dispatch
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
@@ -36,7 +37,8 @@ def fast_einsum(
 
     Args:
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one
-            framework and on one device. Lists and Python scalars count as NumPy arrays.
+            framework and on one device. Lists and Python scalars count as NumPy arrays. A call on arrays with
+            ``__array_function__`` (units, lazy arrays) is left to that, as NumPy does.
         out: array of the result's shape to write to; it is returned.
         dtype: dtype to compute in, and of the result.
         order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest).
@@ -55,7 +57,8 @@ def fast_einsum(
     Raises:
         SubscriptsError: the equation is malformed.
         ShapeError: an operand's rank or the size of an axis doesn't fit.
-        OperandError: the operands don't belong together. All three are ``ValueError`` (and, as torch users
+        OperandError: the operands don't belong together, or one is an array that no backend knows and that would
+            lose its labels or its mask as a NumPy array. All three are ``ValueError`` (and, as torch users
             expect, ``RuntimeError``).
 
     Example:
@@ -93,6 +96,8 @@ def fast_einsum(
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
     call = read_call(operands)
+    if is_dispatched([*call.arrays, out]):
+        return dispatch(call, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     backend, arrays = own_arrays(call.arrays, out)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)

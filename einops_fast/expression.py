@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import check_options, own_arrays, read_call
+from einops_fast.arguments import Call, check_options, is_dispatched, own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
+from einops_fast.foreign import dispatch
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.plan import compile_plan
 from einops_fast.plan_cache import keeps_plans
@@ -75,7 +76,8 @@ def contract_expression(
     check_options(order, casting)
     values = list(given)
     if positions:
-        _, arrays = own_arrays([given[at] for at in positions])
+        held = [given[at] for at in positions]
+        arrays = held if is_dispatched(held) else own_arrays(held)[1]
         for at, array in zip(positions, arrays, strict=True):
             values[at] = array
     shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
@@ -168,6 +170,9 @@ class ContractExpression:
             self._reject_count(len(operands))
         if is_tracing():
             return self._call_traced(operands, out)
+        if is_dispatched([*operands, out]):
+            options = {"dtype": self._dtype, "order": self._order, "casting": self._casting}
+            return dispatch(Call(operands, self._letters), out=out, optimize=self._optimize, **options)
         backend, operands = own_arrays(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)

@@ -76,7 +76,7 @@ def test_dtype_beside_a_scalar_is_not_remembered() -> None:
         ([[1, 2.5], [3, 4]], np.ones((2, 1), "float32")),
         (((1, 2), (3, 4)), [[True], [False]]),
         ([[1, 2], [3, 4j]], [[1], [2]]),
-        (np.ma.masked_array([[1, 2], [3, 4]], [[True, False]] * 2), np.array([[1], [2]]).view(np.recarray)),
+        (np.asmatrix([[1, 2], [3, 4]]), np.array([[1], [2]]).view(np.recarray)),
     ],
     ids=["int", "mixed", "tuples and bool", "complex", "subclasses"],
 )

@@ -183,7 +183,7 @@ def attend(
         if autocasts(q):
             torch_state.autocast(arrays)
             question = None
-    if backend is None:
+    if backend is None or any(type(array) not in awake_types for array in arrays.values()):
         backend, arrays = own_call(arrays)
     found = None
     try:
@@ -231,19 +231,10 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
             )
     backend = known[0][1] if known else get_backend("numpy")
     strange = arrays.keys() - {name for name, _ in known}
-    result = {name: _converted(backend, name, array) if name in strange else array for name, array in arrays.items()}
+    result = {name: backend.convert(array, name) if name in strange else array for name, array in arrays.items()}
     if backend.name == "torch":
         torch_state.autocast(result)
     return backend, result
-
-
-def _converted(backend: Backend, name: str, value: Any) -> Any:
-    try:
-        return backend.convert(value, 0)
-    except OperandError:
-        raise OperandError(
-            f"{name} is of type {type(value).__name__}, not an array of {backend.name} as others are"
-        ) from None
 
 
 class _Call:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from einops_fast.arguments import own_arrays
-from einops_fast.backends import Backend, awake_types, backend_for_type
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
@@ -60,7 +59,10 @@ def function_for(
         return torch_function(name), array
     backend = awake_types.get(type(array))
     if backend is None:
-        backend, (array,) = own_arrays([array])
+        backend = backend_for_type(type(array))
+        if backend is None:
+            backend = get_backend("numpy")
+            array = backend.convert(array, "the input")
     found = _of(backend.name).get(name)
     if found is None:
         raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {backend.name}")
