@@ -178,7 +178,7 @@ def test_empty() -> None:
 
 def test_no_mean_of_no_row() -> None:
     x = torch.rand(0, 3, 4, device=DEVICE)
-    assert ops.cross_entropy(x, x, z_loss=0.1).isnan()
+    assert ops.cross_entropy(x, x, z_loss=0.1, dim=1).isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
@@ -289,6 +289,87 @@ def test_no_class(wrong: int) -> None:
     xp = namespace("mxnet")
     found = ops.cross_entropy(xp.array(x), xp.array(target, dtype="int64"), reduction="none")
     assert np.isnan([float(each) for each in found]).tolist() == [False, True, False]
+
+
+LAST, SECOND, BOTH = -1, 1, None
+# Shapes of logits and targets, the size of the weight, and where the classes are.
+AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int | None, int | None]] = {
+    "only the last": ((2, 6, 8), (2, 6), None, LAST),
+    "only torch's": ((2, 8, 6), (2, 6), None, SECOND),
+    "only torch's, of images": ((2, 6, 4, 6), (2, 4, 6), None, SECOND),
+    "both": ((2, 6, 6), (2, 6), None, BOTH),
+    "both, of images": ((2, 6, 6, 6), (2, 6, 6), None, BOTH),
+    "probabilities": ((2, 6, 8), (2, 6, 8), None, BOTH),
+    "probabilities, torch's weight": ((2, 6, 8), (2, 6, 8), 6, SECOND),
+    "probabilities, a weight of the last": ((2, 6, 8), (2, 6, 8), 8, LAST),
+}
+
+
+def _arrays_of(framework: str, case: str) -> tuple[list[Any], list[Any]]:
+    """Logits, targets and the weight, as torch's tensors and as arrays of a framework."""
+    shape, rows, weighted, _ = AXES[case]
+    probabilities = len(rows) == len(shape)
+    if probabilities and framework != "torch":
+        pytest.skip("other frameworks have no probabilities as targets")
+    target = randn(*rows, seed=2).abs() if probabilities else targets(*rows, classes=6)
+    weight = None if weighted is None else randn(weighted, seed=1).abs()
+    tensors = [each if each is None else each.cpu() for each in (randn(*shape), target, weight)]
+    if framework == "torch":
+        return tensors, tensors
+    xp = namespace(framework)
+    return tensors, [each if each is None else xp.array(each.numpy(), dtype=str(each.dtype)[6:]) for each in tensors]
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("case", [case for case in AXES if AXES[case][3] is not BOTH])
+def test_axis_of_the_classes(case: str, framework: str) -> None:
+    """Torch's where only that fits the targets, the last one where only that does."""
+    (x, target, weight), arrays = _arrays_of(framework, case)
+    axis = AXES[case][3]
+    target = target.movedim(axis, 1) if target.is_floating_point() else target
+    expected = torch.nn.functional.cross_entropy(x.movedim(axis, 1), target, weight)
+    np.testing.assert_allclose(float(ops.cross_entropy(*arrays)), float(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("case", [case for case in AXES if AXES[case][3] is BOTH])
+def test_two_axes_that_may_be_those_of_the_classes(case: str, framework: str) -> None:
+    (x, *_), arrays = _arrays_of(framework, case)
+    last = x.dim() - 1
+    with pytest.raises(ShapeError, match=rf"^target of shape .* axis 1, .* axis {last}: give dim=1 or dim=-1"):
+        ops.cross_entropy(*arrays)
+    names = "b c row col".split()[: last + 1]
+    with pytest.raises(ShapeError, match=f"give dim='c' or dim='{names[-1]}'"):
+        ops.cross_entropy(*arrays, pattern=" ".join(names))
+
+
+class _Loss(torch.nn.Module):
+    def forward(self, x: Any, target: Any) -> Any:
+        return ops.cross_entropy(x, target)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_lengths_are_not_guarded(axis: int) -> None:
+    """A program for any length holds where the length is the number of classes, too."""
+
+    def arguments(rows: int, length: int) -> tuple[Any, Any]:
+        logits = randn(rows, length, 8, dtype="float32").cpu()
+        return logits.movedim(-1, axis), targets(rows, length, classes=8).cpu()
+
+    sizes = torch.export.Dim("rows"), torch.export.Dim("length")
+    shapes = {0: sizes[0], 3 - axis: sizes[1]}, {0: sizes[0], 1: sizes[1]}
+    exported = torch.export.export(_Loss(), arguments(2, 6), dynamic_shapes=shapes).module()
+    torch.compiler.reset()
+    compiled = torch.compile(_Loss(), backend="eager", dynamic=True, fullgraph=True)
+    compiled(*arguments(2, 6))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for given in (arguments(3, 7), arguments(3, 8)):
+            expected = ops.cross_entropy(*given, dim=axis)
+            torch.testing.assert_close(compiled(*given), expected)
+            torch.testing.assert_close(exported(*given), expected)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="give dim=1 or dim=-1"):
+        torch.compile(_Loss(), backend="eager", fullgraph=True)(*arguments(2, 8))
 
 
 def test_errors() -> None:

@@ -75,6 +75,18 @@ def test_probabilities_as_targets() -> None:
         torch.testing.assert_close(nn.CrossEntropyLoss()(x, target), torch.nn.CrossEntropyLoss()(x, target))
 
 
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_softmax_without_an_axis(name: str) -> None:
+    """As torch's modules where these take the last axis; of more axes they take another one."""
+    for x in (randn(4), randn(3, 4)):
+        with pytest.warns(UserWarning, match="Implicit dimension"):
+            expected = getattr(torch.nn, name)()(x)
+        torch.testing.assert_close(getattr(nn, name)()(x), expected)
+    with pytest.raises(ShapeError, match=f"^{name} has no dim, which an input of 3 axes needs"):
+        getattr(nn, name)()(randn(2, 3, 4))
+    assert getattr(nn, name)(pattern="b i j")(randn(2, 3, 4)).shape == (2, 3, 4)
+
+
 def test_dropout_add_layer_norm() -> None:
     norm = nn.DropoutAddLayerNorm(7, p=0.5, prenorm=True).double().to(DEVICE)
     assert list(norm.state_dict()) == ["weight", "bias"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from einops_fast.attention.options import whole_number
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
+from einops_fast.tracing import is_tracing
 
-__all__ = ["axis_of", "check_axis"]
+__all__ = ["axis_of", "check_axis", "class_axis"]
 
 
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
@@ -35,6 +38,74 @@ def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
     if not -rank <= at < rank:
         raise ShapeError(f"axis {at} of an array with {rank} axes: it is from {-rank} to {rank - 1}")
     return at % rank
+
+
+def class_axis(
+    pattern: str | None,
+    shape: Sequence[int],
+    target: Sequence[int],
+    weight: Sequence[int] | None = None,
+    probabilities: bool = False,
+) -> int:
+    """Return the axis of the classes of a cross entropy whose caller gave no ``dim``: the last one, or torch's, axis 1.
+
+    Args:
+        pattern: the names of all axes, for the error.
+        shape: of the logits, which have more than two axes.
+        target: shape of the targets: that of the logits without the axis of the classes.
+        weight: shape of the weights of the classes.
+        probabilities: whether the targets are probabilities, in the shape of the logits.
+
+    Raises:
+        ShapeError: both axes fit; or the pattern has another number of axes.
+
+    >>> class_axis(None, (2, 6, 8), (2, 6)), class_axis(None, (2, 6, 8), (2, 8)), class_axis(None, (2, 6, 6), (6,))
+    (2, 1, 2)
+    """
+    last = axis_of(None, pattern, len(shape))
+    pairs = {axis: _size_pairs(axis, shape, target, weight, probabilities) for axis in (1, last)}
+    fitting = [axis for axis in pairs if _all_equal(pairs[axis])]
+    if len(fitting) == 2:
+        names = (1, -1) if pattern is None else [_names(pattern, len(shape))[axis] for axis in fitting]
+        raise ShapeError(
+            f"target of shape {tuple(target)} fits input of shape {tuple(shape)} with the classes along axis 1, where "
+            f"torch's function has them, and along axis {last}: give dim={names[0]!r} or dim={names[1]!r}"
+        )
+    if not fitting and is_tracing():
+        fitting = [axis for axis in (last, 1) if _guarded_equal(pairs[axis])]
+    return fitting[0] if fitting else last
+
+
+def _size_pairs(
+    axis: int, shape: Sequence[int], target: Sequence[int], weight: Sequence[int] | None, probabilities: bool
+) -> list[tuple[int, int]]:
+    """The sizes that have to be equal for the classes to be along this axis."""
+    wanted = [size for at, size in enumerate(shape) if probabilities or at != axis]
+    if len(target) != len(wanted):
+        return [(len(target), len(wanted))]
+    classes = [] if weight is None or len(weight) != 1 else [(weight[0], shape[axis])]
+    return [*zip(target, wanted, strict=True), *classes]
+
+
+def _all_equal(pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether the sizes of each pair are the same; while traced, whatever sizes the program is called with.
+
+    A guard on sizes that happen to differ would recompile for sizes that don't, and torch.export refuses it.
+    """
+    if not is_tracing():
+        return all(size == other for size, other in pairs)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return all(statically_known_true(size == other) for size, other in pairs)
+
+
+def _guarded_equal(pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether the sizes of each pair are both symbolic or both numbers, and equal, which the compiler then guards."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    if any(has_static_value(size) != has_static_value(other) for size, other in pairs):
+        return False
+    return all(size == other for size, other in pairs)
 
 
 def check_axis(dim: int | str | None, pattern: str | None) -> None:

@@ -8,7 +8,7 @@ from einops_fast.attention.options import count
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.ops.activation import check_layer
-from einops_fast.ops.axes import axis_of
+from einops_fast.ops.axes import axis_of, class_axis
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.options import check_number
 from einops_fast.ops.sizes import check_sizes
@@ -46,8 +46,9 @@ def cross_entropy(
         reduction: ``'mean'``, ``'sum'`` or ``'none'``.
         label_smoothing: share of the target that is spread over all classes, from 0 to 1.
         z_loss: factor of the square of ``lse``; it isn't weighted.
-        dim: the axis of the classes, as a number or as a name in ``pattern``; the last one if ``None`` (torch's
-            function has them along axis 1).
+        dim: the axis of the classes, as a number or as a name in ``pattern``. If ``None``, the last one or, as torch's
+            function has it, axis 1: whichever the shape of ``target`` and the size of ``weight`` fit. Where both fit,
+            as they do for probabilities of more than two axes, ``dim`` is needed.
         pattern: names of all axes: ``'batch class row column'``.
         inplace_backward: of torch's tensors on a GPU, backward writes the gradient over the logits, so that there is
             memory of their size once, not twice. They mustn't be needed any more by then: afterwards they hold the
@@ -62,7 +63,7 @@ def cross_entropy(
         except that on a CPU its own gradient is NaN where it holds NaN, as in torch.
 
     Raises:
-        SubscriptsError, ShapeError: an axis or a size is wrong.
+        SubscriptsError, ShapeError: an axis or a size is wrong; without ``dim``, the classes could be along two axes.
         OperandError: the target is boolean.
         EinsumError: an option is wrong; with ``inplace_backward``, the logits are a leaf or expanded, or, in backward,
             a gradient of the gradient is asked for.
@@ -75,9 +76,13 @@ def cross_entropy(
     """
     function, input = function_for("cross_entropy", input, "cross_entropy", ("target",), target=target, weight=weight)
     shape = tuple(input.shape)
-    axis = axis_of(dim, pattern, len(shape))
     ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
     kind = dtype_name(target.dtype)
+    if dim is None and len(shape) > 2:
+        of_weight = None if weight is None else weight.shape
+        axis = class_axis(pattern, shape, target.shape, of_weight, "float" in kind)
+    else:
+        axis = axis_of(dim, pattern, len(shape))
     if "float" in kind:
         check_sizes(f"target (probabilities in {kind})", target, "input", shape, range(len(shape)))
     else:
