@@ -40,12 +40,11 @@ from einops_fast.backends.triton.attention.short_plan import ShortForwardPlan, s
 from einops_fast.backends.triton.attention.tilings import forward_tilings
 from einops_fast.backends.triton.launch import accumulator
 from einops_fast.layout import contiguous_strides
+from einops_fast.plan_cache import emptied_with_plans, keep
 
 __all__ = ["AttentionCall", "Differentiated", "backward", "call_of", "forward"]
 
 MEMORY = TorchMemory()
-
-_MOST_PLANS = 4096
 
 Differentiated = tuple[Any, Any, Any, Any, Any]
 """Gradients of q, k, v, the bias and the sinks; ``None`` for those that weren't asked for."""
@@ -203,7 +202,7 @@ class AttentionCall:
         )
 
 
-_calls: dict[Any, AttentionCall] = {}
+_calls: dict[Any, AttentionCall] = emptied_with_plans({})
 
 
 def call_of(spec: AttentionSpec, arrays: Arrays) -> AttentionCall:
@@ -211,9 +210,8 @@ def call_of(spec: AttentionSpec, arrays: Arrays) -> AttentionCall:
     key = (spec, *_key(spec, arrays))
     found = _calls.get(key)
     if found is None:
-        if len(_calls) >= _MOST_PLANS:
-            _calls.clear()
-        found = _calls[key] = AttentionCall(spec, arrays)
+        found = AttentionCall(spec, arrays)
+        keep(_calls, key, found)
     return found
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "Forgetful",
     "clear_plans",
     "compiled",
+    "emptied_with_plans",
     "keep",
     "keeps_plans",
     "recall",
@@ -19,6 +20,7 @@ __all__ = [
     "remember_alike",
 ]
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 LIMIT = 4096
@@ -37,6 +39,8 @@ _lock = threading.Lock()
 
 _keepers: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
+_caches: list[dict[Any, Any]] = [compiled, _alike]
+
 
 class Forgetful(Protocol):
     """Keeps compiled plans of its own."""
@@ -45,12 +49,18 @@ class Forgetful(Protocol):
         """Let go of them."""
 
 
+def emptied_with_plans(cache: dict[K, T]) -> dict[K, T]:
+    """Return the cache, which :func:`clear_plans` empties from now on."""
+    _caches.append(cache)
+    return cache
+
+
 def remember(key: Hashable, run: Callable[..., Any]) -> None:
     """Keep a compiled plan."""
     keep(compiled, key, run)
 
 
-def keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
+def keep(kept: dict[K, T], key: K, value: T) -> None:
     """Keep something else that was thought out, as plans are: the oldest goes first."""
     with _lock:
         while len(kept) >= LIMIT:
@@ -93,10 +103,10 @@ def keeps_plans(keeper: Forgetful) -> None:
 
 
 def clear_plans() -> None:
-    """Forget all compiled plans."""
+    """Empty every cache of plans, calls and measured choices of this process; what is on disk stays."""
     with _lock:
-        compiled.clear()
-        _alike.clear()
+        for cache in _caches:
+            cache.clear()
         keepers = list(_keepers)
     for keeper in keepers:
         keeper.forget_plans()

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from attention_spec import SPEC
 
-from einops_fast import OperandError, attention, attention_backend, autotune, disk_cache
+from einops_fast import OperandError, attention, attention_backend, autotune, budget, disk_cache
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import choose
 from einops_fast.attention.math import Math
-from einops_fast.attention.measured import forget_choices, problem_class
+from einops_fast.attention.measured import problem_class
 from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
 from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.plan_cache import clear_plans
 
 Q = np.ones((2, 3, 4))
 PATTERN = "b i d, b j d, b j e -> b i e"
@@ -103,9 +104,9 @@ def clock(monkeypatch, tmp_path):
 
     monkeypatch.setattr(clocks, "TorchClock", lambda: clock)
     monkeypatch.setattr(measured, "_NO_WAIT", 100.0)  # fakes take seconds
-    forget_choices()
+    clear_plans()
     yield clock
-    forget_choices()
+    clear_plans()
 
 
 @pytest.fixture
@@ -266,7 +267,7 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     # From memory, and after that is lost from disk; for all problems of the class.
     for forget in (False, True):
         if forget:
-            forget_choices()
+            clear_plans()
         found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", CALL)
         assert found.implementation is fakes["two"]
         assert found.measured == {"one": 3.0, "two": 2.0}
@@ -297,9 +298,27 @@ def test_modes(clock, offer):
     assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
     assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
     assert choose(SPEC, "cuda:0", "never", CALL).implementation is fakes["two"]  # what is known is used
-    forget_choices()
+    clear_plans()
     assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["far"]
     assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["far"]
+
+
+def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
+    """Where the sizes of one kind of call change on and on, the prediction is taken until some time has passed."""
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    measure = measured._measure
+    monkeypatch.setattr(
+        measured, "_measure", lambda *given: (passing.append(0.7 * budget._AT_ONCE), measure(*given))[1]
+    )
+
+    def chosen(q_len):
+        found = choose(replace(SPEC, q_len=q_len), "cuda:0", "auto", CALL)
+        return found.implementation, found.final
+
+    assert [chosen(q_len) for q_len in (64, 128)] == [(fakes["two"], True)] * 2
+    assert chosen(256) == (fakes["one"], False)
+    passing.append(1e4)
+    assert chosen(256) == (fakes["two"], True)
 
 
 def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
@@ -310,9 +329,9 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
     found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes["two"]
     assert found.measured == {"one": 3.0, "two": 2.0}
-    forget_choices()
+    clear_plans()
     assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["slow"]
-    forget_choices()
+    clear_plans()
     disk_cache.clear()
     fakes["slow"].predicted = 1.1
     assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["slow"]
@@ -350,7 +369,7 @@ def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
     offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
     assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 100.0, "two": 101.0}
     assert clock.queued == []
-    forget_choices()
+    clear_plans()
     disk_cache.clear()
     offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
     assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 200.0, "two": 101.0}
@@ -407,7 +426,7 @@ def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
 def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
     choose(SPEC, "cuda:0", "auto", CALL)
-    forget_choices()
+    clear_plans()
     fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
     assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["three"]
 
@@ -416,7 +435,7 @@ def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
     """One that is installed later is measured too."""
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
     choose(SPEC, "cuda:0", "auto", CALL)
-    forget_choices()
+    clear_plans()
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
     found = choose(SPEC, "cuda:0", "auto", CALL)
     assert found.implementation is fakes["three"]

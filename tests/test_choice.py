@@ -21,6 +21,7 @@ from einops_fast.backends.triton import measuring  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls  # noqa: E402
+from einops_fast.plan_cache import clear_plans  # noqa: E402
 from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402
 
 
@@ -71,6 +72,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
     def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
+        clear_plans()  # each choice as in a process of its own
         libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
         monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
@@ -324,7 +326,7 @@ def test_time_is_up_for_ever_new_shapes(
         module, "measure", lambda *arguments: (passing.append(0.7 * budget._AT_ONCE), measure(*arguments))[1]
     )
     reads: list[Any] = []
-    monkeypatch.setattr(module, "remembered", lambda key: reads.append(key))
+    monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
 
     def shaped(size: int, label: str = "b", mode: str = "auto") -> Choice:
         loops = Loop("a", size, (1,), True), Loop(label, LARGE, (size,), False)

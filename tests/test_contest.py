@@ -15,12 +15,12 @@ from fake_memory import FakeMemory
 
 from einops_fast import budget, cli, disk_cache
 from einops_fast.backends.triton import contest as module
-from einops_fast.backends.triton import measuring
-from einops_fast.backends.triton.contest import Call, Contest, Way, forget_contests
+from einops_fast.backends.triton.contest import Call, Contest, Way
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import row_call, typical
 from einops_fast.backends.triton.rows import rows_of
 from einops_fast.backends.triton.softmax import SoftmaxFeatures
+from einops_fast.plan_cache import clear_plans
 
 LARGE = np.zeros(module._SMALL // 8)
 
@@ -72,9 +72,9 @@ class FakeWay(Way):
 def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TimedMemory]:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(module, "interpreted", lambda: False)
-    forget_contests()
+    clear_plans()
     yield TimedMemory()
-    forget_contests()
+    clear_plans()
 
 
 def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "auto", in_place: bool = False, **details: Any) -> Contest:
@@ -127,7 +127,7 @@ def test_the_rule_gives_way_to_clear_winners_only(memory: TimedMemory) -> None:
 def test_what_is_on_disk_is_taken(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     for mode in ("auto", "never"):
-        forget_contests()
+        clear_plans()
         memory.measured.clear()
         assert chosen(contest(memory, RULE, FAST, mode=mode)) == "fast"
         assert not memory.measured
@@ -155,7 +155,7 @@ def test_small_calls_take_the_rule(memory: TimedMemory) -> None:
 
 def test_always_takes_nothing_from_disk(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
-    forget_contests()
+    clear_plans()
     assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), mode="always")) == "rule"
     assert next(disk_cache.entries()).record["choice"] == "rule"
 
@@ -195,7 +195,7 @@ def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: 
 
     def meanwhile(ways: Any, *arguments: Any) -> Any:
         times = measure(ways, *arguments)
-        module.keep(made._key(["float64", "float64"]), ways[0], ways, dict.fromkeys(ways, 1.0))
+        disk_cache.write(made._key(["float64", "float64"]), {"choice": ways[0].name, "seconds": 1.0})
         return times
 
     monkeypatch.setattr(module, "measure", meanwhile)
@@ -210,7 +210,7 @@ def test_time_is_up_for_ever_new_sizes(
     monkeypatch.setattr(
         module, "measure", lambda *arguments: (passing.append(1.4 * budget._AT_ONCE), measure(*arguments))[1]
     )
-    monkeypatch.setattr(measuring, "remembered", lambda key: reads.append(key))
+    monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
     assert chosen(contest(memory, RULE, FAST, rows=1)) == "fast"
     late = contest(memory, RULE, FAST, rows=2)
     assert chosen(late) == chosen(late) == "the rule's, not for long"
@@ -222,7 +222,7 @@ def test_time_is_up_for_ever_new_sizes(
 
 def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
-    forget_contests()
+    clear_plans()
     assert chosen(contest(memory, RULE, FakeWay("new", 1.0))) in ("new", "rule")
     assert memory.measured.count("new") > 0
 

@@ -55,10 +55,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[i
         monkeypatch.setattr(
             TorchMemory, "seconds", lambda self, run, device, repeat: [1e-3] * (run() is not run) * repeat
         )
-    contest.forget_contests()
     clear_plans()
     yield found
-    contest.forget_contests()
     clear_plans()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.measuring import circumstances, keep, measure, remembered, works
+from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls, LibraryCandidate
 from einops_fast.budget import may_spend, spending
 from einops_fast.chains import products
-from einops_fast.cost import Ceilings
+from einops_fast.choosing import Record, measure_once, recall
 from einops_fast.steps import Epilogue, Fused, Multiply
 
 __all__ = ["Choice", "chosen_run", "left_to_library"]
@@ -147,16 +147,25 @@ class Choice:
         key = self._key(dtype, aligned)
         if interpreted():
             return kernel_candidates(self.step, dtype, on, self.precision)[0]
-        if self.mode != "always" and aligned not in self._unknown:
-            found = self._recalled(key, libraries, dtype, on)
-            if found is not None:
-                return found
+
+        def named(name: str) -> Candidate | None:
+            """Return the way of this name, if there is one still and it compiles; only this one is looked for."""
+            way = next((way for way in libraries if way.name == name), None)
+            way = way or kernel_candidate(name, self.step, dtype, on, self.precision)
+            return way if way is not None and works(way) else None
+
+        if aligned not in self._unknown:
+            record = recall(key, self.mode)
+            known = None if record is None else named(record["choice"])
+            if known is not None:
+                return known
             self._unknown.add(aligned)
         self._kind = _kind(self.step), dtype, self.precision, self._device
         if not self._in_time():
             return None
         with spending(self._kind):
-            return self._found(operands, libraries, kernel_candidates(self.step, dtype, on, self.precision), key)
+            kernels = kernel_candidates(self.step, dtype, on, self.precision)
+            return self._found(operands, libraries, kernels, key, named)
 
     def _in_time(self) -> bool:
         if self.mode != "auto":
@@ -169,29 +178,23 @@ class Choice:
         libraries: list[Candidate],
         kernels: Sequence[Candidate],
         key: Mapping[str, Any],
+        named: Callable[[str], Candidate | None],
     ) -> Candidate:
-        """The way that is predicted to be the fastest by far, or measured to be it, which is kept on disk."""
-        ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
+        """Return the way that is predicted to be the fastest by far, or measured to be it."""
         near = [] if self.mode == "never" else self._near(kernels, libraries)
         if len(near) < 2:
+            ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
             return next(way for way in ways if works(way))
-        times = measure(near, operands, self.memory, self._device)
-        if not times:
-            return libraries[0]
-        best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
-        keep(key, best, near, times)
-        return best
 
-    def _recalled(
-        self, key: Mapping[str, Any], libraries: Sequence[Candidate], dtype: str, on: Ceilings
-    ) -> Candidate | None:
-        """What is on disk, if there is such a way still and it compiles; only this one is looked for."""
-        name = remembered(key)
-        if name is None:
-            return None
-        known = next((way for way in libraries if way.name == name), None)
-        known = known or kernel_candidate(name, self.step, dtype, on, self.precision)
-        return known if known is not None and works(known) else None
+        def measured() -> Record | None:
+            times = measure(near, operands, self.memory, self._device)
+            if not times:
+                return None
+            best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
+            return record_of(best, near, times)
+
+        record = measure_once(key, self.mode, lambda name: named(name) is not None, measured)
+        return (record and named(record["choice"])) or libraries[0]
 
     def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
         """Those of which one may be the fastest, by their predictions; the library where it has a chance."""

@@ -6,8 +6,6 @@ that of a rule, and is taken where nothing may be timed or where the call takes 
 
 from __future__ import annotations
 
-import json
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +13,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from einops_fast.backends.triton.launch import interpreted
-from einops_fast.backends.triton.measuring import circumstances, keep, measure, recall, works
+from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
 from einops_fast.backends.triton.memory import Memory
 from einops_fast.budget import may_spend, spending
+from einops_fast.choosing import Record, measure_once, recall
 
-__all__ = ["Call", "Contest", "Launch", "Way", "forget_contests"]
+__all__ = ["Call", "Contest", "Launch", "Way"]
 
 _SMALL = 8 << 20
 """Bytes of all arrays below which the rule is good enough."""
@@ -74,16 +73,6 @@ class Call:
     kind: str = ""
 
 
-_lock = threading.Lock()
-_known: dict[str, str] = {}
-
-
-def forget_contests() -> None:
-    """Forget what this process has measured; what plans have chosen stays."""
-    with _lock:
-        _known.clear()
-
-
 def _queue(way: Way, memory: Memory, device: int, *arrays: Any) -> None:
     for kernel, given in way.launches(memory, *arrays):
         kernel(memory, device, *given)
@@ -133,10 +122,7 @@ class Contest:
             _queue(way, memory, device, *arrays)
 
     def _first(self, arrays: Sequence[Any]) -> Way:
-        # One at a time: others would disturb the clock.
-        with _lock, self._memory.on_device(self._device):
-            if self.chosen is not None:
-                return self.chosen
+        with self._memory.on_device(self._device):
             way, final = self.choose(arrays)
             if final:
                 self.chosen, self.ways = way, [way]  # the others are free to go
@@ -153,30 +139,31 @@ class Contest:
         if self._unknown and not in_time:
             return rule, False
         key = self._key(dtypes)
-        text = json.dumps(key, sort_keys=True)
-        trials = [_Trial(way, self._memory, arrays) for way in self.ways]
-        found = next((each for each in trials if each.name == _known.get(text) and works(each)), None)
-        if found is None and mode != "always":
-            found = recall(key, trials)
-        if found is not None:
-            return found.way, True
+        trials = {way.name: _Trial(way, self._memory, arrays) for way in self.ways}
+
+        def usable(name: str) -> bool:
+            return name in trials and works(trials[name])
+
+        known = recall(key, mode)
+        if known is not None and usable(known["choice"]):
+            return trials[known["choice"]].way, True
         self._unknown = True
         moved = sum(each.nbytes for each in arrays if each is not None)
         if mode == "never" or self.call.in_place or (mode == "auto" and moved < _SMALL):
             return rule, True
         if not in_time or not self._memory.may_measure():
             return rule, False
+
+        def measured() -> Record | None:
+            times = measure(list(trials.values()), arrays, self._memory, self._device)
+            if not times:
+                return None
+            best = min(times, key=lambda each: times[each] * (1.0 if each.way is rule else _BONUS))
+            return record_of(best, list(trials.values()), times)
+
         with spending(kind):
-            times = measure(trials, arrays, self._memory, self._device)
-        if not times:
-            return rule, True
-        best = min(times, key=lambda each: times[each] * (1.0 if each.way is rule else _BONUS))
-        # Another process may have been faster: then all take its choice, and compute the same bits.
-        theirs = recall(key, trials) if mode != "always" else None
-        if theirs is None:
-            keep(key, best, trials, times)
-        _known[text] = (theirs or best).name
-        return (theirs or best).way, True
+            record = measure_once(key, mode, usable, measured)
+        return (rule if record is None else trials[record["choice"]].way), True
 
     def _key(self, dtypes: Sequence[str | None]) -> dict[str, Any]:
         return {

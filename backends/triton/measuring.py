@@ -1,10 +1,10 @@
-"""Ways to compute the same are compiled side by side, run, timed, and remembered on disk."""
+"""Compile ways to compute the same side by side, run them and time them."""
 
 from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -12,11 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 import triton
 
-from einops_fast import disk_cache
-from einops_fast._version import __version__
+from einops_fast import choosing
 from einops_fast.backends.triton.memory import Memory
 
-__all__ = ["Measurable", "circumstances", "keep", "measure", "recall", "remembered", "works"]
+__all__ = ["Measurable", "circumstances", "measure", "record_of", "works"]
 
 _SPREAD = 1.25
 """Ways that took longer than this times the best in the first round are out."""
@@ -95,26 +94,15 @@ def measure(ways: Sequence[Way], operands: Sequence[Any], memory: Memory, device
 
 
 def circumstances(memory: Memory, device: int) -> dict[str, Any]:
-    """What every measurement depends on, as part of its key on disk."""
+    """Return what every measurement on a device depends on, as part of its key."""
+    versions = {"triton": triton.__version__, **memory.versions()}
+    return choosing.circumstances(memory.device_name(device), versions)
+
+
+def record_of(best: Way, ways: Sequence[Way], times: Mapping[Way, float]) -> choosing.Record:
+    """Return what is kept of a measurement; ``None`` is the time of ways that don't work."""
     return {
-        "device": memory.device_name(device),
-        "versions": {"einops_fast": __version__, "triton": triton.__version__, **memory.versions()},
+        "choice": best.name,
+        "seconds": times[best],
+        "candidates": {way.name: times.get(way) for way in ways},
     }
-
-
-def remembered(key: Mapping[str, Any]) -> str | None:
-    """The name of the way that is on disk for this key, if there is one: others may have written what they like."""
-    name = (disk_cache.read(key) or {}).get("choice")
-    return name if isinstance(name, str) else None
-
-
-def recall(key: Mapping[str, Any], ways: Iterable[Way]) -> Way | None:
-    """The way that is on disk for this key, if there is such a one still and it compiles."""
-    known = remembered(key)
-    return next((way for way in ways if way.name == known and works(way)), None)
-
-
-def keep(key: Mapping[str, Any], best: Way, ways: Sequence[Way], times: Mapping[Way, float]) -> None:
-    """Write to disk which of the ways was the best, and what was measured; nothing of those that don't work."""
-    candidates = {way.name: times.get(way) for way in ways}
-    disk_cache.write(key, {"choice": best.name, "seconds": times[best], "candidates": candidates})

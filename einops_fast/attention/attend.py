@@ -19,7 +19,7 @@ from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
-from einops_fast.plan_cache import keep, recall, remember_alike
+from einops_fast.plan_cache import emptied_with_plans, keep, recall, remember_alike
 from einops_fast.tracing import is_tracing
 from einops_fast.tuning import current_mode, unchecked_mode
 
@@ -261,7 +261,7 @@ class _Call:
         return runs
 
 
-_calls: dict[Hashable, _Call] = {}
+_calls: dict[Hashable, _Call] = emptied_with_plans({})
 
 
 def _traced(

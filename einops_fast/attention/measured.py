@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import statistics
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol
 
-from einops_fast import disk_cache
-from einops_fast._version import __version__
 from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.budget import may_spend, spending
+from einops_fast.choosing import Record, circumstances, measure_once, recall
 from einops_fast.cost import Ceilings
 
-__all__ = ["Clock", "choose_by_time", "forget_choices", "problem_class"]
+__all__ = ["Clock", "choose_by_time", "problem_class"]
 
 _MARGIN = {"auto": 2.5, "always": 8.0}
 """How many times the best prediction an implementation may be predicted to take and still be measured, by mode."""
@@ -40,6 +39,8 @@ _WALL_ROUNDS, _WALL_RUNS, _WALL_SPREAD = 11, 16, 1.1
 
 _NO_WAIT = 5e-3
 """Seconds of the device's for which no host is still queueing calls: then these aren't measured."""
+
+_BY_TIME = "measured to be the fastest"
 
 
 class Clock(Protocol):
@@ -73,16 +74,6 @@ class Clock(Protocol):
         """Seconds for each of so many runs, one queued after the other, until the device is done."""
 
 
-_lock = threading.Lock()
-_known: dict[str, dict[str, Any]] = {}
-
-
-def forget_choices() -> None:
-    """Forget what was measured, in memory only."""
-    with _lock:
-        _known.clear()
-
-
 def choose_by_time(
     answers: Sequence[tuple[str, Implementation | str]],
     spec: AttentionSpec,
@@ -108,40 +99,41 @@ def choose_by_time(
     best = Decision(able[0], "predicted to be the fastest", answers, predicted, final=True)
     if len(able) == 1:
         return Decision(able[0], "the only one that can", answers, predicted)
+    by_name = {way.name: way for way in able}
+    kind = problem_class(spec)
     key = {
         "problem": _summary(spec),
-        "class": problem_class(spec),
+        "class": kind,
         "dtype": spec.dtype,
-        "device": clock.device_name(device),
-        "versions": {"einops_fast": __version__, **clock.versions()},
+        **circumstances(clock.device_name(device), clock.versions()),
         # Who could do it then: a choice among fewer says nothing of one that came later.
-        "candidates": sorted(way.name for way in able),
+        "candidates": sorted(by_name),
     }
-    text = json.dumps(key, sort_keys=True)
-    record = _known.get(text)
-    if record is None and mode != "always":
-        record = disk_cache.read(key)
-    if record is not None and (mode != "always" or text in _known):
-        found = next((way for way in able if way.name == record.get("choice")), None)
-        if found is not None:
-            _known[text] = record
-            return Decision(found, "measured to be the fastest", answers, predicted, _times(record))
-    if mode == "never" or call is None or not clock.may_measure():
+    record = recall(key, mode)
+    if record is not None and record["choice"] in by_name:
+        return Decision(by_name[record["choice"]], _BY_TIME, answers, predicted, _times(record))
+    # Calls that differ in sizes only share the time that measuring may take.
+    budget = "attention", device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
+    in_time = mode != "auto" or may_spend(budget)
+    if mode == "never" or call is None or not in_time or not clock.may_measure():
         return Decision(able[0], best.why, answers, predicted, final=mode == "never")
     near = _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
     if len(near) == 1:
         return Decision(near[0], "predicted to be the fastest by far", answers, predicted)
-    times, walls = _measure(near, call, device, clock)
-    if not times:
+
+    def measured() -> Record | None:
+        times, walls = _measure(near, call, device, clock)
+        if not times:
+            return None
+        longest = {name: max(times[name], walls[name]) for name in times}
+        name = _best([way for way in near if way.name in times], times, longest)
+        return {"choice": name, "seconds": longest[name], "candidates": longest}
+
+    with spending(budget):
+        record = measure_once(key, mode, by_name.__contains__, measured, whole_calls=True)
+    if record is None:
         return best
-    longest = {name: max(times[name], walls[name]) for name in times}
-    name = _best([way for way in near if way.name in times], times, longest)
-    record = {"choice": name, "seconds": longest[name], "candidates": longest}
-    with _lock:
-        _known[text] = record
-    disk_cache.write(key, record)
-    chosen = next(way for way in near if way.name == name)
-    return Decision(chosen, "measured to be the fastest", answers, predicted, longest)
+    return Decision(by_name[record["choice"]], _BY_TIME, answers, predicted, _times(record))
 
 
 def _best(ways: Sequence[Implementation], times: Mapping[str, float], longest: Mapping[str, float]) -> str:

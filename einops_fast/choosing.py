@@ -1,0 +1,105 @@
+"""The agreement on measured choices, one for contractions, row operators and attention.
+
+A choice is looked up in this process, then on disk, and measured last. A key holds the device, the versions of the
+libraries and a hash of the source of the kernels, so that an edited kernel never meets a choice that was measured with
+another one. Where two processes measure the same, both take what was written first, and so compute the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from einops_fast import disk_cache
+from einops_fast._version import __version__
+from einops_fast.plan_cache import emptied_with_plans, keep
+
+__all__ = ["Record", "circumstances", "kernel_hash", "measure_once", "recall"]
+
+Record = Mapping[str, Any]
+"""What was measured: ``choice``, a name; ``seconds``, its time; ``candidates``, the times of all by name."""
+
+_KERNELS = Path(__file__).with_name("backends") / "triton"
+
+# Calls of attention are measured under a lock of their own: their backward runs in threads of the framework, which may
+# have to measure kernels meanwhile.
+_locks = {False: threading.RLock(), True: threading.RLock()}
+_measured: dict[str, Record] = emptied_with_plans({})
+
+
+@functools.cache
+def kernel_hash() -> str:
+    """Return a hash of the source of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(_KERNELS.rglob("*.py")):
+        digest.update(path.relative_to(_KERNELS).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def circumstances(device: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return what every measurement depends on, as part of its key.
+
+    Args:
+        device: its maker's name for the model.
+        versions: of the libraries that are measured.
+    """
+    return {"device": device, "versions": {"einops_fast": __version__, "kernels": kernel_hash(), **versions}}
+
+
+def recall(key: Mapping[str, Any], mode: str) -> Record | None:
+    """Return what was measured for a key by this process or, but in the mode ``'always'``, by any other.
+
+    Args:
+        key: the problem and its :func:`circumstances`, as for :func:`einops_fast.disk_cache.read`.
+        mode: see :func:`einops_fast.autotune`.
+    """
+    text = json.dumps(key, sort_keys=True)
+    record = _measured.get(text)
+    if record is None and mode != "always":
+        record = disk_cache.read(key)
+        # Whoever wrote it may have written anything.
+        if record is None or not isinstance(record.get("choice"), str):
+            return None
+        keep(_measured, text, record)
+    return record
+
+
+def measure_once(
+    key: Mapping[str, Any],
+    mode: str,
+    usable: Callable[[str], bool],
+    measure: Callable[[], Record | None],
+    whole_calls: bool = False,
+) -> Record | None:
+    """Measure a choice, one at a time, unless another thread or process has done so meanwhile.
+
+    Args:
+        key: as for :func:`recall`.
+        mode: see :func:`einops_fast.autotune`; ``'always'`` takes nothing from disk.
+        usable: whether the choice of this name can be run here.
+        measure: what measures; ``None`` where nothing worked.
+        whole_calls: calls with their backward are measured, and not kernels.
+
+    Returns:
+        The record that all agree on; ``None`` where nothing worked.
+    """
+    text = json.dumps(key, sort_keys=True)
+    with _locks[whole_calls]:
+        record = _measured.get(text)
+        if record is not None and usable(record["choice"]):
+            return record
+        record = measure()
+        if record is None:
+            return None
+        _measured.pop(text, None)
+        theirs = None if mode == "always" else recall(key, mode)
+        if theirs is not None and usable(theirs["choice"]):
+            return theirs
+        disk_cache.write(key, record)
+        keep(_measured, text, record)
+        return record
