@@ -44,8 +44,9 @@ def fast_einsum(
         order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest).
         casting: which conversions to ``dtype`` are allowed, as in NumPy.
         optimize: how to choose the order of contraction of three and more operands: ``'auto'``, ``True``,
-            ``False`` (left to right), the name of an opt_einsum optimizer, an explicit path, or
-            ``(name, memory_limit in elements)``.
+            ``False`` (left to right), the name of an opt_einsum optimizer or an optimizer, an explicit path, or
+            ``(optimizer, memory_limit)``: the most elements that an intermediate may have, or ``'max_input'`` for as
+            many as the largest operand or the result. Without a limit, the free memory is one.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the

@@ -7,16 +7,18 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import prod
 
 from einops_fast.chains import chain_of, chain_order
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides, padded_strides
 from einops_fast.notation import Subscripts
-from einops_fast.pairs import contract_pair
+from einops_fast.pairs import contract_pair, native_step
+from einops_fast.remaining import Remaining
 from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
@@ -46,7 +48,8 @@ def lower(
         path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
         target: what can be done where the plan will run.
         numerics: the dtypes of the call.
-        otherwise: the path that the library's calls follow in a step of more than two operands.
+        otherwise: the path that the library's calls follow in a step of more than two operands, and that is
+            followed where no kernel takes that many.
     """
     return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
 
@@ -107,21 +110,22 @@ class _Lowering:
             self.drop_expanded(terms)
         if self.fuses and len(terms) > 2 and all(isinstance(step, Cast) for step in self.steps):
             together = self.together(terms, path)
-            if together is not None:
+            if together is None:
+                path = otherwise
+            else:
                 library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
-        terms = [self.sum_alone(at, terms) for at in range(len(terms))]
+        users = Counter(output)
+        users.update(chain.from_iterable(term.labels for term in terms))
+        left = Remaining([self.sum_alone(term, users, len(terms) == 1) for term in terms], output)
         for positions in path:
-            if len(positions) < 2:
-                continue
-            group = [terms.pop(at) for at in sorted(positions, reverse=True)][::-1]
-            merged = group[0]
-            for index, other in enumerate(group[1:], start=2):
-                rest = group[index:] + terms
-                merged = self.pair(merged, other, rest)
-            terms.append(merged)
-        self.finish(terms[0])
+            group = left.take(positions)
+            if len(group) == 1:
+                left.put(*group)
+            else:
+                left.put(self.pair(group[0], group[1], left) if len(group) == 2 else self.nest(group, left))
+        self.finish(*left.take([0]))
         return tuple(self.steps)
 
     def add(self, step: Step) -> int:
@@ -164,26 +168,22 @@ class _Lowering:
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
+        users = Counter(chain.from_iterable(term.labels for term in terms))
         for at, term in enumerate(terms):
-            elsewhere = {label for other in terms if other is not term for label in other.labels}
-            dropped = tuple(
-                axis.position for axis in term.axes if axis.stride == 0 and axis.size > 1 and axis.label in elsewhere
-            )
+            dropped = [axis for axis in term.axes if axis.stride == 0 and axis.size > 1 and users[axis.label] > 1]
             if dropped:
-                terms[at] = self.without(term, dropped, Select)
+                users.subtract([axis.label for axis in dropped])
+                terms[at] = self.without(term, tuple([axis.position for axis in dropped]), Select)
 
-    def sum_alone(self, at: int, terms: list[Term]) -> Term:
-        """Sum over the labels that only this term has and the result doesn't."""
-        term = terms[at]
-        needed = set(self.subscripts.output).union(*(other.labels for index, other in enumerate(terms) if index != at))
-        summed = tuple(axis.position for axis in term.axes if axis.label and axis.label not in needed)
+    def sum_alone(self, term: Term, users: Mapping[str, int], alone: bool) -> Term:
+        """Sum over the labels that only this term has and the result doesn't; ``alone``: there is no other term."""
+        summed = tuple([axis.position for axis in term.axes if axis.label and users[axis.label] == 1])
         if not summed:
             return term
         if self.fuses:
             kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
             unnamed = tuple(at for at in term.unnamed if at not in summed)
             total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
-            alone = len(terms) == 1
             wanted, any_order = (self.subscripts.output, self.any_order) if alone else (kept, False)
             return self.fused([term], wanted, self.in_order(total, wanted, any_order), any_order)
         return self.without(term, summed, Sum)
@@ -261,9 +261,10 @@ class _Lowering:
         shape = self.opened([axis.label for axis in axes], shape)
         return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
 
-    def pair(self, left: Term, right: Term, rest: Sequence[Term]) -> Term:
-        keep = set(self.subscripts.output).union(*(term.labels for term in rest))
-        wanted = self.subscripts.output if not rest else self.hint(left, right, keep, rest)
+    def pair(self, left: Term, right: Term, rest: Remaining) -> Term:
+        keep = {label for label in left.labels + right.labels if rest.needs(label)}
+        partner = rest.partner(keep)
+        wanted = self.hint(left, right, keep, partner, rest) if rest else self.subscripts.output
         # Nobody wants an intermediate in any order but the next step.
         target = replace(self.target, in_order=False) if rest and self.target.in_order else self.target
         step, strides = contract_pair(left, right, keep, wanted, target, self.numerics, self.open)
@@ -273,7 +274,7 @@ class _Lowering:
             any_order = self.any_order and not rest
             own = step if step.reads == reads else replace(step, reads=reads)
             library = self.in_order(own, wanted, any_order)
-            row = self.row(wanted, _partner(wanted, rest)) if rest else 0
+            row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)
         slot = self.add(step)
         sizes = (self.sizes[label] for label in step.labels)
@@ -290,7 +291,17 @@ class _Lowering:
         how = Arrange(None if ordered else perm, None, moves)
         return step, View((len(step.reads),), wanted, self.shape(wanted), how)
 
-    def hint(self, left: Term, right: Term, keep: set[str], rest: Sequence[Term]) -> str:
+    def nest(self, terms: Sequence[Term], rest: Remaining) -> Term:
+        """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
+        labels = dict.fromkeys(chain(self.subscripts.output, *(term.labels for term in terms)))
+        held = set(chain(*(term.labels for term in terms)))
+        wanted = "".join([label for label in labels if label in held and rest.needs(label)])
+        full = prod([self.sizes[label] for label in held])
+        slot = self.add(native_step(terms, wanted, self.shape(wanted), "no order of pairs keeps to the limit", full))
+        sizes = [self.sizes[label] for label in wanted]
+        return Term(slot, tuple(map(Axis, wanted, sizes, contiguous_strides(sizes), range(len(sizes)))))
+
+    def hint(self, left: Term, right: Term, keep: set[str], partner: Term | None, rest: Remaining) -> str:
         """Axis order of an intermediate in which the next step is most likely to need no copy.
 
         The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
@@ -298,14 +309,12 @@ class _Lowering:
         has them there if it would else write too few neighbours at once.
         """
         labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
-        partner = _partner(labels, rest)
         output = self.subscripts.output
 
         def rank(label: str) -> tuple[int, int]:
-            if label not in partner.labels:
+            if partner is None or label not in partner.labels:
                 return free, output.find(label)
-            summed = label not in output and not any(label in term.labels for term in rest if term is not partner)
-            return (contracted if summed else 0), partner.labels.index(label)
+            return (contracted if rest.users[label] == 1 else 0), partner.labels.index(label)
 
         free, contracted = 1, 2
         usual = "".join(sorted(labels, key=rank))
@@ -343,11 +352,6 @@ class _Lowering:
         if self.numerics.result != self.numerics.compute or self.numerics.widens:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
-
-
-def _partner(labels: Iterable[str], rest: Sequence[Term]) -> Term:
-    """What an intermediate with these axes is probably multiplied with next: what shares most of them."""
-    return max(rest, key=lambda term: len(set(term.labels) & set(labels)))
 
 
 def _with_factor(terms: Sequence[Term], at: int) -> tuple[Term, Term, Term]:

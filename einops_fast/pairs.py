@@ -8,6 +8,7 @@ own einsum is chosen, whichever is predicted to take least time. A contracted ax
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import ascii_letters
@@ -17,7 +18,7 @@ from einops_fast.layout import Term, arranged, by_stride, contiguous_strides, me
 from einops_fast.steps import Arrange, Multiply, Native, Step
 from einops_fast.target import Numerics, Target
 
-__all__ = ["Roles", "contract_pair"]
+__all__ = ["Roles", "contract_pair", "native_step"]
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,13 @@ def _spread(term: Term, order: str, roles: Roles) -> Arrange:
 
 
 def _native(roles: Roles, reason: str) -> Native:
-    """The pair as an einsum of its own; an axis of size 1 that has lost its label is summed away."""
     terms = roles.left, roles.right
-    used = roles.left.labels + roles.right.labels
+    return native_step(terms, roles.wanted, roles.shape(roles.wanted), reason, roles.product.full)
+
+
+def native_step(terms: Sequence[Term], wanted: str, shape: tuple[int, ...], reason: str, full: int) -> Native:
+    """The terms in an einsum of its own; an axis of size 1 that has lost its label is summed away."""
+    used = {label for term in terms for label in term.labels}
     spare = iter([letter for letter in ascii_letters if letter not in used])
     inputs = ["".join(axis.label or next(spare) for axis in term.axes) for term in terms]
-    shape = roles.shape(roles.wanted)
-    return Native.of(roles.slots, inputs, roles.wanted, shape, reason, roles.product.full)
+    return Native.of(tuple([term.slot for term in terms]), inputs, wanted, shape, reason, full)

@@ -14,7 +14,7 @@ from einops_fast.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.lowering import lower, right_operands
 from einops_fast.notation import Subscripts, bind_sizes
 from einops_fast.observers import watch_plan
-from einops_fast.path import Path, candidate_paths
+from einops_fast.path import Path, candidate_paths, explicit_path
 from einops_fast.steps import Step
 from einops_fast.target import Numerics, Operand, Target
 
@@ -77,9 +77,15 @@ def make_plan(
         steps = lower(subscripts, sizes, operands, path, target, numerics, otherwise)
         return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
 
-    plans = [plan(path) for path in candidate_paths(subscripts, shapes, optimize, room)]
-    if numerics.compute in target.kernels and optimize in ("auto", True) and _may_be_one_step(subscripts, numerics):
-        plans.append(plan((tuple(range(len(operands))),), otherwise=min(plans, key=attrgetter("seconds")).path))
+    # NumPy's loops take so many operands and axes.
+    loops = bool(target.ceilings.native) and max(len(operands) + 1, len(sizes)) <= 32
+    plans = [plan(path) for path in candidate_paths(subscripts, sizes, optimize, room, loops)]
+    if len(operands) > 2 and numerics.compute in target.kernels and _may_be_one_step(subscripts, numerics):
+        at_once: Path = (tuple(range(len(operands))),)
+        if explicit_path(optimize, len(operands)) == at_once:
+            return plan(at_once, otherwise=plans[0].path)
+        if optimize in ("auto", True):
+            plans.append(plan(at_once, otherwise=min(plans, key=attrgetter("seconds")).path))
     return plans[0] if len(plans) == 1 else min(plans, key=attrgetter("seconds"))
 
 

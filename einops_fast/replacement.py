@@ -230,8 +230,9 @@ def _optimizer(optimize: Any, count: int) -> Any:
     """``optimize`` of the native function as :func:`einops_fast.fast_einsum` wants it, and hashable."""
     if optimize is True or (count < 3 and (optimize is False or optimize is None)):
         return "auto"
-    if isinstance(optimize, str) and optimize in ("greedy", "optimal"):
-        return optimize
+    name, limit = optimize if isinstance(optimize, (list, tuple)) and len(optimize) == 2 else (optimize, 1)
+    if isinstance(name, str) and name in ("greedy", "optimal") and isinstance(limit, (int, float)) and limit >= 1:
+        return hashable(optimize)
     if isinstance(optimize, (list, tuple)) and len(optimize) == count and optimize[0] == "einsum_path":
         return hashable(optimize)
     # False, for one: the caller wants no intermediates.

@@ -348,13 +348,13 @@ def test_two_operands_never_ask_for_a_path(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("asked for a path")
 
-    monkeypatch.setattr(opt_einsum, "contract_path", refuse)
+    monkeypatch.setattr(opt_einsum.paths, "get_path_fn", refuse)
     steps("ij->i")
     steps("ij,jk->ik", optimize="optimal")
     with pytest.raises(AssertionError, match="asked for a path"):
-        steps("ij,jk,kl->il")
-    steps("ij,jk,kl->il", optimize=False)
-    steps("ij,jk,kl->il", optimize=[(1, 2), (0, 1)])
+        steps("ij,jk,kl,lm->im")
+    steps("ij,jk,kl,lm->im", optimize=False)
+    steps("ij,jk,kl,lm->im", optimize=[(1, 2), (0, 1), (0, 1)])
 
 
 def test_order_of_contraction_is_that_of_the_path() -> None:
