@@ -7,13 +7,18 @@ pages for it. Half-precision elements become float32 there, as they do in a GEMM
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import product, repeat
 from math import prod
 from typing import Any
 
 import torch
 
+from einops_fast.backends.torch_lines import sum_by_lines
+
 __all__ = ["sum_in_blocks"]
+
+_SHORT = 8
+"""Products in a sum up to which each is added to the result."""
 
 _broadcast: Callable[..., tuple[int, ...]] = torch.broadcast_shapes
 
@@ -26,17 +31,35 @@ def sum_in_blocks(a: Any, b: Any, summed: int, block: int) -> Any:
         summed: how many axes are summed over, at least one.
         block: elements of the product that are made at a time.
     """
+    found = sum_by_lines(a, b, summed)
+    if found is not None:
+        return found
     dtype, shape = a.dtype, _broadcast(a.shape, b.shape)
     a, b = (each[(None,) * (len(shape) - each.dim())] for each in (a, b))
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     full = prod(shape)
     if b.numel() > a.numel():
         a, b = b, a
+    if wide is dtype and full <= _SHORT * prod(shape[:-summed]):
+        return _one_by_one(a, b, shape, summed)
     if 4 * b.numel() <= full:
         b = b.to(wide)  # each of its elements is used often
-    result = torch.empty(shape[:-summed], dtype=wide)
+    result = a.new_empty(shape[:-summed], dtype=wide)
     _into(result, a, b, shape, summed, block)
     return result.to(dtype)
+
+
+def _one_by_one(a: Any, b: Any, shape: tuple[int, ...], summed: int) -> Any:
+    """A sum of few products: each is added to the result as it is made."""
+    result = a.new_empty(shape[:-summed])
+    for at, place in enumerate(product(*map(range, shape[-summed:]))):
+        # An operand that lacks an axis has one element there.
+        left, right = (each[(..., *map(min, place, [size - 1 for size in each.shape[-summed:]]))] for each in (a, b))
+        if at:
+            result.addcmul_(left, right)
+        else:
+            torch.mul(left, right, out=result)
+    return result
 
 
 def _into(result: Any, a: Any, b: Any, shape: tuple[int, ...], summed: int, block: int) -> None:

@@ -51,7 +51,7 @@ def contiguous(array: Any) -> Any:
     extents = block_extents(tuple(array.shape), array.stride(), array.element_size())
     if extents is None:
         return array.contiguous()
-    result = torch.empty(array.shape, dtype=array.dtype)
+    result = array.new_empty(array.shape)
     target, source = (each.detach().view(bits).numpy() for each in (result, array))
     copy_in_blocks(target, source, extents, threads)
     return result

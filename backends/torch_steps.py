@@ -17,11 +17,18 @@ from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, S
 __all__ = ["TorchSteps", "without_onednn"]
 
 
+_COLUMNS = 64
+"""Columns of a matrix that lies transposed, up to which a copy reads all of them side by side."""
+
+
 class TorchSteps(Backend):
     """The steps that are the same whoever has planned them."""
 
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""
+        if array.dim() == 2 and array.shape[1] <= _COLUMNS and array.stride(0) == 1 and array.shape[1] > 1:
+            # Torch transposes a whole matrix with one thread, in square blocks; a stack of them it copies as it lies.
+            return array.unsqueeze(0).contiguous().squeeze(0)
         # Smaller ones aren't worth a look.
         return contiguous(array) if array.numel() >= LEAST else array.contiguous()
 

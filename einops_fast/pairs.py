@@ -132,7 +132,7 @@ def contract_pair(
         if gemm is not None and gemm.seconds <= min(multiply, native):
             return gemm.step(roles, target)
     if multiply <= native:
-        return _multiply(roles, on.block if on.block < product.full else 0), strides
+        return _multiply(roles, target, dtype)
     return _native(roles, "its loops are predicted to be fastest here"), strides
 
 
@@ -156,12 +156,42 @@ def _innermost(roles: Roles) -> int:
     return roles.size(run)
 
 
-def _multiply(roles: Roles, block: int) -> Multiply:
-    order = roles.wanted + roles.contracted
+_REAL = ("float32", "float64")
+
+_LONG_LINES, _CROSSED = 128, 1 << 16
+"""Extents of the axes that the operands lie along, and elements, from which on a crossed product is made in pieces."""
+
+
+def _multiply(roles: Roles, target: Target, dtype: str) -> tuple[Multiply, tuple[int, ...]]:
+    summed, full, block = len(roles.contracted), roles.product.full, target.ceilings.block
+    if summed and roles.left.size < roles.right.size:
+        roles = roles.swapped()  # frameworks lay the product out as the first operand lies
+    in_memory = summed and target.strided and not target.kernels
+    wanted = _as_stored(roles) if in_memory else roles.wanted
+    order = wanted + roles.contracted
     left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
-    summed, full = len(roles.contracted), roles.product.full
-    block = block if summed else 0
-    return Multiply(roles.slots, roles.wanted, roles.shape(roles.wanted), left, right, summed, full, block)
+    if not summed or (full <= block and not (dtype in _REAL and _is_crossed(roles))):
+        block = 0
+    step = Multiply(roles.slots, wanted, roles.shape(wanted), left, right, summed, full, block)
+    return step, contiguous_strides(roles.sizes(wanted))
+
+
+def _is_crossed(roles: Roles) -> bool:
+    """Return whether the operands have the same axes and lie along different ones, both long."""
+    across = roles.left.fastest + roles.right.fastest
+    long = len(set(across)) == 2 and min([roles.size_of[label] for label in across]) >= _LONG_LINES
+    return long and not (roles.rows or roles.columns) and roles.product.full >= _CROSSED
+
+
+def _as_stored(roles: Roles) -> str:
+    """Return the axes of the result in the order in which the left, larger operand has them in memory.
+
+    Sums along the rows of an operand are written as fast as they are made in any order, others only in this one.
+    """
+    if roles.left.fastest not in roles.wanted:
+        return roles.wanted
+    stride = {axis.label: abs(axis.stride) for term in (roles.right, roles.left) for axis in term.axes if axis.stride}
+    return "".join(sorted(roles.wanted, key=lambda label: stride.get(label, 0), reverse=True))
 
 
 def _spread(term: Term, order: str, roles: Roles) -> Arrange:
