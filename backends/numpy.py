@@ -56,6 +56,10 @@ class NumpyBackend(NdarrayBackend):
                 native_products=5e9,
                 native_call=3e-6,
                 native_run=2e-9,
+                # In single precision these have one thread, and round off the more the longer they are: long ones
+                # are for einsum's loops, which are hardly slower.
+                dots={"float32": 2.4e9},
+                dot_kernels=frozenset({"float64", "complex64", "complex128"}),
             ),
             batch_axes=32,
         )

@@ -164,7 +164,9 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
         return overhead + product.full / on.dots[dtype]
     if m * n * k < on.small:
         return overhead + product.full / on.small_rate
-    overhead += product.batch * (on.item + (on.fork if m * n * k > on.fork_above else 0.0))
+    # Libraries share out a single dot product where that takes less time.
+    forks = m * n * k > on.fork_above and product.batch * m * n > 1
+    overhead += product.batch * (on.item + (on.fork if forks else 0.0))
     moved = ITEM_SIZES.get(dtype, 8) * product.batch * (m * k + k * n + m * n)
     if m == 1 or n == 1:
         return overhead + moved / on.bandwidth

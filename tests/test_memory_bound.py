@@ -62,6 +62,20 @@ def test_numpy_loops_where_blas_would_read_again(equation: str, left: Any, right
     assert any(isinstance(step, (Native, Multiply)) for step in steps)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(
+    ("equation", "shape"), [("ij,ij->", (700, 700)), ("bij,bij->", (33, 128, 128)), ("i,i->", (9,))]
+)
+def test_a_single_dot_product_of_numpy_is_blas_s(equation: str, shape: Any, dtype: str) -> None:
+    """BLAS shares it out among threads, which einsum's own loops don't."""
+    given = [array.astype(dtype) for array in operands((shape, shape))]
+    for arrays in (given, [array.T for array in given]):
+        (step,) = explain(equation, *arrays).plan.steps
+        assert isinstance(step, Gemm)
+        assert not (step.left.moves or step.right.moves)
+        np.testing.assert_allclose(fast_einsum(equation, *arrays), np.sum(arrays[0] * arrays[1]), rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("equation", "left", "right"), INTERLEAVED)
 def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, right: Any, dtype: Any) -> None:
