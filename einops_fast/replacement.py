@@ -58,6 +58,10 @@ class _ForNative(Exception):
     """The call is left to the native function."""
 
 
+class _DefaultDevice(Exception):
+    """torch.set_default_device, or a block of torch.device, is the only mode: the call is ours."""
+
+
 class Replacement:
     """Stands for ``native``, the einsum of the framework ``name``.
 
@@ -91,6 +95,10 @@ class Replacement:
                     arrays = operands[1:]
                     try:
                         run = compiled[name, operands[0], signature(arrays)]
+                    except _DefaultDevice:
+                        # torch would ask the mode about every attribute of a tensor, and every call of a plan.
+                        with sys.modules["torch"]._C.DisableTorchFunction():
+                            return einsum(*operands)
                     except (KeyError, IndexError, AttributeError, TypeError):
                         pass
                     else:
@@ -153,12 +161,12 @@ def _is_list_form(operands: Sequence[Any]) -> bool:
 
 
 def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Callable[[Sequence[Any]], Hashable]:
-    """``signature``, or a TypeError for tensors whose type, or a mode, wants to see calls of einsum."""
+    """``signature``, or an error for tensors whose type, or a mode, may want to see calls of einsum."""
     intercepted = sys.modules["torch"].overrides.has_torch_function
 
     def checked(arrays: Sequence[Any]) -> Hashable:
         if intercepted(arrays):
-            raise TypeError
+            raise TypeError if _intercepts(arrays) else _DefaultDevice
         return signature(arrays)
 
     return checked

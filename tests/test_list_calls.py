@@ -72,3 +72,28 @@ def test_what_is_no_tensor_is_refused_without_printing_it(einsum: Any, monkeypat
         with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError)):
             einsum("ij,jk", *operands)
     assert not printed
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_default_device_costs_no_thinking(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It's a mode, but one that lets einsum pass; other modes still see each call."""
+    a, b = torch.randn(4, 5), torch.randn(5, 6)
+    expected = fast_einsum("ij,jk->ik", a, b)
+    with patched("torch"), torch.device(device):
+        torch.einsum("ij,jk->ik", a, b)
+        monkeypatch.delattr(sys.modules["einops_fast.replacement"], "_call")
+        assert torch.equal(torch.einsum("ij,jk->ik", a, b), expected)
+
+
+def test_modes_see_calls_under_a_default_device() -> None:
+    seen: list[Any] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    a = torch.randn(4, 4)
+    with patched("torch"), torch.device("cpu"), Mode():
+        torch.einsum("ij,jk->ik", a, a)
+    assert any(getattr(each, "__name__", "") == "einsum" for each in seen)
