@@ -14,7 +14,7 @@ import cupy as cp
 from einops_fast.backends.base import Run, one_device
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
-from einops_fast.backends.triton import usable
+from einops_fast.backends.triton_support import why_unusable
 from einops_fast.precision import settled
 from einops_fast.steps import Diagonal, Fused
 from einops_fast.target import Numerics, Target
@@ -28,7 +28,7 @@ _KERNEL_DTYPES = frozenset({"float16", "float32", "float64"})
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
     """Whether our own kernels can run: Triton finds the GPU through torch, one that is built for CUDA."""
-    return usable() and find_spec("torch") is not None and import_module("torch").cuda.is_available()
+    return why_unusable() is None and find_spec("torch") is not None and import_module("torch").cuda.is_available()
 
 
 class CupyBackend(NdarrayBackend):

@@ -10,8 +10,8 @@ from typing import Any
 import cupy as cp
 
 from einops_fast.backends.gpus import driver_version
-from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.queueing import gpu_times
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.queueing import gpu_times
 from einops_fast.layout import reach
 
 __all__ = ["CupyMemory"]

@@ -27,7 +27,7 @@ from einops_fast.backends.torch_autocast import (
 from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch_steps import TorchSteps, without_onednn
 from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
-from einops_fast.backends.triton import usable
+from einops_fast.backends.triton_support import why_unusable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -315,9 +315,9 @@ def _one_storage(one: Any, other: Any) -> bool:
 @lru_cache(maxsize=64)
 def kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
-    if device.type != "cuda" or torch.version.hip is not None or not usable():
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
         return frozenset()
-    return _KERNEL_DTYPES if torch.cuda.get_device_capability(device) >= (8, 0) else frozenset()
+    return _KERNEL_DTYPES if why_unusable() is None else frozenset()
 
 
 def _is_seen(operands: Sequence[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,11 @@ from einops_fast.backends.torch_operator import (
     new_tensors,
 )
 from einops_fast.backends.torch_types import HALVES
-from einops_fast.backends.triton.activation_plan import activation_contest
-from einops_fast.backends.triton.contest import Contest
 from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contest import Contest
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
 
@@ -82,6 +83,8 @@ def _forward_plan(
     mode: str,
 ) -> tuple[Layout, Contest]:  # fmt: skip
     """What there is memory to be made for, and what writes it."""
+    from einops_fast.backends.triton.activation_plan import activation_contest
+
     layout = _layout(shape, strides, dtype)
     return layout, activation_contest(
         MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layout[1], layout[1]), along, kind, drop,
@@ -95,6 +98,8 @@ def _gradient_plan(
     kind: str, drop: float, of_bias: bool, device: int, mode: str,
 ) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
     """The same of the gradients."""
+    from einops_fast.backends.triton.activation_plan import activation_contest
+
     along, of = (None, dtype) if bias is None else bias
     layouts = _gradient_layouts(shape, strides, dtype, of if of_bias else None)
     return layouts, activation_contest(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from einops_fast.attention.axes import View
+from einops_fast.attention.math import Math
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
@@ -16,7 +18,6 @@ from einops_fast.backends.torch_attention_runs import AttentionCall, backward, c
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_types import is_batched
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
-from einops_fast.dtypes import FLOATS
 
 __all__ = [
     "DIFFERENTIABLE",
@@ -24,30 +25,18 @@ __all__ = [
     "differentiated_twice",
     "second_order",
     "triton_attention",
-    "unsupported",
 ]
-
-_MOST_FEATURES = 256
 
 DIFFERENTIABLE = (0, 1, 2, 3, 6)
 """Where q, k, v, the bias and the sinks are among the arrays."""
 
-second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = None
-"""An attention that torch can differentiate twice, for gradients of gradients; set it to have these."""
+
+def _by_the_reference(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+    return Math().run(replace(spec, lse=True), inputs)
 
 
-def unsupported(spec: AttentionSpec) -> str | None:
-    """Why the kernels can't compute this, in one sentence; ``None`` if they can."""
-    if spec.dtype not in FLOATS:
-        return f"the kernels compute on {', '.join(FLOATS)}, not {spec.dtype}"
-    if spec.transforms:
-        return "the kernels have no forward mode and no transforms of functions"
-    for name, features in (("head_dim", spec.head_dim), ("v_head_dim", spec.v_head_dim)):
-        if not 1 <= features <= _MOST_FEATURES:
-            return f"the kernels take 1 to {_MOST_FEATURES} features, {name} is {features}"
-    if spec.page_size and spec.gradients:
-        return "the kernels have no gradients of a cache in pages"
-    return None
+second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = _by_the_reference
+"""An attention that torch can differentiate twice, for gradients of gradients; ``None`` for an error in their place."""
 
 
 def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
@@ -56,7 +45,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
     Differentiable in q, k, v, the bias and the sinks, through the result and through the logarithms.
 
     Args:
-        spec: what to compute; see :func:`unsupported`.
+        spec: what to compute; see :class:`~einops_fast.backends.attention.triton.Triton`.
         inputs: the tensors.
 
     Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,13 @@ from einops_fast.backends.torch_operator import (
     new_tensors,
     result_dtype,
 )
-from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
-from einops_fast.backends.triton.loss_sums import LossSums
 from einops_fast.errors import EinsumError
 from einops_fast.layout import Strides, contiguous_strides, dense_strides
 from einops_fast.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contest import Contest
+    from einops_fast.backends.triton.loss_sums import LossSums
 
 __all__ = [
     "cross_entropy",
@@ -145,6 +146,8 @@ def _plan(
     z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
 ) -> Contest:  # fmt: skip
     """Of logits, targets, losses, the gradients of logits and those of losses, there are strides."""
+    from einops_fast.backends.triton.cross_entropy_plan import cross_entropy_contest
+
     x, target, losses, dx, d_losses = strides
     # What has no axis of classes gets stride 0 there.
     of_target, of_loss, of_back = ((*each[:dim], 0, *each[dim:]) for each in (target, losses, d_losses))
@@ -252,6 +255,8 @@ cross_entropy_by_kernel = Operator(
 
 @lru_cache(maxsize=4096)
 def _sums(count: int, classes: int, ignored: int, along: int | None, mean: bool) -> LossSums:
+    from einops_fast.backends.triton.loss_sums import LossSums
+
     return LossSums(count, classes, ignored, along, mean)
 
 

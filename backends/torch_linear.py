@@ -22,8 +22,6 @@ from einops_fast.backends.torch_activation import (
 from einops_fast.backends.torch_gradients import gradients_by_torch
 from einops_fast.backends.torch_operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch_types import PLAIN
-from einops_fast.backends.triton.choice import Choice, chosen_run
-from einops_fast.backends.triton.problems import multiplies_matrices
 from einops_fast.einsum import fast_einsum
 from einops_fast.notation import parse
 from einops_fast.plan import make_plan
@@ -106,6 +104,8 @@ def _way(
     step = _step(tuple(shape), strides, results, weight_strides, dtype, device)
     if step is None:
         return library
+    from einops_fast.backends.triton.choice import Choice, chosen_run
+
     bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
     step = replace(step, epilogue=Epilogue(activation, bias, keeps))
     return chosen_run(Choice(step, library, MEMORY, precision, mode))
@@ -124,6 +124,8 @@ def _step(
     kernels = engine.kernel_dtypes(device) & {name}
     if not kernels:
         return None
+    from einops_fast.backends.triton.problems import multiplies_matrices
+
     on = gpu_ceilings(MEMORY.device_name(device.index or 0))
     target = Target("torch", str(device), on, kernels=kernels, in_order=True, drops_expanded=False)
     operands = [Operand(shape, strides, name), Operand((results, shape[-1]), weight_strides, name)]

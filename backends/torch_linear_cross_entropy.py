@@ -28,7 +28,6 @@ from einops_fast.backends.torch_operator import (
 )
 from einops_fast.backends.torch_row_losses import RowLoss
 from einops_fast.backends.torch_types import PLAIN, is_batched, is_followed
-from einops_fast.backends.triton.scaling import scaling
 
 __all__ = ["linear_cross_entropy"]
 
@@ -158,6 +157,8 @@ def _compute_gradients(
 def _scale(x: Any, factor: Any, out: Any) -> None:
     """``x * factor`` into ``out``, without gaps, of the same strides, and perhaps ``x`` itself."""
     if by_kernel([x, factor]):
+        from einops_fast.backends.triton.scaling import scaling
+
         device = MEMORY.device(x)
         with MEMORY.on_device(device):
             scaling(x.numel(), out is x)(MEMORY, device, x, factor, out)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from einops_fast.backends.gpus import driver_version
-from einops_fast.backends.triton.memory import Memory
-from einops_fast.backends.triton.queueing import gpu_times
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.queueing import gpu_times
 from einops_fast.dtypes import dtype_name
 
 __all__ = ["TorchMemory", "new_here"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,11 @@ from einops_fast.backends.torch_operator import (
     new_tensors,
     result_dtype,
 )
-from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest, norm_gradient_contest
 from einops_fast.layout import Strides, contiguous_strides, dense_strides
 from einops_fast.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contest import Contest
 
 __all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
 
@@ -123,6 +124,8 @@ def _forward_plan(
     aligned: bool, device: int, mode: str,
 ) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
     """What there is memory to be made for, and what writes it."""
+    from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest
+
     layouts = _layouts(shape, strides, kind, None if residual is None else residual[2], drops, dim, centred, dtype)
     (_, dense, wanted), summed, *_ = layouts
     problem = NormProblem(
@@ -163,6 +166,8 @@ def _gradient_plan(
     device: int, mode: str,
 ) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
     """The same of the gradients."""
+    from einops_fast.backends.triton.norm_plan import NormProblem, norm_gradient_contest
+
     of_x, of_residual, of_weight, of_bias = map(bool, dtypes)
     given = " of a sum" if of_residual else " after dropout" if drop else ""
     problem = NormProblem(tuple(shape), dim, centred, eps, drop, dtype_name(kind), given)

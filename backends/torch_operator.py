@@ -16,7 +16,7 @@ from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed
-from einops_fast.backends.triton import usable
+from einops_fast.backends.triton_support import why_unusable
 from einops_fast.layout import VECTOR
 from einops_fast.tuning import autotune, current_mode
 
@@ -39,8 +39,6 @@ MEMORY = TorchMemory()
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor; tuples, and nothing derived from them."""
-
-_USABLE = usable()
 
 _NVIDIA = torch.version.hip is None
 
@@ -175,7 +173,13 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
         if not on_gpu(each):
             return False
     first = tensors[0]
-    return _USABLE and first.dtype in _DTYPES and first.numel() > 0 and not first.is_nested and not is_followed()
+    return (
+        first.dtype in _DTYPES
+        and first.numel() > 0
+        and not first.is_nested
+        and not is_followed()
+        and why_unusable() is None
+    )
 
 
 def is_known(*tensors: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,11 +23,12 @@ from einops_fast.backends.torch_softmax_pieces import (
     masked_softmax,
     softmax_in_pieces,
 )
-from einops_fast.backends.triton.contest import Contest
-from einops_fast.backends.triton.softmax_plan import softmax_contest, softmax_gradient_contest
 from einops_fast.errors import OperandError
 from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contest import Contest
 
 __all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
 
@@ -74,6 +75,8 @@ def _forward_plan(
     queries: int | None, shift: int, scale: float, dtype: str, aligned: bool, device: int, mode: str,
 ) -> tuple[Layout, Contest]:  # fmt: skip
     """What there is memory to be made for, and what writes it."""
+    from einops_fast.backends.triton.softmax_plan import softmax_contest
+
     layout = _layout(shape, strides, dtype)
     items = (kind.itemsize, layout[2].itemsize) if aligned else ()
     of_mask = (0,) * len(shape) if mask is None else mask[0]
@@ -90,6 +93,8 @@ def _gradient_plan(
     scale: float, dtype: str, aligned: bool, device: int, mode: str,
 ) -> tuple[Layout, Contest]:  # fmt: skip
     """The same of the gradient."""
+    from einops_fast.backends.triton.softmax_plan import softmax_gradient_contest
+
     layout = _layout(shape, strides, dtype)
     items = (kind.itemsize, kind.itemsize, layout[2].itemsize) if aligned else ()
     return layout, softmax_gradient_contest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.memory import Memory
 
 __all__ = ["FakeMemory"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -13,6 +12,7 @@ from attention_problems import DEVICE, SMALL, attention, check, leaves, randn, r
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import torch_attention
+from einops_fast.backends.attention.triton import Triton
 from einops_fast.backends.torch_attention_ops import attention_forward, constants
 from einops_fast.backends.triton.attention.score import drawn
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
@@ -88,8 +88,6 @@ def test_gradients_of_gradients() -> None:
         _twice(spec, inputs, torch_attention.triton_attention)
     doubles = AttentionInputs(inputs.q.double(), inputs.k.double(), inputs.v.double(), inputs.bias.double())
     expected = _twice(spec, doubles, oracle)
-    # The front imports it, and it hands over the reference.
-    import_module("einops_fast.backends.attention.triton")
     with tiles():
         found = _twice(spec, inputs, torch_attention.triton_attention)
     for value, wanted in zip(found, expected, strict=True):
@@ -153,7 +151,7 @@ def test_compiled_whole(dynamic: bool) -> None:
 
 def test_what_the_kernels_do_not_do() -> None:
     spec, _ = attention()
-    assert torch_attention.unsupported(spec) is None
+    assert Triton().lacks(spec) is None
     for changed, reason in (
         ({"dtype": "int32"}, "int32"),
         ({"head_dim": 257}, "257"),
@@ -161,4 +159,4 @@ def test_what_the_kernels_do_not_do() -> None:
         ({"transforms": True}, "forward mode"),
         ({"page_size": 16, "gradients": True}, "pages"),
     ):
-        assert reason in str(torch_attention.unsupported(replace(spec, **changed)))
+        assert reason in str(Triton().lacks(replace(spec, **changed)))

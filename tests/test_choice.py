@@ -16,10 +16,10 @@ torch: Any = pytest.importorskip("torch")
 
 from fake_memory import FakeMemory  # noqa: E402
 
+from einops_fast.backends.memory import Memory  # noqa: E402
 from einops_fast.backends.triton import choice as module  # noqa: E402
 from einops_fast.backends.triton import measuring  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
-from einops_fast.backends.triton.memory import Memory  # noqa: E402
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.plan_cache import clear_plans  # noqa: E402
 from einops_fast.steps import Epilogue, Fused, Loop  # noqa: E402

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 from fake_memory import FakeMemory
 
 from einops_fast import budget, cli, disk_cache
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton import contest as module
 from einops_fast.backends.triton.contest import Call, Contest, Way
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import row_call, typical
 from einops_fast.backends.triton.rows import rows_of
 from einops_fast.backends.triton.softmax import SoftmaxFeatures

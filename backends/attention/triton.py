@@ -1,32 +1,20 @@
-"""Our own kernels: see :mod:`einops_fast.backends.torch_attention`."""
+"""Our own kernels: see :mod:`einops_fast.backends.torch_attention`, which is imported for calls on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from einops_fast.attention.math import Math
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.triton import usable
-
-if not usable():
-    raise ImportError("it needs Triton 3.6 or later")
-
-from einops_fast.backends import torch_attention
-from einops_fast.backends.torch_attention import GivenAttention, triton_attention, unsupported
-
-
-def _by_the_reference(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-    return Math().run(replace(spec, lse=True), inputs)
-
-
-torch_attention.second_order = _by_the_reference
+from einops_fast.backends.triton_support import why_unusable
+from einops_fast.dtypes import FLOATS
 
 __all__ = ["Triton"]
+
+_MOST_FEATURES = 256
 
 
 class Triton(Implementation):
@@ -39,15 +27,28 @@ class Triton(Implementation):
     preferred = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.dtype not in FLOATS:
+            return f"the kernels compute on {', '.join(FLOATS)}, not {spec.dtype}"
         if spec.transforms:
-            return "its kernels have no forward-mode derivative and can't be vmapped"
-        return unsupported(spec)
+            return "the kernels have no forward mode and no transforms of functions"
+        for name, features in (("head_dim", spec.head_dim), ("v_head_dim", spec.v_head_dim)):
+            if not 1 <= features <= _MOST_FEATURES:
+                return f"the kernels take 1 to {_MOST_FEATURES} features, {name} is {features}"
+        if spec.page_size and spec.gradients:
+            return "the kernels have no gradients of a cache in pages"
+        return None
 
     def unavailable(self, device: str) -> str | None:
-        return None if device.startswith("cuda") else "its kernels run on NVIDIA GPUs only"
+        if not device.startswith("cuda"):
+            return "its kernels run on NVIDIA GPUs only"
+        return why_unusable()
 
     def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any]:
+        from einops_fast.backends.torch_attention import GivenAttention
+
         return GivenAttention(plan)
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        from einops_fast.backends.torch_attention import triton_attention
+
         return triton_attention(spec, inputs)

@@ -4,26 +4,7 @@ The way of a :class:`~einops_fast.steps.Fused` step: :mod:`problems` sorts its l
 :mod:`contraction_tilings`, :mod:`chain_tilings` and :mod:`reduction_tilings` say which tiles are worth trying,
 :mod:`launch` compiles and runs one of the kernels (:mod:`contraction`, :mod:`chain`, :mod:`reduction`) with such
 tiles, and :mod:`choice` picks one of them, or the library's calls, by prediction or by measurement. The frameworks
-come in through :mod:`memory`. The kernels of fused layers are launched by their ``*_plan.py``, and :mod:`contest` picks
-their tiles.
+come in through :mod:`einops_fast.backends.memory`. The kernels of fused layers are launched by their ``*_plan.py``, and
+:mod:`contest` picks their tiles. Only calls on a GPU import any of it; :mod:`einops_fast.backends.triton_support` says
+whether they can.
 """
-
-from __future__ import annotations
-
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
-
-__all__ = ["usable"]
-
-_OLDEST = (3, 6)
-
-
-@lru_cache(maxsize=1)
-def usable() -> bool:
-    """Whether Triton is installed, and new enough. Doesn't import it."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
-        return False
-    major, minor, *_ = found.split(".")
-    return (int(major), int(minor)) >= _OLDEST

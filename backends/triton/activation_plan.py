@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.activation import (
     ActivationFeatures,
     ActivationStrides,
@@ -15,7 +16,6 @@ from einops_fast.backends.triton.activation import (
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import column_tilings, element_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, dropping, in_fours, rows_of
 from einops_fast.cost import ITEM_SIZES

@@ -7,10 +7,10 @@ from math import prod
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls, LibraryCandidate
 from einops_fast.budget import may_spend, spending

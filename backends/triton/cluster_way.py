@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.cluster_tilings import ClusterTiling
 from einops_fast.backends.triton.contest import Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.rows import Rows
 
 __all__ = ["ClusterWay", "cluster_call", "fit", "with_clusters"]

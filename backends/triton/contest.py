@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.launch import interpreted
 from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.budget import may_spend, spending
 from einops_fast.choosing import Record, measure_once, recall
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.cross_entropy import (
     CrossEntropyFeatures,
@@ -13,7 +14,6 @@ from einops_fast.backends.triton.cross_entropy import (
     cross_entropy_kernel,
 )
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.row_candidates import loss_tilings, row_call, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.cost import ITEM_SIZES

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
 from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.occupancy import ask_for_shared, clusters_at_a_time
 from einops_fast.backends.triton.tiling import LANES
 

@@ -11,13 +11,13 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.bare_launch import Launch, keep, launch_of
 from einops_fast.backends.triton.chain import ChainTiling, chain_kernel
 from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.contraction import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.fma_contraction import fma_kernel
 from einops_fast.backends.triton.fma_tiles import FmaTiling
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction import ReductionTiling, reduce_kernel
 from einops_fast.cost import is_integer
 

@@ -9,8 +9,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tiling import power_of_two
 
 __all__ = ["LossSums", "loss_sums_kernel", "loss_total_kernel"]

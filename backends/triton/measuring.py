@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import triton
 
 from einops_fast import choosing
-from einops_fast.backends.triton.memory import Memory
+from einops_fast.backends.memory import Memory
 
 __all__ = ["Measurable", "circumstances", "measure", "record_of", "works"]
 

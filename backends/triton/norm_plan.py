@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.cluster_norm import norm_cluster_kernel
 from einops_fast.backends.triton.cluster_norm_gradient import norm_gradient_cluster_kernel
 from einops_fast.backends.triton.cluster_tilings import (
@@ -21,7 +22,6 @@ from einops_fast.backends.triton.cluster_way import ClusterWay, cluster_call, fi
 from einops_fast.backends.triton.column_sums import column_sums
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
 from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
 from einops_fast.backends.triton.ring_norm import norm_through_ring

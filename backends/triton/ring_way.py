@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contest import Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 
 __all__ = ["RingWay"]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.cluster_softmax import softmax_cluster_kernel, softmax_gradient_cluster_kernel
 from einops_fast.backends.triton.cluster_tilings import (
     EXPONENTIALS,
@@ -16,7 +17,6 @@ from einops_fast.backends.triton.cluster_tilings import (
 from einops_fast.backends.triton.cluster_way import ClusterWay, with_clusters
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.ring_gradient import gradient_through_ring
 from einops_fast.backends.triton.ring_softmax import softmax_through_ring
 from einops_fast.backends.triton.ring_way import RingWay

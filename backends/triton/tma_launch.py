@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.launch import ALIGNMENT, DTYPES, interpreted, spelled
 from einops_fast.backends.triton.mapped_launch import MappedLaunch
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_contraction import box_kernel
 from einops_fast.backends.triton.tma_tiles import BoxTiling
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.chain import ChainTiling
 from einops_fast.backends.triton.launch import ALIGNMENT, Kernel, accumulator, follow_early
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.reduction_tilings import sum_of_parts
 from einops_fast.backends.triton.tma_launch import BoxKernel
 from einops_fast.backends.triton.tma_tiles import BoxTiling

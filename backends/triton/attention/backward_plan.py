@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.backward import delta_kernel
 from einops_fast.backends.triton.attention.bias_gradient import bias_kernel
@@ -17,7 +18,6 @@ from einops_fast.backends.triton.attention.queries_gradient import queries_kerne
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling, power
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["BackwardPlan", "Gradients", "bias_sizes", "is_whole", "parts_of"]

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras, Strides
 from einops_fast.backends.triton.attention.decode import combine_kernel
 from einops_fast.backends.triton.attention.forward import forward_kernel
@@ -13,7 +14,6 @@ from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.attention.tilings import Tiling
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.layout import contiguous_strides
 

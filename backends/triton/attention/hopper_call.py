@@ -13,13 +13,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.hopper_decode_work import DecodeNumbers, DecodeTiling
 from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, ITEM, PADDED, HopperTiling, Numbers, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.compiling import compiling
 from einops_fast.backends.triton.launch import ALIGNMENT, spelled
 from einops_fast.backends.triton.mapped_launch import MappedLaunch
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.backends.triton.tma_launch import Descriptor, descriptor_type
 from einops_fast.cost import ITEM_SIZES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.copyable import addressable, copyable
 from einops_fast.backends.triton.attention.forward_plan import ForwardPlan
@@ -15,7 +16,6 @@ from einops_fast.backends.triton.attention.hopper_tiles import ITEM, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.memory import Memory
 
 __all__ = ["HopperDecodePlan", "decode_tiling", "programs_for", "suits_decode"]
 

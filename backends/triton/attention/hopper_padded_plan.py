@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, Gradients
 from einops_fast.backends.triton.attention.copyable import copyable, odd_added
@@ -20,7 +21,6 @@ from einops_fast.backends.triton.attention.hopper_plan import HopperForwardPlan
 from einops_fast.backends.triton.attention.hopper_tiles import ITEM
 from einops_fast.backends.triton.attention.problem import Layout, Problem
 from einops_fast.backends.triton.attention.row_copies import RowCopies
-from einops_fast.backends.triton.memory import Memory
 
 __all__ = ["PaddedBackwardPlan", "PaddedForwardPlan", "on_copies"]
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import BackwardPlan, bias_sizes
 from einops_fast.backends.triton.attention.copyable import copyable, odd_added, reachable
@@ -40,7 +41,6 @@ from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.backends.triton.attention.row_copies import RowCopies
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, BackwardTilings
 from einops_fast.backends.triton.launch import interpreted
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.cost import ITEM_SIZES
 
 __all__ = [

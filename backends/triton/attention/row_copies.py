@@ -12,10 +12,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.problem import Layout, merged
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["RowCopies", "rows_kernel"]

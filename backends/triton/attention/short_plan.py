@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.backward_plan import Gradients, bias_sizes, is_whole, parts_of
 from einops_fast.backends.triton.attention.problem import ANY, Problem
@@ -14,7 +15,6 @@ from einops_fast.backends.triton.attention.short_gradients import short_gradient
 from einops_fast.backends.triton.attention.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.launch import accumulator
-from einops_fast.backends.triton.memory import Memory
 from einops_fast.layout import contiguous_strides
 
 __all__ = ["ShortBackwardPlan", "ShortForwardPlan", "suits_short", "suits_short_backward"]

@@ -1,0 +1,61 @@
+"""Whether Triton is there as the GPU kernels of :mod:`einops_fast.backends.triton` need it; doesn't import it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["OLDEST", "installed_version", "why_unusable"]
+
+OLDEST = (3, 6)
+"""The oldest version of Triton that the kernels are written for."""
+
+_WRITTEN = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def installed_version() -> str | None:
+    """Return the version that Triton's package states, whatever distribution it is of; ``None`` without a package.
+
+    A package that states no version has version ``'unknown'``.
+    """
+    module = sys.modules.get("triton")
+    if module is not None:
+        return str(getattr(module, "__version__", "unknown"))
+    try:
+        spec = find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    source = Path(spec.origin) if spec.origin else None
+    written = _WRITTEN.search(source.read_text("utf-8")) if source is not None and source.is_file() else None
+    return written[1] if written else "unknown"
+
+
+def why_unusable() -> str | None:
+    """Return why arrays on a GPU can't go to the kernels, in one sentence; ``None`` if they can.
+
+    Ask where there are such arrays: the first call that finds a reason warns, since their framework's own functions
+    are slower.
+    """
+    return _checked()
+
+
+@lru_cache(maxsize=1)
+def _checked() -> str | None:
+    version = installed_version()
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    if numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST:
+        return None
+    instead = "Triton isn't installed" if version is None else f"the installed one is {version}"
+    reason = f"the GPU kernels of einops_fast need Triton {OLDEST[0]}.{OLDEST[1]} or later, and {instead}"
+    warnings.warn(f"{reason}: the framework's own functions are used", RuntimeWarning, stacklevel=3)
+    return reason
+
+
+# torch.compile takes the answer as it is.
+why_unusable._dynamo_marked_constant = True  # type: ignore[attr-defined]
