@@ -25,16 +25,17 @@ from einops_fast.backends.torch_autocast import (
     whole_dtype,
 )
 from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
-from einops_fast.backends.torch_steps import TorchSteps, without_onednn
+from einops_fast.backends.torch_steps import TorchSteps, stacked_product, without_onednn
 from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.notation import Subscripts
+from einops_fast.observers import observed
 from einops_fast.plan import Plan
 from einops_fast.precision import allowed, settled
-from einops_fast.steps import Fused, Native
+from einops_fast.steps import Fused, Gemm, Native
 from einops_fast.target import Numerics, Operand, Target
 from einops_fast.tracing import ask_torch
 from einops_fast.tuning import current_mode, unchecked_mode
@@ -269,7 +270,7 @@ class TorchBackend(TorchSteps):
         return differentiable(plan, run, self)
 
     def enclosed(self, plan: Plan, run: Run) -> Run:
-        run = naming_operands(plan, run)
+        run = naming_operands(plan, _in_fewer_calls(plan, run))
         # The plan itself converts what autocast would, and has products that it mustn't.
         kind = torch.device(plan.target.device).type
         if plan.numerics.whole or autocast_dtype(kind) is None:
@@ -301,6 +302,20 @@ class TorchBackend(TorchSteps):
 
         precision, mode = settled(fp32_precision()), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
+
+
+def _in_fewer_calls(plan: Plan, run: Run) -> Run:
+    """The plan, compiled as ``run``, or what takes the host less time: where nobody follows each call."""
+    if len(plan.steps) != 1 or plan.target.gradients or not plan.target.drops_expanded or observed():
+        return run
+    step = plan.steps[0]
+    if not isinstance(step, Gemm) or len(step.batch) < 2 or step.buffer is not None or 1 in (step.m, step.n):
+        return run
+    plain = all(how.shape is None and not how.moves for how in (step.left, step.right))
+    if not plain or step.shape != (*step.batch, step.m, step.n):
+        return run
+    product = stacked_product(step, [plan.operands[at] for at in step.reads])
+    return product if step.reads == (0, 1) else lambda a, b: product(b, a)
 
 
 def _one_storage(one: Any, other: Any) -> bool:

@@ -289,3 +289,41 @@ def test_frameworks_do_not_mix(torch):
         contract_expression("ij,jk", (2, 3), b, constants=[1])(torch.from_numpy(a))
     with pytest.raises(OperandError, match="out is of type"):
         contract_expression("ij,jk", (2, 3), (3, 4))(a, b, out=torch.zeros(2, 4))
+
+
+STACKS = {
+    "contiguous": lambda torch: (torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)),
+    "later in memory": lambda torch: (torch.randn(4, 3, 4, 5)[2:], torch.randn(3, 3, 6, 5)[1:]),
+    "rows transposed": lambda torch: (torch.randn(2, 3, 5, 4).mT, torch.randn(2, 3, 5, 6).mT),
+    "rows with gaps": lambda torch: (torch.randn(2, 3, 4, 9)[..., 2:7], torch.randn(2, 3, 9, 5)[:, :, 3:]),
+    "one matrix": lambda torch: (torch.randn(1, 1, 4, 5), torch.randn(1, 1, 6, 5)),
+    "the same matrix": lambda torch: (torch.randn(4, 5).expand(2, 3, 4, 5), torch.randn(6, 5).expand(2, 3, 6, 5)),
+    "negated": lambda torch: (torch.randn(2, 3, 4, 5, dtype=torch.complex64).conj().imag, torch.randn(2, 3, 6, 5)),
+    "batch of size 1": lambda torch: (torch.randn(1, 3, 4, 5), torch.randn(2, 3, 6, 5)),
+    "nothing": lambda torch: (torch.randn(0, 3, 4, 5), torch.randn(0, 3, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("layout", STACKS)
+@pytest.mark.parametrize("equation", ["bnid,bnjd->bnij", "bnid,bnjd->bnji", "bnid,bnjd->nbij"])
+def test_stacks_of_matrices_of_torch(equation, layout, torch):
+    a, b = STACKS[layout](torch)
+    expression = contract_expression(equation, a.shape, b.shape)
+    expected = torch.einsum(equation, a.double(), b.double())
+    for _ in range(2):
+        torch.testing.assert_close(expression(a, b).double(), expected, rtol=1e-4, atol=1e-5)
+    grad = a.clone().requires_grad_()
+    expression(grad, b).sum().backward()
+    found = torch.func.vmap(lambda a, b: expression(a, b))(torch.stack([a, -a]), torch.stack([b, b]))
+    torch.testing.assert_close(found[1].double(), -expected, rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad(torch.einsum(equation, grad, b).sum(), grad)[0]
+    torch.testing.assert_close(grad.grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["bnid,bnjd->bnij", "bnid,bndj->bnij", "abcid,abcjd->abcij"])
+def test_stacks_of_matrices_are_one_call_of_torch(equation, monkeypatch, torch):
+    """The host takes longer for ``torch.matmul`` than for the product and its views."""
+    a, b = (torch.randn([2] * len(term)) for term in equation.split("->")[0].split(","))
+    expected = torch.einsum(equation, a, b)
+    monkeypatch.setattr(torch, "matmul", None)
+    torch.testing.assert_close(contract_expression(equation, a.shape, b.shape)(a, b), expected)
