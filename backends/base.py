@@ -106,6 +106,10 @@ class Backend(ABC):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""
 
+    def is_recording(self) -> bool:
+        """Whether the framework records its calls now, for operands of other sizes, too: then nothing is planned."""
+        return False
+
     def room(self, operands: Sequence[Any]) -> int | None:
         """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
         return None

@@ -26,7 +26,7 @@ from einops_fast.backends.torch_autocast import (
 )
 from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch_steps import TorchSteps, stacked_product, without_onednn
-from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, recorder
+from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, recorder
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
@@ -42,7 +42,6 @@ from einops_fast.tuning import current_mode, unchecked_mode
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
-_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 # What torch.compile compares the arguments of a compiled function by, in C++.
@@ -241,6 +240,9 @@ class TorchBackend(TorchSteps):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
+    def is_recording(self) -> bool:
+        return is_jit_tracing()
+
     def room(self, operands: Sequence[Any]) -> int | None:
         device, item = operands[0].device, int(operands[0].element_size())
         if device.type == "cuda":
@@ -337,7 +339,7 @@ def kernel_dtypes(device: torch.device) -> frozenset[str]:
 
 def _is_seen(operands: Sequence[Any]) -> bool:
     """Whether torch has to see each call: it is followed, or an operand stands for several."""
-    return is_followed() or _jit_tracing() or any(map(is_batched, operands))
+    return is_followed() or is_jit_tracing() or any(map(is_batched, operands))
 
 
 def _negated(operands: Sequence[Any]) -> bool:

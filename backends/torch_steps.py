@@ -13,7 +13,7 @@ import torch
 from einops_fast.backends.base import Backend, Run
 from einops_fast.backends.blocked_copies import LEAST
 from einops_fast.backends.torch_cpu_copies import contiguous
-from einops_fast.backends.torch_types import HALVES
+from einops_fast.backends.torch_types import HALVES, unrecorded
 from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.target import Operand
 
@@ -202,7 +202,8 @@ def without_onednn() -> tuple[torch.dtype, ...]:
     """Which halves this CPU multiplies without oneDNN."""
     known = torch.ops.mkldnn
     asked = zip(HALVES, ("_is_mkldnn_fp16_supported", "_is_mkldnn_bf16_supported"), strict=True)
-    return tuple([dtype for dtype, name in asked if not getattr(known, name, lambda: True)()])
+    with unrecorded():
+        return tuple([dtype for dtype, name in asked if not getattr(known, name, lambda: True)()])
 
 
 def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:

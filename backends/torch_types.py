@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["HALVES", "PLAIN", "is_batched", "is_followed", "recorder"]
+__all__ = ["HALVES", "PLAIN", "is_batched", "is_followed", "is_jit_tracing", "recorder", "unrecorded"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
@@ -31,3 +32,21 @@ def is_followed() -> bool:
         return True
     # torch.compile, which can't follow the question, has the operators.
     return not torch.compiler.is_compiling() and recorder() is not None
+
+
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
+"""Whether ``torch.jit.trace`` records each call that torch gets."""
+
+
+_record_in: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lambda state: None)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keep ``torch.jit.trace`` from recording a block, in which sizes are numbers and not traced tensors."""
+    state = torch._C._get_tracing_state()
+    _record_in(None)
+    try:
+        yield
+    finally:
+        _record_in(state)

@@ -8,11 +8,20 @@ from typing import Any
 
 from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
-from einops_fast.foreign import is_foreign, takes_numpy_functions
+from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_functions
 from einops_fast.notation import Subscripts, parse, parse_interleaved
 from einops_fast.tracing import is_tracing
 
-__all__ = ["Call", "check_options", "hashable", "is_dispatched", "label_list", "own_arrays", "read_call"]
+__all__ = [
+    "Call",
+    "check_options",
+    "hashable",
+    "is_dispatched",
+    "is_handed_over",
+    "label_list",
+    "own_arrays",
+    "read_call",
+]
 
 _ORDERS = ("C", "F", "A", "K")
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
@@ -112,6 +121,11 @@ def is_dispatched(arrays: Sequence[Any]) -> bool:
         elif takes_numpy_functions(kind):
             strange = True
     return strange and backends <= {"numpy"}
+
+
+def is_handed_over(arrays: Sequence[Any]) -> bool:
+    """Whether one of these isn't an array of any backend, and torch leaves its functions to it."""
+    return any(takes_torch_functions(kind) and backend_for_type(kind) is None for kind in set(map(type, arrays)))
 
 
 def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[Any]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, check_options, hashable, is_dispatched, own_arrays, read_call
+from einops_fast.arguments import Call, check_options, hashable, is_dispatched, is_handed_over, own_arrays, read_call
 from einops_fast.backends import Backend, awake_types
-from einops_fast.foreign import dispatch
+from einops_fast.foreign import dispatch, hand_over
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
@@ -99,7 +99,12 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     call = read_call(operands)
     if is_dispatched([*call.arrays, out]):
         return dispatch(call, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+    if is_handed_over(call.arrays):
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return hand_over(fast_einsum, call.arrays, operands, out=out, **options)
     backend, arrays = own_arrays(call.arrays, out)
+    if backend.is_recording():
+        return call_traced(operands, out, dtype, order, casting, optimize, None, None)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
     key: tuple[Hashable, ...]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import Call, check_options, is_dispatched, own_arrays, read_call
+from einops_fast.arguments import Call, check_options, is_dispatched, is_handed_over, own_arrays, read_call
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import plan_call
+from einops_fast.einsum import fast_einsum, plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.notation import Subscripts, bind_sizes
@@ -91,7 +91,7 @@ class ContractExpression:
 
     The arrays of one call are of one framework, that of the constants if there are any; the next call's may be
     of another. A call with arrays like those of the call before takes hardly longer than the framework's own
-    calls that it consists of.
+    calls that it consists of. It can be copied and pickled, with its constants and without its plans.
 
     Attributes:
         equation: the equation, as it was given.
@@ -157,6 +157,12 @@ class ContractExpression:
             parts.append(f"constants={list(self.constants)}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the expression was made of: plans are made anew where it is loaded."""
+        constants = dict(zip(self.constants, self._held, strict=True))
+        options = self._dtype, self._order, self._casting, self._optimize
+        return type(self), (self._subscripts, self.shapes, constants, *options)
+
     def forget_plans(self) -> None:
         """Plan the next call anew; see :func:`einops_fast.plan_cache.clear_plans`."""
         self._runs, self._last = {}, _NO_CALL
@@ -170,10 +176,15 @@ class ContractExpression:
             self._reject_count(len(operands))
         if is_tracing():
             return self._call_traced(operands, out)
+        options = {"dtype": self._dtype, "order": self._order, "casting": self._casting}
         if is_dispatched([*operands, out]):
-            options = {"dtype": self._dtype, "order": self._order, "casting": self._casting}
             return dispatch(Call(operands, self._letters), out=out, optimize=self._optimize, **options)
+        if is_handed_over(operands):
+            # A function has a name to be written down by, which an expression has not.
+            return fast_einsum(self._letters, *operands, out=out, optimize=self._optimize, **options)
         backend, operands = own_arrays(operands, out)
+        if backend.is_recording():
+            return self._call_traced(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)
         found = self._runs.get(signature)
@@ -200,8 +211,9 @@ class ContractExpression:
         return lambda *operands: backend.finish(run(*operands), None, order, casting)
 
     def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
-        """Under torch.compile: see :mod:`einops_fast.traced`."""
-        self._check_shapes(operands)
+        """Under a tracer: see :mod:`einops_fast.traced`. What torch.jit.trace records has other sizes, too."""
+        if is_tracing():
+            self._check_shapes(operands)
         result = einsum_traced(self._letters, operands, self._dtype, self._optimize)
         if out is None and self._order == "K":
             return result

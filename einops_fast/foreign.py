@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.errors import OperandError
@@ -12,7 +13,14 @@ from einops_fast.errors import OperandError
 if TYPE_CHECKING:
     from einops_fast.arguments import Call
 
-__all__ = ["dispatch", "is_foreign", "refuse_foreign", "takes_numpy_functions"]
+__all__ = [
+    "dispatch",
+    "hand_over",
+    "is_foreign",
+    "refuse_foreign",
+    "takes_numpy_functions",
+    "takes_torch_functions",
+]
 
 _CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__", "__array_function__")
 
@@ -50,6 +58,11 @@ def refuse_foreign(value: Any, name: str) -> None:
     """Raise OperandError if ``value``, called ``name`` by the caller, is a foreign array or a list of such."""
     part = _foreign_part(value)
     if part is not None:
+        if takes_torch_functions(type(part)):
+            raise OperandError(
+                f"{name} stands for a tensor while {type(part).__module__} traces, and has no sizes: torch.fx.wrap() "
+                "of what was called, or is_leaf_module of a Tracer for a module, makes it one node of the graph"
+            )
         kind = f"{type(part).__module__}.{type(part).__qualname__}"
         what = f"is of type {kind}" if part is value else f"is a {type(value).__name__} of {kind}"
         raise OperandError(
@@ -70,11 +83,7 @@ def dispatch(call: Call, **options: Any) -> Any:
 
     from einops_fast.backends import get_backend
 
-    given = {
-        name: value
-        for name, value in options.items()
-        if value is not None and not (isinstance(value, str) and value == _DEFAULTS.get(name))
-    }
+    given = _without_defaults(options)
     path = given.get("optimize")
     if isinstance(path, (list, tuple)) and path and not isinstance(path[0], str):
         given["optimize"] = ["einsum_path", *path]
@@ -88,6 +97,37 @@ def dispatch(call: Call, **options: Any) -> Any:
     if isinstance(spelled, str) and "".join(spelled.split()) in (equation, equation.partition("->")[0]):
         equation = spelled
     return einsum(equation, arrays, **given)
+
+
+def takes_torch_functions(kind: type) -> bool:
+    """Whether torch leaves functions to this type, which is no tensor: torch.fx's stand-ins for tensors, say.
+
+    >>> takes_torch_functions(list)
+    False
+    """
+    return hasattr(kind, "__torch_function__")
+
+
+def hand_over(function: Callable[..., Any], arrays: Sequence[Any], given: Sequence[Any], **options: Any) -> Any:
+    """Return what one of the arrays' ``__torch_function__`` makes of a call, which torch.fx writes down as it is.
+
+    Args:
+        function: what was called; it is found in its module by its name.
+        arrays: among which is one with a ``__torch_function__``.
+        given: positional arguments.
+        options: of which defaults aren't handed over.
+    """
+    from torch.overrides import handle_torch_function
+
+    return handle_torch_function(function, arrays, *given, **_without_defaults(options))
+
+
+def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and not (isinstance(value, str) and value == _DEFAULTS.get(name))
+    }
 
 
 def _overrides(kind: type, hook: str) -> bool:

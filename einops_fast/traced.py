@@ -1,4 +1,4 @@
-"""Calls while torch.compile traces the caller: torch's own einsum, or on CUDA our operator, in plain letters.
+"""Calls while torch traces the caller: torch's einsum or, for torch.compile on CUDA, our operator, in plain letters.
 
 The compiler lowers torch's einsum itself and fuses it with what is around it. Everything here either can be
 traced or is marked: such a function is called while tracing, with constants, and what it returns is a constant.
@@ -91,8 +91,11 @@ def einsum_traced(
 
 
 def _shapes(arrays: Sequence[Any]) -> _Shapes:
+    import torch
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
+    if torch._C._get_tracing_state() is not None:
+        return tuple([(None,) * array.dim() for array in arrays])
     return tuple([tuple([size if has_static_value(size) else None for size in array.shape]) for array in arrays])
 
 
@@ -142,7 +145,7 @@ def _for_operator(
     """How to call our operator; ``None`` where it isn't to be called.
 
     One operand is left to the compiler, which fuses its sum with what is around it. functorch can't take gradients of
-    the operator, and who loads an export doesn't know it.
+    the operator, and who loads an export or a trace of torch.jit doesn't know it.
 
     Returns:
         For each operand an equation that takes its diagonal, or ``None``; the dtype that autocast converts all to, or
@@ -152,7 +155,13 @@ def _for_operator(
 
     given, _, output = letters.partition("->")
     terms = given.split(",")
-    if len(terms) == 1 or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
+    if (
+        torch._C._get_tracing_state() is not None
+        or torch.compiler.is_exporting()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return None
+    if len(terms) == 1:
         return None
     inputs = ["".join(dict.fromkeys(term)) for term in terms]
     name = _computed_in(terms, output, kind, tuple(map(dtype_name, dtypes)), shapes)

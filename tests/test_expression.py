@@ -1,5 +1,9 @@
 """Expressions: the same results as the einsum that they stand for, whatever changes from call to call."""
 
+import copy
+import io
+import multiprocessing
+import pickle
 import threading
 from importlib import import_module
 from importlib.util import find_spec
@@ -327,3 +331,39 @@ def test_stacks_of_matrices_are_one_call_of_torch(equation, monkeypatch, torch):
     expected = torch.einsum(equation, a, b)
     monkeypatch.setattr(torch, "matmul", None)
     torch.testing.assert_close(contract_expression(equation, a.shape, b.shape)(a, b), expected)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.copy, copy.deepcopy])
+def test_pickled_and_copied(make, used, copied):
+    a, b, c = map(make, _random((3, 4), (4, 5), (5, 2)))
+    made = contract_expression("ij,jk,kl->il", (3, 4), b, (5, 2), constants=[1], order="C", optimize="greedy")
+    expected = made(a, c)
+    if not used:
+        made.forget_plans()
+    loaded = copied(made)
+    assert repr(loaded) == repr(made)
+    _close(loaded(a, c), np.asarray(expected.asnumpy() if hasattr(expected, "asnumpy") else expected))
+    with pytest.raises(ShapeError, match="operand 0 has shape"):
+        loaded(c, c)
+
+
+def test_pickled_for_a_process_that_is_spawned():
+    made = contract_expression("word other, other k -> k word", (3, 4), (4, 5))
+    a, b = np.random.rand(3, 4), np.random.rand(4, 5)
+    expected = made(a, b)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (found,) = pool.starmap(made, [(a, b)])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_pickled_within_a_module(torch):
+    module = torch.nn.Linear(4, 5)
+    module.project = contract_expression("bi,oi->bo", (3, 4), module.weight, constants=[1])
+    module.project(torch.ones(3, 4))
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    torch.testing.assert_close(loaded.project(torch.ones(3, 4)), module.project(torch.ones(3, 4)))
+    assert loaded.project._held[0] is loaded.weight  # one parameter, as before
