@@ -13,7 +13,7 @@ from einops_fast.profiles.compare import run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.records import Options
-from einops_fast.profiles.results import RESULTS, read_result
+from einops_fast.profiles.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["main"]
@@ -138,7 +138,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=reports_folder(), help="folder of the results: %(default)s")
     return parser
 
 

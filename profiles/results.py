@@ -16,10 +16,17 @@ from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row
 
-__all__ = ["RESULTS", "Result", "read_or_end", "read_result"]
+__all__ = ["RESULTS", "Result", "read_or_end", "read_result", "reports_folder"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
-"""Where results are kept."""
+"""Where the results are kept that the documents are made from; a run writes there only if ``--out`` says so."""
+
+
+def reports_folder() -> Path:
+    """Return the folder that a run writes to by default: one that git ignores in a checkout, else the working one."""
+    in_checkout = (RESULTS.parents[1] / "setup.cfg").is_file()
+    return RESULTS.parent / "reports" if in_checkout else Path("einops-fast-reports")
+
 
 # Older files have the ceilings in a note.
 _REACHES = re.compile(r"(\w+) (\w+) reaches (\d+) GB/s in a copy and (\d+) GFLOP/s in a GEMM")

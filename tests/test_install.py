@@ -1,6 +1,7 @@
 """The sdist builds a wheel, and the wheel works where nothing but its two requirements is installed."""
 
 import glob
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command, cwd):
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # The caller's path may lead to the checkout.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return done.stdout.strip()
 
