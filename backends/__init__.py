@@ -19,6 +19,7 @@ __all__ = [
     "Target",
     "awake_types",
     "backend_for_type",
+    "check_registration",
     "get_backend",
     "register_backend",
     "registered",
@@ -41,6 +42,9 @@ def register_backend(name: str, module: str, factory: Callable[[], Backend]) -> 
             ``sys.modules``: arrays of it can't exist earlier.
         factory: makes the backend; called once.
 
+    Raises:
+        OperandError: a name is no text, ``factory`` can't be called, or, once it is called, it makes no backend.
+
     Example:
         >>> from einops_fast import register_backend
         >>> from einops_fast.backends.numpy import NumpyBackend
@@ -49,11 +53,21 @@ def register_backend(name: str, module: str, factory: Callable[[], Backend]) -> 
         ...     def owns(self, array_type): return array_type.__name__ == "MyArray"
         >>> register_backend("mine", "numpy", Mine)
     """
+    check_registration(factory, name=name, module=module)
     with _lock:
         _factories[name] = (module, factory)
         _awake.pop(name, None)
         awake_types.clear()
         clear_plans()  # they may be of the backend that is replaced
+
+
+def check_registration(factory: Any, **names: Any) -> None:
+    """Raise OperandError unless the names are text and the factory can be called."""
+    for argument, name in names.items():
+        if not isinstance(name, str):
+            raise OperandError(f"{argument} is the text of a name, not {name!r} of type {type(name).__name__}")
+    if not callable(factory):
+        raise OperandError(f"factory is what makes {names['name']!r} when it is called, not {factory!r}")
 
 
 def registered() -> tuple[str, ...]:
@@ -70,7 +84,10 @@ def get_backend(name: str) -> Backend:
         if name not in _factories:
             raise OperandError(f"no backend is called {name!r}; there are {', '.join(sorted(_factories))}")
         if name not in _awake:
-            _awake[name] = _factories[name][1]()
+            made = _factories[name][1]()
+            if not isinstance(made, Backend):
+                raise OperandError(f"the factory of backend {name!r} made a {type(made).__name__}, which is no Backend")
+            _awake[name] = made
         return _awake[name]
 
 
@@ -92,8 +109,7 @@ def backend_for_type(array_type: type) -> Backend | None:
 
 def _built_in(name: str, class_name: str) -> Callable[[], Backend]:
     def make() -> Backend:
-        backend: Any = getattr(import_module(f"einops_fast.backends.{name}"), class_name)()
-        assert isinstance(backend, Backend)
+        backend: Backend = getattr(import_module(f"einops_fast.backends.{name}"), class_name)()
         return backend
 
     return make

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from einops_fast.backends.mxnet_import import import_mxnet
+from einops_fast.function_body import private_copy
 
 __all__ = ["is_deferred", "multiply", "native_einsum", "reshape", "sum_over"]
 
 mxnet = import_mxnet()
 mnp, npx, base = mxnet.np, mxnet.npx, mxnet.base
 is_deferred: Callable[[], bool] = mxnet._deferred_compute.is_deferred_compute
-# As it is before anyone patches it.
-native_einsum: Callable[..., Any] = mnp.einsum
+# Native, also while that is patched.
+native_einsum: Callable[..., Any] = private_copy(mnp.einsum)
 
 
 def reshape(a: Any, shape: tuple[int, ...]) -> Any:

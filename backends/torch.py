@@ -31,6 +31,7 @@ from einops_fast.backends.triton_support import why_unusable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.function_body import private_copy
 from einops_fast.notation import Subscripts
 from einops_fast.observers import observed
 from einops_fast.plan import Plan
@@ -70,7 +71,7 @@ class TorchBackend(TorchSteps):
     module = "torch"
 
     def __init__(self) -> None:
-        self.einsum = torch.einsum
+        self.einsum = private_copy(torch.einsum)  # native, also while that is patched
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
         torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed)
 

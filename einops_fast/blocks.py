@@ -1,53 +1,87 @@
-"""What a ``with`` block says: to the calls of a thread or a task, or to those that torch.compile traces."""
+"""Settings of a thread or a task, or of code that torch.compile traces: for good, in a block, or of a function.
+
+Every function of the package that sets something returns a :class:`Setting`.
+"""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from einops_fast.tracing import is_tracing
 
-__all__ = ["holding", "holding_anywhere", "traced_value"]
+__all__ = ["Setting", "holding", "traced_value"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: For each kind of block the code that is traced now, and what the innermost block in it says.
 _traced: dict[str, tuple[Callable[[], Any], Any]] = {}
 
 
-@contextmanager
-def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set a context variable in a ``with`` block; blocks nest."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+class Setting:
+    """Something that holds from the call that makes it, as with ``torch.set_grad_enabled``.
 
-
-def holding_anywhere(kind: str, variable: ContextVar[T], value: T) -> AbstractContextManager[None]:
-    """The same, also in code that torch.compile traces now, which can't set a context variable.
+    ``with setting():`` has it hold until the end of the block, which may nest. ``@setting()`` has it hold in the calls
+    of a function (no ``async`` one), and nowhere else.
 
     Args:
-        kind: of block, by which :func:`traced_value` finds the value in such code.
-        variable: what holds it in any other.
-        value: a constant that isn't ``None``.
+        begin: has it hold, and returns what ends that.
     """
-    return _holding_traced(kind, value) if is_tracing() else holding(variable, value)
+
+    def __init__(self, begin: Callable[[], Callable[[], Any]]) -> None:
+        self._begin = begin
+        self._blocks: list[Callable[[], Any]] = []
+        self._end_of_call: Callable[[], Any] | None = begin()
+
+    def __enter__(self) -> None:
+        self._leave_it_to_blocks()
+        self._blocks.append(self._begin())
+
+    def __exit__(self, *error: object) -> None:
+        self._blocks.pop()()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        self._leave_it_to_blocks()
+        begin = self._begin
+
+        @wraps(function)
+        def inside(*arguments: P.args, **options: P.kwargs) -> T:
+            with Setting(begin):
+                return function(*arguments, **options)
+
+        return inside
+
+    def _leave_it_to_blocks(self) -> None:
+        """End what began with the call."""
+        if self._end_of_call is not None:
+            with suppress(ValueError):  # of another thread or task, where it goes on
+                self._end_of_call()
+            self._end_of_call = None
 
 
-@contextmanager
-def _holding_traced(kind: str, value: Any) -> Iterator[None]:
-    before = traced_value(kind)
-    _hold(kind, value)
-    try:
-        yield
-    finally:
-        _hold(kind, before)
+def holding(variable: ContextVar[T], value: T, kind: str = "") -> Setting:
+    """Set a context variable, or the same for code that torch.compile traces now, which can't set one.
+
+    Args:
+        variable: what holds the value outside of such code.
+        value: a constant; with a ``kind`` it isn't ``None``.
+        kind: by which :func:`traced_value` finds the value in such code; without it, the variable is set there too.
+    """
+    return Setting(partial(_begin, variable, value, kind))
+
+
+def _begin(variable: ContextVar[Any], value: Any, kind: str) -> Callable[[], Any]:
+    if kind and is_tracing():
+        before = traced_value(kind)
+        _hold(kind, value)
+        return partial(_hold, kind, before)
+    return partial(variable.reset, variable.set(value))
 
 
 def traced_value(kind: str) -> Any:

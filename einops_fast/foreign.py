@@ -81,22 +81,19 @@ def dispatch(call: Call, **options: Any) -> Any:
     """
     import numpy as np
 
-    from einops_fast.backends import get_backend
-
     given = _without_defaults(options)
     path = given.get("optimize")
     if isinstance(path, (list, tuple)) and path and not isinstance(path[0], str):
         given["optimize"] = ["einsum_path", *path]
-    einsum = get_backend("numpy").native
     arrays, spelled = call.arrays, call.spelled
     if any(takes_numpy_functions(type(array)) and not hasattr(array, "ndim") for array in arrays):
         if isinstance(spelled, str):
-            return einsum(spelled, arrays, **given)
+            return np.einsum(spelled, *arrays, **given)
         raise OperandError("operands without an attribute ndim need an equation in letters in place of lists of labels")
     equation = call.subscripts(tuple([getattr(array, "ndim", None) or np.ndim(array) for array in arrays])).equation
     if isinstance(spelled, str) and "".join(spelled.split()) in (equation, equation.partition("->")[0]):
         equation = spelled
-    return einsum(equation, arrays, **given)
+    return np.einsum(equation, *arrays, **given)
 
 
 def takes_torch_functions(kind: type) -> bool:

@@ -96,12 +96,10 @@ def _fallbacks(recorder: Recorder) -> list[Row]:
             {**plan_columns(record), "category": category, "reason": reason, "calls": record.times.calls * count}
             for (category, reason), count in counted.items()
         ]
-    for (backend, equation, label), count in recorder.native.items():
+    for (backend, equation, label, reason), count in recorder.native.items():
         blank = dict.fromkeys(("shapes", "dtype", "device"), "")
         what = {"label": label, "equation": equation, **blank, "backend": backend}
-        rows.append(
-            {**what, "category": "native", "reason": "the patched call is left to the framework", "calls": count}
-        )
+        rows.append({**what, "category": "native", "reason": reason, "calls": count})
     order = ("label", "equation", "shapes", "dtype", "backend", "device", "category", "reason", "calls")
     return [{name: row[name] for name in order} for row in rows]
 

@@ -27,13 +27,14 @@ import atexit
 import csv
 import os
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from einops_fast import observers
-from einops_fast.blocks import holding
+from einops_fast.blocks import Setting, holding
 from einops_fast.errors import EinsumError
 from einops_fast.recording import Recorder, current_label
 
@@ -70,15 +71,15 @@ def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> 
         write(recorder, folder, tables)
 
 
-@contextmanager
-def label(name: str) -> Iterator[None]:
-    """Tag what is called in a ``with`` block, such as a layer of a model. Blocks nest: the innermost counts.
+def label(name: str) -> Setting:
+    """Tag what is called from now on, in a ``with`` block, or by a decorated function, such as a layer of a model.
+
+    Blocks nest: the innermost counts.
 
     Args:
         name: what the rows' ``label`` will be.
     """
-    with holding(current_label, name):
-        yield
+    return holding(current_label, name)
 
 
 def write(recorder: Recorder, folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> list[Path]:
@@ -121,17 +122,21 @@ def read(folder: str | os.PathLike[str]) -> dict[str, list[dict[str, str]]]:
 def start_from_environment() -> None:
     """Record for the rest of the process, if the environment asks for it, and write at its end.
 
-    Raises:
-        EinsumError: :data:`VARIABLE` isn't tables, a colon and a folder.
+    Where :data:`VARIABLE` isn't tables, a colon and a folder, that is a warning: the program runs as without it.
     """
     asked = os.environ.get(VARIABLE, "")
     if not asked:
         return
     names, colon, folder = asked.partition(":")
     tables = TABLES if names == "all" else tuple(filter(None, names.split(",")))
-    if not (tables and colon and folder):
-        raise EinsumError(f"{VARIABLE} is tables and a folder, such as plans,fallbacks:/tmp/metrics, not {asked!r}")
-    _check(tables)
+    if not (tables and colon and folder and set(tables) <= {*TABLES}):
+        warnings.warn(
+            f"nothing is recorded: {VARIABLE} is 'all' or some of {','.join(TABLES)}, a colon and a folder, such as "
+            f"plans,fallbacks:/tmp/metrics, not {asked!r}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
     recorder = Recorder()
     observers.start(recorder)
     # Relative to where the program was started, wherever it is by then.

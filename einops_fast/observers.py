@@ -38,8 +38,8 @@ class Observer(Protocol):
     def watch(self, plan: Plan, backend: Backend) -> Watch:
         """A plan is being compiled."""
 
-    def left_to_native(self, backend: str, equation: str) -> None:
-        """A patched call went to the framework's own einsum."""
+    def left_to_native(self, backend: str, equation: str, reason: str) -> None:
+        """A patched call went to the framework's own function."""
 
 
 _active: tuple[Observer, ...] = ()
@@ -72,7 +72,7 @@ def watch_plan(plan: Plan, backend: Backend) -> Sequence[Watch]:
     return [observer.watch(plan, backend) for observer in _active]
 
 
-def left_to_native(backend: str, equation: Any) -> None:
-    """Tell all who look on of a patched call that isn't ours."""
+def left_to_native(backend: str, equation: Any, reason: str) -> None:
+    """Tell all who look on of a patched call that isn't ours, and why."""
     for observer in _active:
-        observer.left_to_native(backend, str(equation))
+        observer.left_to_native(backend, equation if isinstance(equation, str) else "", reason)

@@ -1,59 +1,66 @@
-"""Put einops_fast in the place of a framework's own functions, and back: existing code gets faster as it is."""
+"""Put einops_fast beneath a framework's own functions, and take it away: existing code gets faster as it is.
+
+The function objects stay the same. An einsum has its code exchanged (:mod:`einops_fast.function_body`). torch's
+attention has none in Python: torch's dispatcher is given another implementation for CUDA tensors.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.backends import get_backend
-from einops_fast.dynamo_tables import know_functions, know_native
+from einops_fast.blocks import Setting
 from einops_fast.errors import OperandError
+from einops_fast.tuning import current_mode
 
 if TYPE_CHECKING:
     from einops_fast.attention.replacement import AttentionReplacement
     from einops_fast.replacement import Replacement
 
-__all__ = ["patch", "patched", "unpatch"]
+__all__ = ["FUNCTIONS", "patch", "patched", "unpatch"]
 
-# The modules that have a framework's einsum under that name, the one that users call first. Which of the
-# others there are depends on the version.
-_MODULES = {
-    "numpy": ("numpy", "numpy.core", "numpy.core.einsumfunc", "numpy._core", "numpy._core.einsumfunc"),
-    "torch": ("torch", "torch.functional"),
-    "mxnet": ("mxnet.numpy", "mxnet.numpy.multiarray"),
-    "cupy": ("cupy", "cupy.linalg._einsum"),
-    "torch.sdpa": ("torch.nn.functional",),
+FUNCTIONS = {
+    "numpy": "numpy.einsum",
+    "torch": "torch.einsum",
+    "mxnet": "mxnet.numpy.einsum",
+    "cupy": "cupy.einsum",
+    "torch.sdpa": "torch.nn.functional.scaled_dot_product_attention",
 }
-# What is replaced where it isn't the einsum: it has a name of its own, and is patched only by that.
-_FUNCTIONS = {"torch.sdpa": "scaled_dot_product_attention"}
+"""What can be patched, by the name that :func:`patch` takes."""
+
+_ATTENTION = "torch.sdpa"  # the one that isn't patched without being named
 
 _lock = threading.Lock()
 _switched_on: set[str] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
-# By framework and native function. Kept for good: others keep the functions too, torch.jit even by their id.
 _replacements: dict[tuple[str, Callable[..., Any]], Replacement | AttentionReplacement] = {}
-_replaced: dict[str, tuple[Replacement | AttentionReplacement, list[ModuleType]]] = {}
+_replaced: dict[str, Replacement | AttentionReplacement] = {}
 
 
 def patch(*frameworks: str) -> None:
-    """Replace the einsum of these frameworks by ours, until :func:`unpatch`. A second time changes nothing.
+    """Have the einsum of these frameworks run ours, until :func:`unpatch`. A second time changes nothing.
 
-    What code looks up from now on is the replacement: ``np.einsum(...)`` is, a name that was bound before by
-    ``from numpy import einsum`` isn't. It takes the framework's own arrays and letters only, and calls the
-    native function with everything else.
+    The function object stays what it is: names that were bound before by ``from numpy import einsum`` run ours too,
+    and whoever compares it, or keys a table by it (``__array_function__``, ``__torch_function__``), sees no other one.
+    Ours takes the framework's own arrays and letters only, and does the native thing with everything else.
+
+    With gradients, the operands are kept by reference. torch's own einsum keeps a copy of an operand whose axes it
+    can't merge into those of a batched matrix product, so there an operand may be changed in place between forward and
+    backward; with ours, torch raises its "modified by an inplace operation" instead. Clone such an operand first.
 
     Args:
         frameworks: ``'numpy'``, ``'torch'``, ``'mxnet'`` or ``'cupy'``; they are imported if need be (MXNet
             also on a NumPy that is too new for it). Without any: all that are imported already. ``'torch.sdpa'``
-            replaces torch's ``scaled_dot_product_attention`` instead of its einsum.
+            is torch's ``scaled_dot_product_attention`` on CUDA tensors instead of its einsum.
 
     Raises:
         OperandError: there is no such framework.
+        EinsumError: base of it; the environment variable ``EINOPS_FAST_AUTOTUNE`` is wrong.
         ImportError: a framework isn't installed. Then none is patched.
 
     Example:
@@ -71,7 +78,7 @@ def patch(*frameworks: str) -> None:
 
 
 def unpatch(*frameworks: str) -> None:
-    """Undo :func:`patch`. Where a :func:`patched` block is open, the native einsum is back when it is left.
+    """Undo :func:`patch`. Where a :func:`patched` block is open, the native code is back when it is left.
 
     Args:
         frameworks: as for :func:`patch`; those that aren't patched stay as they are. Without any: all.
@@ -90,12 +97,12 @@ def unpatch(*frameworks: str) -> None:
         _settle(names)
 
 
-@contextmanager
-def patched(*frameworks: str) -> Iterator[None]:
+def patched(*frameworks: str) -> Setting:
     """:func:`patch` for a ``with`` block, or for the calls of a function that is decorated with it.
 
-    Blocks may nest, and may overlap in several threads: the replacement is there, for all threads, until the
-    last one is left.
+    A call alone is a block that is never left: :func:`unpatch` doesn't end it.
+
+    Blocks may nest, and may overlap in several threads: ours runs, for all threads, until the last one is left.
 
     Args:
         frameworks: as for :func:`patch`.
@@ -107,84 +114,67 @@ def patched(*frameworks: str) -> Iterator[None]:
     Example:
         >>> import numpy as np
         >>> from einops_fast import patched
-        >>> native = np.einsum
         >>> with patched("numpy"):
-        ...     np.einsum is native
-        False
-        >>> np.einsum is native
-        True
+        ...     np.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 4))).shape
+        (2, 4)
     """
-    names = _awake(frameworks)
+    return Setting(partial(_begin_block, _awake(frameworks)))
+
+
+def _begin_block(names: tuple[str, ...]) -> Callable[[], None]:
     with _lock:
         _blocks.update(names)
         _settle(names)
-    try:
-        yield
-    finally:
-        with _lock:
-            _blocks.subtract(names)
-            _settle(names)
+    return partial(_end_block, names)
+
+
+def _end_block(names: tuple[str, ...]) -> None:
+    with _lock:
+        _blocks.subtract(names)
+        _settle(names)
 
 
 def _check(frameworks: Sequence[str]) -> None:
     for name in frameworks:
-        if name not in _MODULES:
-            raise OperandError(f"no framework to patch is called {name!r}; there are {', '.join(_MODULES)}")
+        if name not in FUNCTIONS:
+            raise OperandError(f"no framework to patch is called {name!r}; there are {', '.join(FUNCTIONS)}")
 
 
 def _awake(frameworks: Sequence[str]) -> tuple[str, ...]:
     """The frameworks, each once, after everything that can fail."""
     _check(frameworks)
-    names = tuple(dict.fromkeys(frameworks or [name for name in _MODULES if name in sys.modules]))
+    current_mode()  # a wrong one in the environment is told here: patched calls would go native because of it
+    names = tuple(dict.fromkeys(frameworks or [name for name in FUNCTIONS if name in sys.modules]))
     for name in names:
         get_backend(name.partition(".")[0])  # imports the framework, and keeps its einsum for our own use
     return names
 
 
 def _settle(names: Sequence[str]) -> None:
-    """Have the replacement where someone wants it, and nowhere else."""
+    """Have ours run where someone wants it, and nowhere else."""
     for name in names:
         wanted = name in _switched_on or _blocks[name] > 0
         if wanted and name not in _replaced:
-            _replace(name)
+            _replaced[name] = _replacement(name)
+            _replaced[name].start()
         elif not wanted and name in _replaced:
-            _restore(name)
+            _replaced.pop(name).stop()
 
 
-def _replace(name: str) -> None:
-    function = _FUNCTIONS.get(name, "einsum")
-    modules = [sys.modules[module] for module in _MODULES[name] if module in sys.modules]
-    native = vars(modules[0])[function]  # no getattr: NumPy 2 warns of reading from numpy.core
-    if (name, native) not in _replacements:
-        _replacements[name, native] = _make(name, native)
-    replacement = _replacements[name, native]
-    if name == "numpy":
-        know_functions()
-    replacement.active = True
-    modules = [module for module in modules if vars(module).get(function) is native]
-    for module in modules:
-        vars(module)[function] = replacement.function
-    _replaced[name] = replacement, modules
+def _replacement(name: str) -> Replacement | AttentionReplacement:
+    module, _, attribute = FUNCTIONS[name].rpartition(".")
+    function = getattr(sys.modules[module], attribute)
+    if (name, function) not in _replacements:
+        _replacements[name, function] = _make(name, function)
+    return _replacements[name, function]
 
 
-def _make(name: str, native: Callable[..., Any]) -> Replacement | AttentionReplacement:
+def _make(name: str, function: Callable[..., Any]) -> Replacement | AttentionReplacement:
     # Imported when it is needed, as it takes time.
-    if name in _FUNCTIONS:
+    if name == _ATTENTION:
         from einops_fast.attention.replacement import AttentionReplacement
 
-        return AttentionReplacement(native)
+        return AttentionReplacement()
     from einops_fast.replacement import Replacement
 
-    return Replacement(name, native)
-
-
-def _restore(name: str) -> None:
-    function = _FUNCTIONS.get(name, "einsum")
-    replacement, modules = _replaced.pop(name)
-    replacement.active = False
-    for module in modules:
-        # Unless somebody has put a function of their own over it.
-        if vars(module).get(function) is replacement.function:
-            vars(module)[function] = replacement.native
-    if name == "numpy":
-        know_native(replacement.native, replacement.function)
+    return Replacement(name, function)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
-from einops_fast.blocks import holding_anywhere, traced_value
+from einops_fast.blocks import Setting, holding, traced_value
 from einops_fast.errors import EinsumError
 
 __all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled", "traced_precision"]
@@ -16,17 +14,19 @@ PRECISIONS = ("tf32", "tf32x3")
 
 _allowed: ContextVar[str | None] = ContextVar("einops_fast_precision", default=None)
 
-#: What the innermost block allows; ``None`` outside of all.
+#: What is allowed now; ``None`` where nothing was set.
 allowed = _allowed.get
 
 
-@contextmanager
-def allow_precision(precision: str) -> Iterator[None]:
-    """Let tensor cores multiply float32 numbers in a ``with`` block, whatever the framework's setting is.
+def allow_precision(precision: str) -> Setting:
+    """Let tensor cores multiply float32 numbers, whatever the framework's setting is.
 
     It allows, and doesn't oblige: what is as exact and faster may still run, and a framework that is set to TF32 itself
-    keeps to that. It holds for einsum on NVIDIA GPUs; elsewhere nothing changes. Blocks nest, and each thread and each
-    asyncio task has its own; gradients are computed as their forward call was.
+    keeps to that. It holds for einsum on NVIDIA GPUs; elsewhere nothing changes.
+
+    A call alone holds from then on; ``with allow_precision(...):`` holds in the block, and a function that is decorated
+    with it has it in its calls. Blocks nest, and each thread and each asyncio task has its own, as with
+    ``torch.set_grad_enabled``. Gradients are computed as their forward call was.
 
     In a function that torch.compile compiles, a block holds for what our operator contracts in it, and for the
     gradients of that, as a constant. One around the call of such a function holds for what is outside of all its
@@ -50,8 +50,7 @@ def allow_precision(precision: str) -> Iterator[None]:
         'tf32x3'
     """
     check_precision(precision)
-    with holding_anywhere("precision", _allowed, precision):
-        yield
+    return holding(_allowed, precision, "precision")
 
 
 def check_precision(precision: str) -> None:

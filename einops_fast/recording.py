@@ -122,20 +122,20 @@ class Recorder:
 
     Attributes:
         records: by plan and label.
-        native: how often patched calls went to the framework's own einsum, by backend and equation.
+        native: how often patched calls went to the framework's own function, by its name, equation, label and reason.
     """
 
     def __init__(self) -> None:
         self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}
-        self.native: dict[tuple[str, str, str], int] = {}
+        self.native: dict[tuple[str, str, str, str], int] = {}
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
         """See :class:`einops_fast.observers.Observer`."""
         return _Watch(self, plan, backend)
 
-    def left_to_native(self, backend: str, equation: str) -> None:
+    def left_to_native(self, backend: str, equation: str, reason: str) -> None:
         """See :class:`einops_fast.observers.Observer`."""
-        key = backend, equation, current_label.get()
+        key = backend, equation, current_label.get(), reason
         self.native[key] = self.native.get(key, 0) + 1
 
     @property

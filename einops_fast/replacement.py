@@ -1,9 +1,9 @@
-"""The function that stands for a framework's own einsum while that is patched.
+"""What a framework's own einsum does while that is patched.
 
 It does what the native function does, down to the errors: it reads letters only, and whatever it can't do, or
-can't do better, it hands to the native function unchanged. Those are other types of arrays (so that
-``__array_function__`` and ``__torch_function__`` see the call), unusual options, bad calls, code that
-torch.compile or torch.jit is tracing, and contractions for which there is no better plan.
+can't do better, it hands to the native function unchanged. Those are other types of arrays, unusual options, bad calls,
+code that torch.compile or torch.jit is tracing, and contractions for which there is no better plan. Subclasses and
+modes that want to see the call are asked first, as they are without a patch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
@@ -21,8 +20,9 @@ from einops_fast.arguments import hashable
 from einops_fast.backends import Backend, get_backend
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
+from einops_fast.function_body import FunctionBody
 from einops_fast.notation import parse
-from einops_fast.observers import left_to_native
+from einops_fast.observers import left_to_native, observed
 from einops_fast.plan import compile_plan
 from einops_fast.plan_cache import compiled, remember
 from einops_fast.steps import Native
@@ -55,7 +55,11 @@ DIALECTS = {
 
 
 class _ForNative(Exception):
-    """The call is left to the native function."""
+    """The call is left to the native function, for the reason that is given."""
+
+
+class _ForOthers(Exception):
+    """A subclass or a mode gets the call first, from the native function, and may come back with it."""
 
 
 class _DefaultDevice(Exception):
@@ -63,53 +67,48 @@ class _DefaultDevice(Exception):
 
 
 class Replacement:
-    """Stands for ``native``, the einsum of the framework ``name``.
+    """Puts ours beneath ``function``, the einsum of the framework ``name``."""
 
-    Attributes:
-        native: the function that is replaced.
-        function: what to replace it with; it has the same name, documentation and signature.
-        active: while False, ``function`` only calls ``native``, for those who kept a reference to it.
-    """
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._body = FunctionBody(function)
+        self._function = _function(name, self._body.native, get_backend(name), DIALECTS[name])
 
-    def __init__(self, name: str, native: Callable[..., Any]) -> None:
-        self.native = native
-        self.active = False
-        self.function = self._function(name, get_backend(name), DIALECTS[name])
-        # What torch.compile traces in its place: it has rules for the native functions of torch and NumPy.
-        self.function._torchdynamo_inline = native  # type: ignore[attr-defined]
-        if name == "torch":
-            # What torch.jit.script takes it for. TorchScript is deprecated and may go away.
-            with suppress(AttributeError):
-                sys.modules["torch"].jit._builtins._register_builtin(self.function, "aten::einsum")
+    def start(self) -> None:
+        """Have calls of the framework's einsum run ours."""
+        self._body.exchange(self._function)
 
-    def _function(self, name: str, backend: Backend, dialect: Dialect) -> Callable[..., Any]:
-        native = self.native
-        signature = _unless_intercepted(backend.signature) if name == "torch" else backend.signature
+    def stop(self) -> None:
+        """Have them run the framework's own code again."""
+        self._body.put_back()
 
-        @wraps(native)
-        def einsum(*operands: Any, **options: Any) -> Any:
-            if self.active:
-                if dialect.lists and not options and _is_list_form(operands):
-                    operands = (operands[0], *operands[1])
-                if not options:
-                    arrays = operands[1:]
-                    try:
-                        run = compiled[name, operands[0], signature(arrays)]
-                    except _DefaultDevice:
-                        # torch would ask the mode about every attribute of a tensor, and every call of a plan.
-                        with sys.modules["torch"]._C.DisableTorchFunction():
-                            return einsum(*operands)
-                    except (KeyError, IndexError, AttributeError, TypeError):
-                        pass
-                    else:
-                        return native(*operands) if run is _no_better else run(*arrays)
-                try:
-                    return _call(name, native, operands, options)
-                except (EinsumError, _ForNative):
-                    left_to_native(name, operands[0] if operands else "")
-            return native(*operands, **options)
 
-        return einsum
+def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: Dialect) -> Callable[..., Any]:
+    signature = _unless_intercepted(backend.signature) if name == "torch" else backend.signature
+
+    def einsum(*operands: Any, **options: Any) -> Any:
+        if dialect.lists and not options and _is_list_form(operands):
+            operands = (operands[0], *operands[1])
+        if not options:
+            arrays = operands[1:]
+            try:
+                run = compiled[name, operands[0], signature(arrays)]
+            except _DefaultDevice:
+                # torch would ask the mode about every attribute of a tensor, and every call of a plan.
+                with sys.modules["torch"]._C.DisableTorchFunction():
+                    return einsum(*operands)
+            except (KeyError, IndexError, AttributeError, TypeError):
+                pass
+            else:
+                return run(*arrays)
+        try:
+            return _call(name, native, operands, options)
+        except _ForOthers:
+            pass
+        except (EinsumError, _ForNative) as error:
+            left_to_native(name, operands[0] if operands else "", str(error))
+        return native(*operands, **options)
+
+    return einsum
 
 
 def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -119,12 +118,11 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     if name == "torch":
         torch = sys.modules["torch"]
         if _intercepts(arrays):
-            # The native function would name the one in its place.
-            return torch.overrides.handle_torch_function(native, arrays, equation, *arrays)
+            raise _ForOthers
         if torch.jit.is_tracing():
-            raise _ForNative
+            raise _ForNative("torch.jit traces it")
     if is_tracing():
-        raise _ForNative  # which torch.compile knows or calls as it is, be it of torch or NumPy
+        raise _ForNative("torch.compile traces it")
 
     out, order = options.get("out"), options.get("order", "K")
     dtype, casting = options.get("dtype"), options.get("casting", "safe")
@@ -133,26 +131,31 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     usual = options.keys() <= dialect.options and order in ("K", "C", "F")
     # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
     ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize", False) is not False))
-    if not owned or not usual or ignored:
-        raise _ForNative
+    if not owned:
+        raise _ForNative(f"an operand is no plain array of {name}")
+    if not usual or ignored:
+        raise _ForNative("its options are left to the native function")
 
     key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays))
     if options:
         key += (dtype, casting, optimize)
     try:
         run = compiled[key]
-    except TypeError:  # an unhashable dtype
-        raise _ForNative from None
+    except TypeError:
+        raise _ForNative("its dtype can't be hashed") from None
     except KeyError:
-        run = _compile(equation, backend, arrays, dtype, casting, optimize)
+        made = _compile(equation, backend, arrays, dtype, casting, optimize)
+        if isinstance(made, _NoBetter) and observed():
+            raise _ForNative(made.reason) from None  # each time, to be counted
+        run = partial(native, equation) if isinstance(made, _NoBetter) else made
         remember(key, run)
-    if run is _no_better:
-        raise _ForNative
+    if isinstance(run, partial) and run.func is native:
+        return run(*arrays, **options)
     result = run(*arrays)
     if out is None and order == "K":
         return result
     if out is not None and out.dtype != getattr(result, "dtype", None):  # one object, without an axis, has none
-        raise _ForNative  # which computes in a dtype that suits both
+        raise _ForNative("it computes in a dtype that suits operands and out")
     return backend.finish(result, out, order, casting)
 
 
@@ -184,24 +187,27 @@ def _intercepts(arrays: Sequence[Any]) -> bool:
     return not plain or any(type(mode) is not DeviceContext for mode in modes)
 
 
+@dataclass(frozen=True)
+class _NoBetter:
+    """There is no plan that is better than the native function, for this reason."""
+
+    reason: str
+
+
 def _compile(
     equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any
-) -> Callable[..., Any]:
-    """The plan as a callable, or ``_no_better``."""
+) -> Callable[..., Any] | _NoBetter:
+    """The plan as a callable, where there is a better one than the native function."""
     try:
         subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
         order = "C" if backend.gives_c_order(equation, arrays) else "K"
         plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
-    except EinsumError:
-        return _no_better
+    except EinsumError as error:
+        return _NoBetter(str(error))
     if len(plan.steps) == 1 and isinstance(plan.steps[0], Native):
-        return _no_better
+        return _NoBetter(plan.steps[0].reason)
     run = compile_plan(plan, backend)
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
-
-
-def _no_better(*_: Any) -> Any:
-    """Stands for all calls that the native function answers as well as we could; never called."""
 
 
 _PLAIN = re.compile(r"[A-Za-z ,.]*(->[A-Za-z .]*)?")
@@ -220,17 +226,18 @@ def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]
     inputs, arrow, output = equation.partition("->")
     drops = "." in inputs and arrow and "." not in output
     if not arrays or not _PLAIN.fullmatch(equation) or (drops and not dialect.drops_ellipsis):
-        raise _ForNative
+        raise _ForNative("the native function reports what is wrong with the call")
     return equation, arrays
 
 
 def _spell(labels: Any) -> str:
     """The letters that the frameworks themselves turn a list of numbers into."""
+    unusual = _ForNative("its labels are no list of whole numbers below 52")
     if not isinstance(labels, (list, tuple)):
-        raise _ForNative
+        raise unusual
     for label in labels:
         if label is not ... and not (type(label) is int and 0 <= label < len(_LETTERS)):
-            raise _ForNative
+            raise unusual
     return "".join("..." if label is ... else _LETTERS[label] for label in labels)
 
 
@@ -244,4 +251,4 @@ def _optimizer(optimize: Any, count: int) -> Any:
     if isinstance(optimize, (list, tuple)) and len(optimize) == count and optimize[0] == "einsum_path":
         return hashable(optimize)
     # False, for one: the caller wants no intermediates.
-    raise _ForNative
+    raise _ForNative(f"optimize={optimize!r} is left to the native function")

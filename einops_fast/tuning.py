@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
-from einops_fast.blocks import holding_anywhere, traced_value
+from einops_fast.blocks import Setting, holding, traced_value
 from einops_fast.errors import EinsumError
 
 __all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
@@ -24,13 +22,14 @@ _mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.g
 unchecked_mode = _mode.get
 
 
-@contextmanager
-def autotune(mode: str) -> Iterator[None]:
-    """How choices are made in a ``with`` block, or in the calls of a function (no ``async`` one) decorated with it.
+def autotune(mode: str) -> Setting:
+    """Set how choices are made.
 
-    Blocks nest, and each thread and each asyncio task has its own. As with every context variable, a task that
-    is created inside of a block inherits its mode, while a new thread starts with the default. That is what the
-    environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else ``'auto'``.
+    A call alone holds from then on; ``with autotune(...):`` holds in the block, and a function (no ``async`` one) that
+    is decorated with it has it in its calls. Blocks nest, and each thread and each asyncio task has its own, as with
+    ``torch.set_grad_enabled``: a task inherits the mode of where it is created, while a new thread starts with the
+    default. That is what the environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else
+    ``'auto'``; it holds for all threads.
 
     In a function that torch.compile compiles, a block holds for what our operator contracts in it, as a constant. What
     is outside of all its blocks has the mode that holds where the compiled function is called; so have the operators of
@@ -52,8 +51,7 @@ def autotune(mode: str) -> Iterator[None]:
         ...     current_mode()
         'never'
     """
-    with holding_anywhere("autotune", _mode, _checked(mode, "the mode of autotune")):
-        yield
+    return holding(_mode, _checked(mode, "the mode of autotune"), "autotune")
 
 
 def current_mode(override: str | None = None) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from einops_fast import attention, attention_backend, patched  # noqa: E402
+from einops_fast import attention, attention_backend, patched, profile  # noqa: E402
 from einops_fast.errors import OperandError  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -142,12 +142,11 @@ def test_patched_function_of_torch(dtype: str, options: dict[str, Any]) -> None:
         _random(2, heads, 128, 64, seed=seed).to(getattr(torch, dtype)).requires_grad_()
         for seed, heads in enumerate((4, kv_heads, kv_heads))
     )
-    native = torch.nn.functional.scaled_dot_product_attention
-    with patched("torch.sdpa"):
-        function = torch.nn.functional.scaled_dot_product_attention
-        assert function is not native
+    function = torch.nn.functional.scaled_dot_product_attention
+    with patched("torch.sdpa"), profile() as seen:
         found = function(q, k, v, **options)
-    expected = native(*(each.double() for each in (q, k, v)), **options)
+    assert not seen.native
+    expected = function(*(each.double() for each in (q, k, v)), **options)
     tolerance = 2e-2 if dtype == "bfloat16" else 2e-3
     for one, other in zip(
         [found, *torch.autograd.grad(found.square().sum(), [q, k, v])],

@@ -19,14 +19,16 @@ from einops_fast import (
     scaled_dot_product_attention,
     unpatch,
 )
-from einops_fast.attention import torch_state
+from einops_fast.attention import replacement, torch_state
 from einops_fast.attention.memory import score_memory
 
 torch = pytest.importorskip("torch")
 from test_attention_nested import jagged  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as native  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 PATTERN = "b i h d, b j g d, b j g e -> b i h e"
 
@@ -286,33 +288,77 @@ def test_a_call_on_a_cpu_is_torch_s_own():
     assert torch.equal(attention(q, k, v, layout="bshd", dropout_p=0.5), dropped)
 
 
+class Seeing(TorchDispatchMode):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def test_patch(monkeypatch):
-    functional = torch.nn.functional
-    before = functional.scaled_dot_product_attention
+    function = torch.nn.functional.scaled_dot_product_attention
     q, k, v = (each.detach() for each in leaves((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)))
-    calls = []
+    expected, causal = function(q, k, v), function(q, k, v, is_causal=True)
     with patched("torch.sdpa"):
-        ours = functional.scaled_dot_product_attention
-        assert ours is not before
-        assert torch.einsum is torch.functional.einsum
-        assert torch.equal(ours(q, k, v), native(q, k, v))  # a CPU: torch's own
-        monkeypatch.setattr(torch_state, "on_cuda", lambda tensor: calls.append(tensor) or True)
-        torch.testing.assert_close(ours(q, k, v, is_causal=True), native(q, k, v, is_causal=True))
+        assert torch.equal(function(q, k, v), expected)  # a CPU: torch's own
+    calls = []
+    monkeypatch.setattr(torch_state, "on_cuda", lambda tensor: calls.append(tensor) or True)
+    monkeypatch.setattr(replacement, "CUDA_KEYS", ("AutogradCPU", "CPU"))
+    with patched("torch.sdpa"):
+        assert torch.nn.functional.scaled_dot_product_attention is function
+        torch.testing.assert_close(function(q, k, v, is_causal=True), causal)
         assert len(calls) == 3
         with pytest.raises(RuntimeError, match="size"):  # torch's own error
-            ours(q, k[..., :4], v)
-        torch.testing.assert_close(torch.compile(ours, fullgraph=True, backend="eager")(q, k, v), native(q, k, v))
+            function(q, k[..., :4], v)
+        for backend in ("eager", "aot_eager"):
+            torch.testing.assert_close(torch.compile(function, fullgraph=True, backend=backend)(q, k, v), expected)
+        with torch.inference_mode():
+            torch.testing.assert_close(function(q, k, v), expected)
+        torch.testing.assert_close(torch.func.vmap(function)(q, k, v), expected)
+        seen = []
+        with Seeing(seen):
+            function(q, k, v)
+        assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in seen
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            calls.clear()
-            torch.testing.assert_close(ours(q, k, v), native(q, k, v))
-    assert functional.scaled_dot_product_attention is before
-    assert torch.equal(ours(q, k, v), native(q, k, v))
+            torch.testing.assert_close(function(q, k, v), expected)
+        x = q.requires_grad_()
+        (ours,) = torch.autograd.grad(function(x, k, v).sum(), x)
+    calls.clear()
+    torch.testing.assert_close(ours, torch.autograd.grad(function(x, k, v).sum(), x)[0])
     patch("torch")
-    assert functional.scaled_dot_product_attention is before
+    function(q, k, v)
     unpatch("torch")
     patch("torch.sdpa")
     unpatch("torch.sdpa")
-    assert functional.scaled_dot_product_attention is before
+    function(q, k, v)
+    assert not calls
+
+
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 6), (6, 4)])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+def test_causal_bias_of_torch(make, lengths):
+    bias = make(*lengths)
+    q, k = torch.rand(2, 3, lengths[0], 8), torch.rand(2, 3, lengths[1], 8)
+    expected = native(q, k, k, attn_mask=bias).nan_to_num()  # of queries without keys
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, k, attn_mask=bias), expected)
+    with patched("torch.sdpa"):
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=bias)
+    torch.testing.assert_close(found.nan_to_num(), expected)
+
+
+def test_causal_bias_of_torch_that_does_not_fit():
+    bias, q = causal_upper_left(4, 6), torch.rand(1, 5, 8)
+    with pytest.raises(ShapeError, match="of 4 queries and 6 keys, but query has 5 and key has 5"):
+        scaled_dot_product_attention(q, q, q, attn_mask=bias)
+    with pytest.raises(OperandError, match="is_causal"):
+        scaled_dot_product_attention(q[:, :4], torch.rand(1, 6, 8), torch.rand(1, 6, 8), attn_mask=bias, is_causal=True)
+    for given in (bias, ("i j", bias)):
+        with pytest.raises(OperandError, match="give causal='top_left'"):
+            attention("b i d, b j d, b j e -> b i e", q, q, q, mask=given)
 
 
 # ---- tracing

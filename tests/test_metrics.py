@@ -395,11 +395,14 @@ def test_the_environment_asks_for_tables(tmp_path):
     assert {path.name.split("-")[0] for path in (tmp_path / "every").iterdir()} == {"plans", "steps", "fallbacks"}
 
 
-@pytest.mark.parametrize("asked", ["plans", "plans:", ":folder", "colours:folder"])
-def test_an_environment_that_makes_no_sense_is_told(asked, tmp_path):
+@pytest.mark.parametrize("asked", ["plans", "plans:", ":folder", "colours:folder", "plans,colours:folder", "foo"])
+def test_an_environment_that_makes_no_sense_is_told_and_stops_nothing(asked, tmp_path):
     done = run_script(tmp_path, asked)
-    assert done.returncode == 1
-    assert "EinsumError" in done.stderr
+    assert done.returncode == 3
+    assert done.stderr.count("RuntimeWarning: nothing is recorded") == 1
+    assert repr(asked) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

@@ -397,10 +397,10 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
     a, b = tensors("ij,jk")
     a.requires_grad_()
     call = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for mode, around in (("auto", nullcontext()), ("never", allow_precision("tf32x3"))):
+    for mode, around in (("auto", nullcontext), ("never", partial(allow_precision, "tf32x3"))):
         modes.clear()
         with autotune(mode):
-            with around:
+            with around():
                 result = call(a, b)
             result.sum().backward()
         assert dict(modes) == {
@@ -409,6 +409,16 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
             "im,mk->ik": (mode, None if mode == "auto" else "tf32x3"), "ik,mk->im": (mode, None),
         }  # fmt: skip
     torch.testing.assert_close(function(a, b), 4 * (a @ b))
+
+    def from_then_on(a: Any, b: Any) -> Any:
+        c = fast_einsum("ij,jl->il", a, b)
+        autotune("never")
+        return c + fast_einsum("im,mk->ik", a, b)
+
+    modes.clear()
+    torch.compile(from_then_on, fullgraph=True, backend="aot_eager")(a, b)
+    assert dict(modes) == {"ij,jl->il": ("auto", None), "im,mk->ik": ("never", None)}
+    assert current_mode() == "auto"
 
 
 @pytest.mark.parametrize(

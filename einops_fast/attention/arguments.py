@@ -48,7 +48,9 @@ def read_call(
     patterns: dict[str, str | None] = {}
     for name, value in further:
         if value is not None:
-            arrays[name], patterns[name] = _named(value)
+            arrays[name], patterns[name] = array, _ = _named(value)
+            if type(array).__name__ == "CausalBias":
+                raise OperandError(f"{name} is a CausalBias: give causal='top_left' or causal='bottom_right' instead")
     if segment_ids is not None:
         _read_segments(segment_ids, arrays, patterns)
     longest = None

@@ -40,7 +40,7 @@ def scaled_dot_product_attention(
         key: (..., heads, kv_len, head_dim).
         value: (..., heads, kv_len, v_head_dim).
         attn_mask: broadcastable to (..., heads, q_len, kv_len); boolean, True where a key is seen, or numbers that are
-            added to the scores.
+            added to the scores; or torch's ``CausalBias``.
         dropout_p: probability of dropping a weight; it is dropped also outside of training. With 1, zeros are left.
         is_causal: hide keys after the query, the first query facing the first key; also beside ``attn_mask``.
         scale: of the products; ``head_dim ** -0.5`` if ``None``.
@@ -49,7 +49,9 @@ def scaled_dot_product_attention(
 
     Raises:
         EinsumError: as :func:`einops_fast.attention`.
-        OperandError: one of these: an array is none, or ``is_causal`` is no truth value.
+        OperandError: one of these: an array is none, ``is_causal`` is no truth value, or is True beside a
+            ``CausalBias``.
+        ShapeError: one of these: a ``CausalBias`` was made for other lengths.
 
     Example:
         >>> import numpy as np
@@ -58,13 +60,19 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True).shape
         (2, 8, 5, 16)
     """
+    causal: Any = is_causal
+    if type(attn_mask).__name__ == "CausalBias":
+        found = torch_state.causal_of(attn_mask, query, key)
+        if is_causal is not False:
+            raise OperandError("attn_mask is a CausalBias, which says what is_causal would say: give one of them")
+        attn_mask, causal = None, found
     words: Hashable = None
     if (
         type(dropout_p) is float and dropout_p < 1 and (scale is None or type(scale) is float)
         and not tracing.is_followed() and not torch_state.is_strict()
     ):  # fmt: skip
         words = (
-            _NAME, dropout_p, is_causal, scale, enable_gqa, attn_mask is None,
+            _NAME, dropout_p, causal, scale, enable_gqa, attn_mask is None,
             allowed_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
@@ -92,12 +100,12 @@ def scaled_dot_product_attention(
         key, value = _as_many_heads(query.shape[-3], key, value)
     nothing_left = dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p
-    options = (is_causal, None, None, 0.0, scale, dropout, False, False)
+    options = (causal, None, None, 0.0, scale, dropout, False, False)
     further = ("bias", bias), ("mask", mask), ("block_table", None)
     pattern = _GROUPED if enable_gqa else _PLAIN
     call = read_call((pattern, query, key, value), None, ("i", "j"), options, further, None, (None,) * 4)
-    found = attend(*call, words)
-    return found * 0.0 if nothing_left else found
+    result = attend(*call, words)
+    return result * 0.0 if nothing_left else result
 
 
 def _as_many_heads(heads: int, key: Any, value: Any) -> tuple[Any, Any]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
-from einops_fast.blocks import holding
+from einops_fast.blocks import Setting, holding
 from einops_fast.errors import EinsumError
 
 __all__ = ["current_score_memory", "score_memory"]
 
-_text = os.environ.get("EINOPS_FAST_SCORE_MEMORY", "")
-_usual = int(_text) if _text.isdigit() and int(_text) else 256 << 20
-_limit: ContextVar[int] = ContextVar("einops_fast_score_memory", default=_usual)
+_VARIABLE = "EINOPS_FAST_SCORE_MEMORY"
+_USUAL = 256 << 20
+_text = os.environ.get(_VARIABLE) or str(_USUAL)
+# The default may be wrong, which is 0 here: who imports the package needn't ever ask for it.
+_limit: ContextVar[int] = ContextVar("einops_fast_score_memory", default=int(_text) if _text.isdecimal() else 0)
 
 
-@contextmanager
-def score_memory(limit: int) -> Iterator[None]:
-    """How many bytes of scores the ``math`` implementation may hold at a time, in a ``with`` block.
+def score_memory(limit: int) -> Setting:
+    """Set how many bytes of scores the ``math`` implementation may hold at a time.
 
-    Above that it goes through batch and queries in pieces, and gradients compute the scores once more. Outside of all
-    blocks the environment variable ``EINOPS_FAST_SCORE_MEMORY`` holds, as it was when the package was
-    imported, or else 256 MiB. One query's scores are the least that it can do with.
+    Above that it goes through batch and queries in pieces, and gradients compute the scores once more. A call alone
+    holds from then on; ``with score_memory(...):`` holds in the block, and a function that is decorated with it has it
+    in its calls. Where nothing was set, the environment variable ``EINOPS_FAST_SCORE_MEMORY`` holds, as it was when the
+    package was imported, or else 256 MiB. One query's scores are the least that it can do with.
 
     Args:
         limit: bytes.
@@ -39,13 +39,19 @@ def score_memory(limit: int) -> Iterator[None]:
     """
     if not isinstance(limit, int) or limit <= 0:
         raise EinsumError(f"the memory for scores is a positive number of bytes, not {limit!r}")
-    with holding(_limit, limit):
-        yield
+    return holding(_limit, limit)
 
 
 def current_score_memory() -> int:
-    """The limit that holds now, in bytes."""
-    return _limit.get()
+    """Return the limit that holds now, in bytes.
+
+    Raises:
+        EinsumError: nothing was set, and the environment variable isn't a positive number.
+    """
+    limit = _limit.get()
+    if not limit:
+        raise EinsumError(f"{_VARIABLE} is a positive number of bytes, not {_text!r}")
+    return limit
 
 
 # torch.compile calls it while tracing, and takes what it returns as it is.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.blocks import holding_anywhere, traced_value
+from einops_fast.backends import check_registration
+from einops_fast.blocks import Setting, holding, traced_value
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 
@@ -137,7 +137,11 @@ def register_implementation(name: str, framework: str, factory: Callable[[], Imp
         framework: name of the backend whose arrays it takes; ``''`` for any. ``factory`` isn't called before such
             an array arrives.
         factory: makes it; called once. An ``ImportError`` says why it isn't there.
+
+    Raises:
+        OperandError: a name is no text, ``factory`` can't be called, or, once it is called, it makes no implementation.
     """
+    check_registration(factory, name=name, framework=framework)
     global generation, registered
     with _lock:
         _entries[name] = _Entry(framework, factory)
@@ -163,7 +167,11 @@ def _wake(names: tuple[str, ...]) -> bool:
         for name in names:
             if name not in _made:
                 try:
-                    _made[name] = _entries[name].factory()
+                    made = _entries[name].factory()
+                    if not isinstance(made, Implementation):
+                        what = f"made a {type(made).__name__}, which is no Implementation"
+                        raise OperandError(f"the factory of attention {name!r} {what}")
+                    _made[name] = made
                 except ImportError as error:
                     _made[name] = f"it isn't available: {error}"
     return True
@@ -203,12 +211,12 @@ def none_left(answers: Sequence[tuple[str, Implementation | str]]) -> OperandErr
     return OperandError("no implementation of attention can do this:\n" + "\n".join(lines))
 
 
-@contextmanager
-def attention_backend(*names: str) -> Iterator[None]:
-    """Which implementations the calls in a ``with`` block may use: the first one that can do a call is used for it.
+def attention_backend(*names: str) -> Setting:
+    """Set which implementations calls may use: the first one that can do a call is used for it.
 
-    Blocks nest: an inner one counts alone. Each thread and each asyncio task has its own. A block may be in code that
-    torch.compile compiles, or around it.
+    A call alone holds from then on; ``with attention_backend(...):`` holds in the block, and a function that is
+    decorated with it has it in its calls. Blocks nest: an inner one counts alone. Each thread and each asyncio task has
+    its own, as with ``torch.set_grad_enabled``. A block may be in code that torch.compile compiles, or around it.
 
     Args:
         names: of implementations, best first. Nothing is measured then.
@@ -229,14 +237,12 @@ def attention_backend(*names: str) -> Iterator[None]:
     for name in names:
         if not isinstance(name, str) or name not in _entries:
             raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
-    with holding_anywhere("attention_backend", _restriction, tuple(dict.fromkeys(names))):
-        yield
+    return holding(_restriction, tuple(dict.fromkeys(names)), "attention_backend")
 
 
 def _built_in(module: str, class_name: str) -> Callable[[], Implementation]:
     def make() -> Implementation:
-        made = getattr(import_module(module), class_name)()
-        assert isinstance(made, Implementation)
+        made: Implementation = getattr(import_module(module), class_name)()
         return made
 
     return make

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from einops_fast.autocast import autocasts
-from einops_fast.errors import OperandError
+from einops_fast.errors import OperandError, ShapeError
 
 __all__ = [
     "ask_torch",
     "autocast",
+    "causal_of",
     "derivatives",
     "deterministic",
-    "is_ours",
     "is_strict",
+    "not_ours",
     "on_cuda",
     "refuse_layouts",
     "seed_for",
@@ -106,28 +107,45 @@ def seed_for(array: Any) -> Any:
     return torch.empty((1,), dtype=torch.int64, device=array.device).random_()  # takes the host half as long
 
 
-def is_ours(*arguments: Any) -> bool:
-    """Whether a call of torch's attention may be ours: plain CUDA tensors, with nobody else having a say in it."""
+def not_ours(*arguments: Any) -> str | None:
+    """Return why a call of torch's attention is left to torch; ``None`` for plain CUDA tensors that only we look at."""
     import torch
 
     first = arguments[0]  # asked before all others, which a call on a CPU would wait for
     if isinstance(first, torch.Tensor) and not on_cuda(first):
-        return False
+        return "its tensors aren't on a CUDA device"
     if torch.compiler.is_compiling() or torch._C._is_tracing():
-        return False
+        return "torch traces it"
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if not tensors or not all(
+    if not all(
         type(tensor) in (torch.Tensor, torch.nn.Parameter) and (tensor is first or on_cuda(tensor))
         for tensor in tensors
-    ):
-        return False
-    if any(tensor.is_nested for tensor in tensors) or torch.overrides.has_torch_function(tensors):
-        return False
+    ) or any(tensor.is_nested for tensor in tensors):  # fmt: skip
+        return "an operand is no plain CUDA tensor"
+    if is_followed() or torch._C._len_torch_dispatch_stack():
+        return "a transform or a mode of torch wants to see it"
     cuda: Any = torch.backends.cuda
-    return bool(
+    everything = (
         cuda.flash_sdp_enabled() and cuda.mem_efficient_sdp_enabled() and cuda.cudnn_sdp_enabled()
         and cuda.math_sdp_enabled()
     )  # fmt: skip
+    return None if everything else "sdpa_kernel, or a setting of torch, restricts the implementations"
+
+
+def causal_of(bias: Any, query: Any, key: Any) -> str:
+    """Return the causality that torch's ``CausalBias`` stands for, as :func:`einops_fast.attention` takes it.
+
+    Raises:
+        ShapeError: it was made for other lengths than (..., q_len, head_dim) and (..., kv_len, head_dim) have.
+    """
+    made_for = bias.seq_len_q, bias.seq_len_kv
+    lengths = tuple(getattr(array, "shape", (0, 0))[-2] for array in (query, key))
+    if made_for != lengths:
+        raise ShapeError(
+            f"attn_mask is a CausalBias of {made_for[0]} queries and {made_for[1]} keys, but query has {lengths[0]} "
+            f"and key has {lengths[1]}"
+        )
+    return "top_left" if bias.variant.name == "UPPER_LEFT" else "bottom_right"
 
 
 def on_cuda(tensor: Any) -> bool:
