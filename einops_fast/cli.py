@@ -19,7 +19,7 @@ from einops_fast.backends import registered
 from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
-from einops_fast.patch import patch
+from einops_fast.patch import FUNCTIONS, patch
 from einops_fast.profile import profile
 from einops_fast.tables import plain_table, rich_table
 
@@ -85,7 +85,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=_names,
         default=[],
         metavar="NAME[,NAME...]",
-        help="frameworks whose einsum to replace: numpy, torch, mxnet, cupy",
+        help=f"what to run ours beneath: {', '.join(f'{name} ({function})' for name, function in FUNCTIONS.items())}",
     )
     run.add_argument(
         "--profile",

@@ -12,6 +12,7 @@ import pytest
 
 from einops_fast import disk_cache
 from einops_fast.cli import main
+from einops_fast.patch import FUNCTIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -313,3 +314,8 @@ def test_no_such_thing_to_do_with_the_cache(arguments, cache, capsys):
         main(["cache", *arguments])
     assert exit_.value.code == 2
     assert "usage: einops-fast" in capsys.readouterr().err
+
+
+def test_the_help_of_run_names_everything_that_can_be_patched():
+    told = " ".join(_run("run", "--help").stdout.split())
+    assert all(f"{name} ({function})" in told for name, function in FUNCTIONS.items())
