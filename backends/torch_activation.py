@@ -18,11 +18,10 @@ from einops_fast.backends.torch_operator import (
     Operator,
     by_kernel,
     dtype_name,
-    is_known,
     new_tensor,
     new_tensors,
 )
-from einops_fast.backends.torch_types import HALVES
+from einops_fast.backends.torch_types import HALVES, may_read_values
 from einops_fast.layout import Strides, dense_strides
 from einops_fast.tuning import current_mode
 
@@ -72,7 +71,7 @@ def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
 def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
     """In the dtype of ``x``, by functions that can be differentiated again, each of which rounds."""
     before = x if bias is None else x + bias
-    ours = before is not x and is_known(x) and not before.requires_grad
+    ours = before is not x and may_read_values(x) and not before.requires_grad
     found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
     return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 

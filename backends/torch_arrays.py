@@ -10,15 +10,15 @@ from torch.utils.checkpoint import checkpoint
 
 from einops_fast.attention.arrays import Arrays
 from einops_fast.autocast import autocasts
-from einops_fast.backends.torch_types import PLAIN
-from einops_fast.tracing import is_tracing
+from einops_fast.backends.torch_types import is_traced, may_read_values
+from einops_fast.errors import OperandError
 
 __all__ = ["TorchArrays"]
 
 _LENGTHS = (
     "einops_fast: attention without a kernel of ours computes packed and nested sequences one by one, by their "
     "lengths, which no single graph can depend on. Compile without fullgraph=True, call attention outside of what is "
-    "compiled, or pad the sequences and give a mask or segment_ids."
+    "compiled or traced, or pad the sequences and give a mask or segment_ids."
 )
 
 
@@ -75,10 +75,12 @@ class TorchArrays(Arrays):
         if torch.compiler.is_dynamo_compiling():
             # Where the graph may not break, torch would complain of the first thing that is asked about a length.
             torch._dynamo.graph_break(msg=_LENGTHS)
+        elif is_traced() and not torch.compiler.is_compiling():
+            raise OperandError(_LENGTHS)
         return super().integers(array)
 
     def can_look(self, array: Any) -> bool:
-        return array.device.type == "cpu" and type(array) in PLAIN and not is_tracing()
+        return may_read_values(array)
 
     def block(self, function: Callable[..., Any], gradients: bool, *arguments: Any) -> Any:
         if not gradients:

@@ -16,7 +16,7 @@ from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch_attention_layouts import LENGTHS, NAMES, Arrays, Given, extras_of
 from einops_fast.backends.torch_attention_runs import AttentionCall, backward, call_of
 from einops_fast.backends.torch_function import recorded
-from einops_fast.backends.torch_types import is_batched
+from einops_fast.backends.torch_types import is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
 __all__ = [
@@ -56,7 +56,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         NotImplementedError: from backward, where gradients are differentiated again.
     """
     arrays = _arrays(inputs)
-    if torch.compiler.is_compiling() or not _in_memory(arrays):
+    if torch.compiler.is_compiling() or is_jit_tracing() or not _in_memory(arrays):
         # Imported here because it registers operators that are made of these functions.
         from einops_fast.backends.torch_attention_ops import attention_forward, constants
 
@@ -93,6 +93,8 @@ class GivenAttention:
     def __call__(self, arrays: Mapping[str, Any]) -> Any:
         """The result, and the logarithms if they are asked for."""
         plan = self._plan
+        if is_jit_tracing():
+            return self._by_operators(arrays)
         q, k, v = arrays["q"], arrays["k"], arrays["v"]
         extras = NO_EXTRAS if self._bare else self._extras(arrays)
         call = self._call

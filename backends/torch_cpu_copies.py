@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.blocked_copies import block_extents, copy_in_blocks
+from einops_fast.backends.torch_types import may_read_values
 
 __all__ = ["contiguous"]
 
@@ -32,15 +33,12 @@ def contiguous(array: Any) -> Any:
         >>> contiguous(torch.ones(300, 300, 8).permute(2, 1, 0)).is_contiguous()
         True
     """
-    # Imported here because it is about kernels, too.
-    from einops_fast.backends.torch_operator import is_known
-
     threads = min(torch.get_num_threads(), _MOST_THREADS)
     bits = _BITS.get(array.element_size())
     if (
         (threads > 1 and array.numel() < _SHARED)
         or bits is None
-        or not is_known(array)
+        or not may_read_values(array)
         or array.layout is not torch.strided
         or (array.requires_grad and torch.is_grad_enabled())
         or array.is_complex()

@@ -23,11 +23,10 @@ from einops_fast.backends.torch_operator import (
     Operator,
     autocasted,
     by_kernel,
-    is_known,
     result_dtype,
 )
 from einops_fast.backends.torch_row_losses import RowLoss
-from einops_fast.backends.torch_types import PLAIN, is_batched, is_followed
+from einops_fast.backends.torch_types import PLAIN, is_batched, is_followed, may_read_values
 
 __all__ = ["linear_cross_entropy"]
 
@@ -73,7 +72,7 @@ def linear_cross_entropy(
 def _by_torch(*tensors: Any) -> bool:
     """Whether torch's own functions have all that is asked for, and no kernel of ours takes it."""
     given = [each for each in tensors if each is not None]
-    return is_known(*given) and not by_kernel(given) and _in_one(*tensors)
+    return may_read_values(*given) and not by_kernel(given) and _in_one(*tensors)
 
 
 def _in_one(*tensors: Any) -> bool:
@@ -162,7 +161,7 @@ def _scale(x: Any, factor: Any, out: Any) -> None:
         device = MEMORY.device(x)
         with MEMORY.on_device(device):
             scaling(x.numel(), out is x)(MEMORY, device, x, factor, out)
-    elif out is not x or not is_known(factor) or factor != 1:
+    elif out is not x or not may_read_values(factor) or factor != 1:
         torch.mul(x, factor.to(x.dtype), out=out)
 
 

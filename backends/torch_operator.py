@@ -15,7 +15,7 @@ from einops_fast import dtypes
 from einops_fast.autocast import autocasts
 from einops_fast.backends.torch_function import recorded
 from einops_fast.backends.torch_memory import TorchMemory
-from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed
+from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.layout import VECTOR
 from einops_fast.tuning import autotune, current_mode
@@ -28,7 +28,6 @@ __all__ = [
     "by_kernel",
     "dtype_name",
     "is_aligned",
-    "is_known",
     "new_tensor",
     "new_tensors",
     "on_gpu",
@@ -92,7 +91,7 @@ class Operator:
             self.recorded = _recorded(name, compute, setup, backward, seen)
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_jit_tracing():
             return self.traced(*arguments)
         tensors = arguments[: self._tensors]
         wanted = False
@@ -180,13 +179,6 @@ def by_kernel(tensors: Sequence[Any]) -> bool:
         and not is_followed()
         and why_unusable() is None
     )
-
-
-def is_known(*tensors: Any) -> bool:
-    """Whether what to do may follow from tensors' values: they are on the host, and nobody traces or transforms."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_followed():
-        return False
-    return all(type(each) in PLAIN and each.is_cpu and not is_batched(each) for each in tensors)
 
 
 def is_aligned(*tensors: Any) -> bool:

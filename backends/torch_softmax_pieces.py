@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from einops_fast.backends.torch_function import recorded
-from einops_fast.backends.torch_operator import is_known
 from einops_fast.backends.torch_pieces import dense_like, outermost_first, pieces, room_for
-from einops_fast.backends.torch_types import HALVES
+from einops_fast.backends.torch_types import HALVES, may_read_values
 
 __all__ = ["gains_by_pieces", "gradient_by_torch", "masked_softmax", "softmax_in_pieces"]
 
@@ -47,8 +46,8 @@ def gains_by_pieces(x: Any, mask: Any, queries: int | None, wanted: torch.dtype)
     if x.numel() < _LARGE or x.dtype not in _AS_INTEGERS:
         return False
     if mask is None:
-        return queries is not None and is_known(x)
-    if not is_known(x, mask):
+        return queries is not None and may_read_values(x)
+    if not may_read_values(x, mask):
         return False
     alike = queries is None and mask.dtype == x.dtype == wanted
     return not (alike and _is_recorded(x, mask) and _is_finite(mask.detach()))
@@ -80,7 +79,7 @@ def masked_softmax(
     kind = torch.promote_types(score.dtype, wanted)
     if (mask is None and queries is None) or not x.shape[dim]:
         return native(score, dim, dtype=kind).to(wanted)
-    found = native(score, dim, dtype=kind) if is_known(x) else None
+    found = native(score, dim, dtype=kind) if may_read_values(x) else None
     if found is None or not found.numel() or isnan(found.detach().select(dim, 0).sum().item()):
         # Without anything to sum over, a row is NaN, all along, and so would be its gradients.
         empty = score.detach().amax(dim, keepdim=True) == _HIDDEN
@@ -104,7 +103,7 @@ def _score(x: Any, dim: int, mask: Any, queries: int | None, shift: int, scale: 
     seen = mask if added is None else None
     score = x if scale == 1.0 else x * scale
     if added is not None:
-        fits = score is not x and is_known(x) and torch.promote_types(score.dtype, added.dtype) == score.dtype
+        fits = score is not x and may_read_values(x) and torch.promote_types(score.dtype, added.dtype) == score.dtype
         score = score.add_(added) if fits else score + added
     if queries is not None:
         before = _seen_before(x, dim, queries, shift)
@@ -296,7 +295,7 @@ class SoftmaxInPieces(torch.autograd.Function):
         of_x, of_mask, _ = ctx.needs_input_grad
         dtype, kind_of_mask, (dim, log, queries, shift, scale, _) = ctx.given
         masked = kind_of_mask is not None or queries is not None
-        if torch.is_grad_enabled() or not is_known(d_out):
+        if torch.is_grad_enabled() or not may_read_values(d_out):
             gradient = gradient_by_torch
         else:
             gradient = partial(_gradient, hides=(mask, queries, shift))

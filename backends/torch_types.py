@@ -1,4 +1,4 @@
-"""What is asked of torch in many places: which types tensors have, and who follows a call."""
+"""What is asked of torch in many places: types of tensors, who follows a call, and whether values may be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["HALVES", "PLAIN", "is_batched", "is_followed", "is_jit_tracing", "recorder", "unrecorded"]
+__all__ = [
+    "HALVES",
+    "PLAIN",
+    "is_batched",
+    "is_followed",
+    "is_jit_tracing",
+    "is_traced",
+    "may_read_values",
+    "recorder",
+    "unrecorded",
+]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
@@ -22,8 +32,18 @@ is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batc
 
 _mode: Callable[..., Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
 
-recorder: Callable[[], Any] = partial(_mode, getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None))
+_keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+
+recorder: Callable[[], Any] = partial(_mode, getattr(_keys, "PROXY", None))
 """The mode in which ``make_fx`` writes down each call that torch gets; ``None`` if it doesn't."""
+
+
+_WITHOUT_VALUES = [getattr(_keys, name) for name in ("FAKE", "FUNCTIONAL") if hasattr(_keys, name)]
+
+_ops: Any = torch._ops
+
+_before_autograd = _ops.mode_stack_state_for_pre_dispatch()
+"""The modes of ``make_fx(pre_dispatch=True)``."""
 
 
 def is_followed() -> bool:
@@ -31,7 +51,7 @@ def is_followed() -> bool:
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return True
     # torch.compile, which can't follow the question, has the operators.
-    return not torch.compiler.is_compiling() and recorder() is not None
+    return not torch.compiler.is_compiling() and (recorder() is not None or _before_autograd.count() > 0)
 
 
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -50,3 +70,25 @@ def unrecorded() -> Iterator[None]:
         yield
     finally:
         _record_in(state)
+
+
+def is_traced() -> bool:
+    """Return whether a call is compiled, recorded, transformed, or made on tensors without values.
+
+    Then nothing may follow from values: what was decided by those of one call would hold for all later ones.
+    """
+    if torch.compiler.is_compiling() or is_jit_tracing() or is_followed():
+        return True
+    return any(_mode(key) is not None for key in _WITHOUT_VALUES)
+
+
+def may_read_values(*tensors: Any) -> bool:
+    """Return whether what to do may follow from tensors' values now: all are on the host, and nobody traces the call.
+
+    This is the one place that decides so. On a GPU nobody reads values to decide anything: that would wait for it, and
+    a captured graph would keep what was decided. Nothing read may be kept for another call either, since values change
+    without torch's knowledge: through NumPy, ``.data``, DLPack and other processes.
+    """
+    if is_traced():
+        return False
+    return all(type(each) in PLAIN and each.is_cpu and not is_batched(each) for each in tensors)

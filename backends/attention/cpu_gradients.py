@@ -16,7 +16,7 @@ from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.reference import reference_attention
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_function import recorded
-from einops_fast.backends.torch_types import PLAIN
+from einops_fast.backends.torch_types import PLAIN, is_jit_tracing, may_read_values
 from einops_fast.dtypes import dtype_name
 
 __all__ = [
@@ -59,10 +59,12 @@ def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: f
         causal: whether keys after the query are hidden, beside no mask.
         scale: of the products.
     """
-    of_values = v.shape[-1]
-    q, k, v = even_features(q, k, v)
     if mask is not None and mask.dtype == torch.bool:
         mask = added_mask(mask, q.dtype)
+    if is_jit_tracing():  # which records no function of autograd that isn't torch's own
+        return _by_reference(q, k, v, mask, causal, scale)
+    of_values = v.shape[-1]
+    q, k, v = even_features(q, k, v)
     # What isn't side by side would be read as if it were.
     q, k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k, v))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -100,7 +102,7 @@ def with_wide_gradients(
 
     For what :func:`attention_with_log` can do; else it is :func:`differentiable_twice`.
     """
-    plain = q.is_cpu and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
+    plain = not is_jit_tracing() and q.is_cpu and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
     if not plain or dropout_p or not _is_wide(q, k) or (mask is not None and mask.requires_grad):
         return differentiable_twice(q, k, v, mask, dropout_p, is_causal, **options)
     scale = options.get("scale")
@@ -121,7 +123,7 @@ def _logs(lse: Any, mask: Any) -> Any:
         return lse
     # The operator says 0 there, which others may have, too, but seldom.
     zeros = lse == 0
-    if not zeros.any():
+    if may_read_values(zeros) and not zeros.any():
         return lse
     empty = (mask == float("-inf")).all(-1)
     return lse.masked_fill(zeros & empty, float("-inf"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from einops_fast.attention import torch_state
 from einops_fast.attention.layouts import read_layout
 from einops_fast.attention.options import count, plain_options
 from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import INTEGERS
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+from einops_fast.tracing import is_tracing
 
 __all__ = ["read_call"]
 
@@ -138,6 +140,7 @@ def _read_lengths(
 
 
 def _longest(name: str, ends: Any) -> int:
-    if getattr(ends, "is_meta", False):
-        raise OperandError(f"cu_seqlens_{name} is on meta, where nothing can be read: give max_seqlen_{name}")
+    if not is_tracing() and torch_state.hides_values(ends):  # torch.compile itself sees to other values
+        where = "on meta" if ends.is_meta else "traced, transformed or captured"
+        raise OperandError(f"cu_seqlens_{name} is {where}, where nothing can be read: give max_seqlen_{name}")
     return int((ends[1:] - ends[:-1]).max()) if len(ends.shape) == 1 and ends.shape[0] > 1 else 0

@@ -17,6 +17,7 @@ __all__ = [
     "causal_of",
     "derivatives",
     "deterministic",
+    "hides_values",
     "is_strict",
     "not_ours",
     "on_cuda",
@@ -83,6 +84,17 @@ def autocast(arrays: dict[str, Any]) -> None:
         array = arrays[name]
         if array.is_floating_point() and array.dtype != torch.float64:
             arrays[name] = array.to(dtype)
+
+
+def hides_values(array: Any) -> bool:
+    """Return whether no decision may follow from an array's values now, even by a caller that waits for a device."""
+    if not hasattr(array, "is_meta"):
+        return False
+    import torch
+
+    from einops_fast.backends.torch_types import is_traced
+
+    return bool(array.is_meta or is_traced() or (array.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
 def deterministic() -> bool:

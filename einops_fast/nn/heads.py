@@ -8,7 +8,7 @@ from torch import Tensor
 
 from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
-from einops_fast.nn.masks import Seen, read_mask
+from einops_fast.nn.masks import mask_options
 from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["attend_heads", "check_features", "head_dim_of", "refuse"]
@@ -63,7 +63,7 @@ def attend_heads(
 
     Args:
         q, k, v: views of projections; k and v may have fewer heads.
-        mask: of four axes, as transformers makes them; see :func:`einops_fast.nn.masks.read_mask`.
+        mask: of four axes, as transformers makes them; see :func:`einops_fast.nn.masks.mask_options`.
         causal: without a mask, whether several queries see no keys after them, the first facing the first.
         scale: of the products.
         dropout_p: probability of dropping a weight.
@@ -80,17 +80,15 @@ def attend_heads(
         more = () if cache_options is None else (cache_options,)
         k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), layer, *more)
         axis, pattern = 2, _HEADS_FIRST
+    options: dict[str, Any] = {}
     if mask is not None:
-        seen = read_mask(mask, length, k.shape[axis])
-    else:
-        seen = Seen(length > 1 and causal)
-        if seen.causal and k.shape[axis] > length:
+        options = mask_options(mask, k.shape[axis])
+    elif length > 1 and causal:
+        options["causal"] = True
+        if k.shape[axis] > length:
             # A cache of fixed size: no query sees what is behind the new keys.
             k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
-    found: Tensor = attention_or_zeros(
-        pattern, q, k, v, dropout_p, sequence=("i", "j"), causal=seen.causal, mask=seen.mask, bias=seen.bias,
-        scale=scale,
-    )  # fmt: skip
+    found: Tensor = attention_or_zeros(pattern, q, k, v, dropout_p, sequence=("i", "j"), scale=scale, **options)
     return found.flatten(-2)
 
 

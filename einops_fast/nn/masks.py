@@ -1,53 +1,31 @@
-"""Masks as transformers hands them to its attention, and what attention is told instead, which costs less."""
+"""Masks as transformers hands them to its attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from einops_fast.attention.torch_state import hides_values
+from einops_fast.backends.torch_types import PLAIN, may_read_values
 from einops_fast.errors import ShapeError
 
-__all__ = ["Seen", "hides_all_keys", "read_mask"]
+__all__ = ["mask_options", "may_hide_all_keys"]
+
+# By a mask on a GPU: its version, the layers that got the answer, and the answer.
+_answers: Any = WeakIdKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Which keys a query sees, as :func:`einops_fast.attention` takes it.
+def mask_options(mask: Tensor, kv_length: int) -> dict[str, Tensor]:
+    """Return a mask of four axes, (batch, heads, queries, keys), as the option that :func:`attention` takes it by.
 
-    Attributes:
-        causal: whether keys after the query are hidden, the first query facing the first key.
-        mask: boolean, True where a key is seen.
-        bias: what is added to the scores.
-        hides_all: whether some query gets the lowest number for every key, which makes its scores one number, so that
-            its result is the mean of all values; the log of the denominator, which the backward kernels start from, is
-            that number, too.
-    """
-
-    causal: bool = False
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-    hides_all: bool = False
-
-
-# By the mask itself, for as long as it lives: all layers of a model get the same one. With its version, which counts
-# changes in place; `None` where the mask has to be taken as it is.
-_read: Any = WeakIdKeyDictionary()
-
-
-def read_mask(mask: Tensor, length: int, kv_length: int) -> Seen:
-    """What a mask of four axes, (batch, heads, queries, keys), means.
-
-    One that adds zeros and the lowest number hides keys, like a boolean one; one that hides what is after the query,
-    and keys of some sequences, becomes ``causal`` and a mask of keys. To find that out waits for the GPU, once per
-    mask. It isn't done for the one query of a step of generation, nor while a graph is traced or captured.
+    No value is read: kernels find out themselves which blocks of keys a mask hides, and a decision by values would
+    wait for a GPU, and be wrong in a traced graph.
 
     Args:
         mask: boolean, True where a key is seen, or numbers to be added.
-        length: how many queries there are.
         kv_length: how many keys there are.
 
     Raises:
@@ -55,68 +33,34 @@ def read_mask(mask: Tensor, length: int, kv_length: int) -> Seen:
     """
     if mask.dim() != 4:
         raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
-    found = _remembered(mask) if length > 1 else None
-    if found is None or found.hides_all:
-        found = Seen(mask=mask) if mask.dtype == torch.bool else Seen(bias=mask)
-    if mask.shape[-1] <= kv_length:
-        return found
     # Older versions of transformers make masks for the keys of the whole cache.
-    return Seen(found.causal, _first(found.mask, kv_length), _first(found.bias, kv_length))
+    return {"mask" if mask.dtype == torch.bool else "bias": mask[..., :kv_length]}
 
 
-def hides_all_keys(mask: Tensor, length: int) -> bool:
-    """Whether a mask of numbers, looked at as by :func:`read_mask`, leaves some query without any key."""
-    if mask.dtype == torch.bool or length == 1:
-        return False
-    found = _remembered(mask)
-    return found is not None and found.hides_all
+def may_hide_all_keys(mask: Tensor, layer: int | None) -> bool:
+    """Return whether a mask of numbers may give some query the lowest number for every key.
+
+    Rounding makes the scores of such a query one number, and decides its gradients. In a traced graph, where values
+    can't be read, every mask of numbers may do so. On a GPU, to read waits for it: all layers of a model that get the
+    same mask wait once, in each forward.
+
+    Args:
+        mask: of four axes.
+        layer: the number of the layer that asks.
+    """
+    if may_read_values(mask):
+        return _hides_all_keys(mask)
+    if type(mask) not in PLAIN or not mask.is_cuda or hides_values(mask):
+        return True
+    if layer is None or mask.is_inference():
+        return _hides_all_keys(mask)
+    version, layers, answer = _answers.get(mask, (None, set(), True))
+    if version != mask._version or layer in layers:  # another forward, before which the mask may have changed
+        layers, answer = set(), _hides_all_keys(mask)
+    layers.add(layer)
+    _answers[mask] = mask._version, layers, answer
+    return bool(answer)
 
 
-def _first(mask: Tensor | None, kv_length: int) -> Tensor | None:
-    return mask if mask is None or mask.shape[-1] == 1 else mask[..., :kv_length]
-
-
-def _can_look(mask: Tensor) -> bool:
-    return not (
-        torch.compiler.is_compiling()
-        or type(mask) is not torch.Tensor
-        or mask.requires_grad
-        or mask.is_meta
-        or mask.is_inference()  # has no version
-        or not mask.numel()
-        or torch._C._are_functorch_transforms_active()
-        or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
-
-
-def _remembered(mask: Tensor) -> Seen | None:
-    """What is known of a mask, after a look at it; ``None`` if it is best taken as it is, or can't be looked at."""
-    if not _can_look(mask):
-        return None
-    known = _read.get(mask)
-    if known is None or known[0] != mask._version:
-        # What is kept must not be a view of the mask: it would keep the mask.
-        known = mask._version, _look(mask)
-        _read[mask] = known
-    found: Seen | None = known[1]
-    return found
-
-
-def _look(mask: Tensor) -> Seen | None:
-    """What the mask means, if it isn't best taken as it is."""
-    boolean = mask.dtype == torch.bool
-    seen = mask if boolean else mask == 0
-    keys = seen.any(2, keepdim=True)
-    ends = torch.ones(mask.shape[2:], dtype=torch.bool, device=mask.device).tril()
-    facts = [(seen == keys).all(), (seen == (keys & ends)).all(), keys.all()]
-    if not boolean:
-        lowest = mask <= torch.finfo(mask.dtype).min
-        facts += [(seen | lowest).all(), lowest.all(-1).any()]
-    of_keys, causal, every_key, *of_numbers = torch.stack(facts).tolist()
-    if of_numbers and of_numbers[1]:
-        return Seen(hides_all=True)
-    if of_numbers and not of_numbers[0]:
-        return None
-    if of_keys or causal:
-        return Seen(not of_keys, None if every_key else keys)
-    return None if boolean else Seen(mask=seen)
+def _hides_all_keys(mask: Tensor) -> bool:
+    return bool((mask.detach() <= torch.finfo(mask.dtype).min).all(-1).any())

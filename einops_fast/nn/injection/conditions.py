@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast.nn.injection.replacement import original_class
-from einops_fast.nn.masks import hides_all_keys
+from einops_fast.nn.masks import may_hide_all_keys
 
 __all__ = [
     "BERT_FAMILY",
@@ -94,15 +94,15 @@ def activation_of(function: Any) -> str | None:
 def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[str, Any]) -> bool:
     """Whether a call of attention is for the module's own ``forward``.
 
-    It is where weights are asked for, where keys come from elsewhere, where a mask of lowest numbers leaves a query no
-    key (there the gradients of that ``forward`` depend on how it rounds), and where transformers is set to do attention
-    in another way than ``eager`` or ``sdpa``, which has masks of its own.
+    It is where weights are asked for, where keys come from elsewhere, where a mask of lowest numbers may leave a query
+    no key (its gradients, and in float16 its result, depend on how that ``forward`` rounds), and where transformers is
+    set to do attention in another way than ``eager`` or ``sdpa``, which has masks of its own.
     """
     config = module.config
     return bool(
         getattr(config, "_attn_implementation", None) not in ("eager", "sdpa")
         or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4))
-        or (mask is not None and hides_all_keys(mask, hidden_states.shape[1]))
+        or (mask is not None and _is_decided_by_rounding(module, hidden_states, mask))
         or options.get("encoder_hidden_states") is not None
         or options.get("head_mask") is not None
         or options.get("position_bias") is not None
@@ -110,6 +110,15 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
         or getattr(config, "output_attentions", False)
         or _weights_collected(module)
     )
+
+
+def _is_decided_by_rounding(module: Any, hidden_states: Tensor, mask: Tensor) -> bool:
+    """Whether rounding may decide what a query without any key gives. The query of a step of generation has one."""
+    if mask.dtype == torch.bool or hidden_states.shape[1] == 1:
+        return False
+    differentiable = (hidden_states, mask, *module.parameters()) if torch.is_grad_enabled() else ()
+    matters = mask.dtype == torch.float16 or any(each.requires_grad for each in differentiable)
+    return matters and may_hide_all_keys(mask, module.layer_idx)
 
 
 def _weights_collected(module: Any) -> bool:
