@@ -47,7 +47,8 @@ class NumpyBackend(NdarrayBackend):
                 flops={"float32": 8e10 * threads, "float64": 4e10 * threads},
                 call=1e-6,
                 again=1e-6,
-                item=1e-8,
+                item=8e-8,
+                run=1.2e-8,
                 # OpenBLAS shares out every matrix of a stack, one after the other.
                 fork=3e-6 if threads > 1 else 0.0,
                 fork_above=64**3,

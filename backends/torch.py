@@ -365,18 +365,20 @@ def _ceilings(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
     rates = {"float32": 8e10, "float64": 4e10, "bfloat16": 2e11, "float16": 2e11}
     return Ceilings(
         bandwidth=2e10,
-        runs=1e10,
+        runs=8e9 * threads,
         gather=4e9,
         flops={dtype: rate * threads for dtype, rate in rates.items()},
         call=2e-6,
         again=6e-6,
         item=4e-7 if half else 3e-8,
+        run=6e-9 / threads,
         broadcast=2e10,
         # Nothing can be written into blocks that a transform, or autograd, would have to follow.
         block=_BLOCK if writes else 0,
-        blocked=2e9 * threads,
+        blocked=1e9 * threads,
         small=400,
-        small_rate=2.4e9 * threads,
+        small_rate=1.2e9 * threads,
+        small_item=1.2e-8,
         dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
         # Where oneDNN has none of halves, torch's own loops run, in float32.
         dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),

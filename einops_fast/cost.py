@@ -64,6 +64,7 @@ class Ceilings:
         call: seconds of one library call (launch and dispatch).
         again: seconds that each further call of a loop costs.
         item: seconds that one matrix of a batch costs beyond its FLOPs.
+        run: seconds that a copy, an elementwise product or a sum takes to begin its innermost loop once more.
         fork: seconds that it costs more if it is shared out among threads,
         fork_above: which it is from this number of multiply-adds on.
         broadcast: bytes per second of an elementwise product with broadcasting.
@@ -78,6 +79,7 @@ class Ceilings:
         blocked: multiply-adds per second of products that are made and summed in blocks.
         small: multiply-adds of one matrix below which a batched GEMM runs scalar loops.
         small_rate: multiply-adds per second of these.
+        small_item: seconds that each of these matrices costs beyond them.
         dots: multiply-adds per second of a batch of dot products that scalar loops aren't for, where these run far
             below the bandwidth.
         dot_kernels: dtypes of which a single dot product has a fast kernel nevertheless.
@@ -100,10 +102,12 @@ class Ceilings:
     native_products: float = 1.0
     native_call: float = 0.0
     native_run: float = 0.0
+    run: float = 0.0
     block: int = 0
     blocked: float = 1.0
     small: int = 0
     small_rate: float = 1.0
+    small_item: float = 0.0
     dots: dict[str, float] = field(default_factory=dict, hash=False)
     dot_kernels: frozenset[str] = frozenset({"float32", "float64", "float16"})
     units: int = 1
@@ -163,7 +167,7 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     if m == n == 1 and dtype in on.dots and not scalar and (product.batch > 1 or dtype not in on.dot_kernels):
         return overhead + product.full / on.dots[dtype]
     if m * n * k < on.small:
-        return overhead + product.full / on.small_rate
+        return overhead + product.full / on.small_rate + product.batch * on.small_item
     # Libraries share out a single dot product where that takes less time.
     forks = m * n * k > on.fork_above and product.batch * m * n > 1
     overhead += product.batch * (on.item + (on.fork if forks else 0.0))
@@ -192,12 +196,23 @@ def _chain_flops(chain: Chain, on: Ceilings) -> int:
     return 2 * batch * rows * (sharing * between + blocks[-1] * columns)
 
 
-def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings) -> float:
-    """Predicted time of writing ``elements`` in another axis order; ``in_runs`` keeps the fastest axis."""
-    return on.call + 2 * elements * ITEM_SIZES.get(dtype, 8) / (on.runs if in_runs else on.gather)
+def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings, inner: int = 0) -> float:
+    """Predicted time of writing ``elements`` in another axis order.
+
+    Args:
+        elements: how many.
+        in_runs: the fastest axis stays the fastest.
+        dtype: of the elements.
+        on: the ceilings to price against.
+        inner: length of the innermost loop, 0 where it makes no difference.
+    """
+    begun = elements / inner * on.run if inner else 0.0
+    return on.call + max(begun, 2 * elements * ITEM_SIZES.get(dtype, 8) / (on.runs if in_runs else on.gather))
 
 
-def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings) -> float:
+def multiply_seconds(
+    full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings, runs: int = 0
+) -> float:
     """Predicted time of a broadcast product of ``full`` elements and, in a second pass or block by block, its sum.
 
     Args:
@@ -206,7 +221,10 @@ def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: st
         summed: whether a sum follows.
         dtype: dtype of all arrays.
         on: the ceilings to price against.
+        runs: how often either pass begins its innermost loop.
     """
+    if runs:
+        return 2 * runs * on.run + multiply_seconds(full, elements, summed, dtype, on)
     left, right, result = elements
     item = ITEM_SIZES.get(dtype, 8)
     rate = on.bandwidth if left == right == full else on.broadcast
@@ -214,7 +232,7 @@ def multiply_seconds(full: int, elements: Sequence[int], summed: bool, dtype: st
         return on.call + item * (left + right + full) / rate
     if 0 < on.block < full:
         calls = 2 if item >= 4 else 4
-        passes = max(full / on.blocked, item * (left + right + result) / on.bandwidth)
+        passes = full / on.blocked + item * (left + right + result) / on.bandwidth
         return calls * (2 + full // on.block) * on.call + passes
     # Half-precision products are kept in float32 until they are summed.
     wide = max(item, 4)
@@ -301,6 +319,6 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
         arithmetic = 1.3 * done / on.gemm_rate(dtype)
         return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, arithmetic))
     if isinstance(step, Multiply):
-        seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on)
+        seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on, step.runs)
         return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds)
     return StepCost(2 * step.full, moved, 0, native_seconds(step.full, (*reads, result), True, dtype, on))

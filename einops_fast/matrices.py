@@ -30,6 +30,9 @@ __all__ = ["GemmChoice", "cheapest_gemm"]
 _CACHED = 1 << 16
 """Multiply-adds up to which the operands of a matrix times a vector stay in the cache."""
 
+_SHORT_LOOP = 16
+"""Elements of a loop that take no longer than to begin it."""
+
 _LONG_ROW = 512
 """Elements from which on it makes no difference to BLAS how far a row is from the next one."""
 
@@ -45,6 +48,7 @@ class Side:
         strides: by label, of the operand as the GEMM gets it.
         moves: why it is copied; empty if it isn't.
         in_runs: the copy keeps the axis that is fastest in memory the fastest.
+        inner: length of the innermost loop of the copy.
         free_last: which of the free and the contracted axes come last in memory, where the arrangement has
             to follow that order and the GEMM transposes; ``None`` where strides make it irrelevant.
     """
@@ -55,6 +59,7 @@ class Side:
     strides: dict[str, int]
     moves: str = ""
     in_runs: bool = False
+    inner: int = 0
     free_last: bool | None = None
 
 
@@ -251,11 +256,29 @@ def _copies(term: Term, batch: str, free: str, contracted: str, reason: str) -> 
 
 
 def _copied(term: Term, batch: str, free: str, contracted: str, reason: str, fastest: str) -> Side:
-    # Whichever group ends in the smaller stride goes innermost: the copy then reads with more locality.
+    # Whichever group ends in the smaller stride goes innermost, for the copy then reads with more locality; unless only
+    # the other one makes loops that are long enough.
     strides = {axis.label: abs(axis.stride) for axis in term.axes}
     free_last = bool(free) and strides[free[-1]] < strides[contracted[-1]]
+    inner = _inner(term, free if free_last else contracted)
+    if free and inner < _SHORT_LOOP:
+        other = _inner(term, contracted if free_last else free)
+        if other > inner:
+            free_last, inner = not free_last, other
     order = batch + (contracted + free if free_last else free + contracted)
-    return Side(term, free, "", _strides_in(order, term), reason, bool(fastest) and order.endswith(fastest), free_last)
+    in_runs = bool(fastest) and order.endswith(fastest)
+    return Side(term, free, "", _strides_in(order, term), reason, in_runs, inner, free_last)
+
+
+def _inner(term: Term, labels: str) -> int:
+    """How many elements of a copy, with these labels last, one loop writes."""
+    axes = term.pick(labels)
+    run = 1
+    for at in range(len(axes) - 1, -1, -1):
+        if merge(axes[at:]) is None:
+            break
+        run *= axes[at].size
+    return run
 
 
 def _unstrided(term: Term, batch: str, free: str, contracted: str) -> Iterator[Side]:
@@ -300,7 +323,7 @@ def _price(
     seconds += cost.gemm_seconds(product, loops, dtype, on)
     for side in (left, right):
         if side.moves:
-            seconds += cost.copy_seconds(side.term.size, side.in_runs, dtype, on)
+            seconds += cost.copy_seconds(side.term.size, side.in_runs, dtype, on, side.inner)
     copies = not target.strided or (target.in_order and not (target.writes and target.writes_strided))
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)

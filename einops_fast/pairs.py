@@ -127,12 +127,15 @@ def contract_pair(
     if not summed or product.m == 1 or product.n == 1:
         inner = _innermost(roles) if summed and on.native_run else 0
         native = cost.native_seconds(product.full, elements, summed, dtype, on, inner)
-    if summed and numerics.gemm:
-        gemm = cheapest_gemm(roles, target, dtype)
-        if gemm is not None and gemm.seconds <= min(multiply, native):
-            return gemm.step(roles, target)
+    gemm = cheapest_gemm(roles, target, dtype) if summed and numerics.gemm else None
+    runs = 0
+    if summed and on.run and multiply <= min(native, gemm.seconds if gemm else native):
+        runs = product.full // max(1, _innermost(roles))
+        multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on, runs)
+    if gemm is not None and gemm.seconds <= min(multiply, native):
+        return gemm.step(roles, target)
     if multiply <= native:
-        return _multiply(roles, target, dtype)
+        return _multiply(roles, target, dtype, runs)
     return _native(roles, "its loops are predicted to be fastest here"), strides
 
 
@@ -162,7 +165,7 @@ _LONG_LINES, _CROSSED = 128, 1 << 16
 """Extents of the axes that the operands lie along, and elements, from which on a crossed product is made in pieces."""
 
 
-def _multiply(roles: Roles, target: Target, dtype: str) -> tuple[Multiply, tuple[int, ...]]:
+def _multiply(roles: Roles, target: Target, dtype: str, runs: int) -> tuple[Multiply, tuple[int, ...]]:
     summed, full, block = len(roles.contracted), roles.product.full, target.ceilings.block
     if summed and roles.left.size < roles.right.size:
         roles = roles.swapped()  # frameworks lay the product out as the first operand lies
@@ -172,7 +175,7 @@ def _multiply(roles: Roles, target: Target, dtype: str) -> tuple[Multiply, tuple
     left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
     if not summed or (full <= block and not (dtype in _REAL and _is_crossed(roles))):
         block = 0
-    step = Multiply(roles.slots, wanted, roles.shape(wanted), left, right, summed, full, block)
+    step = Multiply(roles.slots, wanted, roles.shape(wanted), left, right, summed, full, block, runs)
     return step, contiguous_strides(roles.sizes(wanted))
 
 

@@ -108,7 +108,8 @@ class Multiply(_Base):
 
     ``left`` and ``right`` bring the operands to the axes (result axes, summed axes), with size 1 where an
     operand lacks an axis; ``full`` is the number of elements of the product. Where ``block`` isn't 0, no more of
-    them than that are made at a time, and each block is summed while it is in the cache.
+    them than that are made at a time, and each block is summed while it is in the cache. ``runs`` is how often the
+    innermost loop begins, where that makes a difference.
     """
 
     left: Arrange
@@ -116,6 +117,7 @@ class Multiply(_Base):
     summed: int
     full: int
     block: int = 0
+    runs: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from einops_fast import EinsumError, fast_einsum, patched
 from einops_fast.einsum import plan_arguments
 from einops_fast.notation import bind_sizes, parse
 from einops_fast.path import MOST_TIMES, candidate_paths
-from einops_fast.steps import Native
+from einops_fast.steps import Gemm, Multiply, Native
 
 Network = tuple[str, list[tuple[int, ...]]]
 
@@ -214,3 +214,28 @@ def calls_for(count: int, kind: str) -> int:
 @pytest.mark.parametrize("kind", ["chain", "star"])
 def test_planning_grows_with_the_number_of_operands(kind: str) -> None:
     assert calls_for(400, kind) <= 2.3 * calls_for(200, kind)
+
+
+# ---- many short axes
+
+
+@pytest.mark.parametrize(("size", "rank"), [(2, 18), (3, 11), (4, 9)])
+@pytest.mark.parametrize("at", [(0,), (-2,), (-1,), (0, 1), (0, -1), (4, -2), (-1, -2)])
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_gates_on_many_short_axes_are_matrix_products(
+    framework: str, dtype: str, at: tuple[int, ...], size: int, rank: int
+) -> None:
+    labels = list(range(rank))
+    contracted = [labels[axis] for axis in at]
+    new = [rank + place for place in range(len(at))]
+    for axis, label in zip(at, new, strict=True):
+        labels[axis] = label
+    equation, shapes = network([list(range(rank)), new + contracted], labels, [size] * (rank + len(at)))
+    make = np.zeros if framework == "numpy" else pytest.importorskip("torch").zeros
+    operands = [
+        make(shape, dtype=getattr(np if framework == "numpy" else sys.modules["torch"], dtype)) for shape in shapes
+    ]
+    steps = plan_arguments([equation, *operands], None, "safe", "auto").steps
+    assert Gemm in map(type, steps)
+    assert Multiply not in map(type, steps)
