@@ -14,13 +14,13 @@ from einops_fast.tracing import is_tracing
 
 __all__ = [
     "Call",
-    "check_options",
     "hashable",
     "is_dispatched",
     "is_handed_over",
     "label_list",
     "own_arrays",
     "read_call",
+    "read_options",
 ]
 
 _ORDERS = ("C", "F", "A", "K")
@@ -46,11 +46,21 @@ class Call:
         return parse_interleaved(*self.spelled, ranks)
 
 
-def check_options(order: str, casting: str) -> None:
-    """Raise OperandError unless these are what NumPy knows by such names."""
-    for name, value, known in (("order", order, _ORDERS), ("casting", casting, _CASTINGS)):
-        if value not in known:
-            raise OperandError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
+def read_options(order: Any, casting: Any) -> str:
+    """Return the order as one capital letter, for any of NumPy's spellings of it: ``'c'``, ``b'C'``, ``None``.
+
+    Raises:
+        OperandError: NumPy knows no such order or casting.
+
+    >>> read_options("f", "safe"), read_options(None, "no")
+    ('F', 'K')
+    """
+    letter = order.decode("latin1") if isinstance(order, bytes) else "K" if order is None else order
+    letter = letter.upper() if isinstance(letter, str) else letter
+    for name, value, given, known in (("order", letter, order, _ORDERS), ("casting", casting, casting, _CASTINGS)):
+        if not isinstance(value, str) or value not in known:
+            raise OperandError(f"{name} is one of {', '.join(map(repr, known))}, not {given!r}")
+    return str(letter)
 
 
 def read_call(operands: Sequence[Any]) -> Call:
@@ -89,20 +99,20 @@ def label_list(value: Any) -> Sequence[Hashable] | None:
     """The labels of an operand or of the result; ``None`` if this is no list of them.
 
     Args:
-        value: a sequence other than a string, or an array of integers with one axis.
+        value: a sequence other than a string, or an array of integers (and ellipses) with one axis.
 
     >>> import numpy as np
     >>> label_list(np.array([0, 2])), label_list(range(2)), label_list("ij")
-    ([0, 2], range(0, 2), None)
+    ([0, 2], (0, 1), None)
     """
-    if isinstance(value, (list, tuple, range)):
+    if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(value)
     if getattr(value, "ndim", None) != 1 or not hasattr(value, "tolist"):
         return None
     labels = value.tolist()
-    return labels if all(type(label) is int for label in labels) else None
+    return labels if all(type(label) is int or label is ... for label in labels) else None
 
 
 def _holds_arrays(values: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 from einops_fast import disk_cache
@@ -63,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _printed(printing, options)
     if not (options.patch or options.profile):
         run_parser.error("give --patch NAME, --profile or both")
-    if not (options.module or options.script):
-        run_parser.error("what shall be run? Give a script, or -m and a module")
+    if not (options.module or options.code or options.script):
+        run_parser.error("what shall be run? Give a script, -m and a module, or -c and code")
     return _run(options)
 
 
@@ -75,9 +76,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
     run = commands.add_parser(
         "run",
-        help="run a script or module with einsum replaced or profiled",
-        description="Run a Python script or module as python itself would, with einsum replaced, profiled or both.",
-        usage="%(prog)s [--patch NAME[,NAME...]] [--profile] (SCRIPT | -m MODULE) [ARGUMENT...]",
+        help="run a script, module or code with einsum replaced or profiled",
+        description="Run a script, module or code as python itself would, with einsum replaced, profiled or both.",
+        usage="%(prog)s [--patch NAME[,NAME...]] [--profile] (SCRIPT | -m MODULE | -c CODE) [ARGUMENT...]",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -94,6 +95,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     # Whatever follows the module or the script is an argument of it, options too.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
+    run.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="code, and its arguments")
     run.add_argument("script", nargs="?", metavar="SCRIPT", help="a script")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
 
@@ -182,10 +184,13 @@ def _printed(command: Callable[[argparse.Namespace], int], options: argparse.Nam
 
 
 def _run(options: argparse.Namespace) -> int:
-    script, module, arguments = options.script, options.module, options.arguments
-    if module and script is not None:
-        # argparse takes a "--" among the module's arguments for the end of them.
-        arguments, script = ["--", script, *arguments], None
+    script, arguments = options.script, options.arguments
+    flag, program = ("-m", options.module) if options.module else ("-c", options.code)
+    if program and script is not None:
+        # argparse takes a "--" among the program's arguments for the end of them.
+        program, script = [*program, "--", script, *arguments], None
+    elif script in ("-m", "-c") and arguments:  # after a "--"
+        flag, program, script = script, arguments, None
     if script is not None and not os.path.exists(script):
         return _refuse(f"there is no file {script!r}")
     try:
@@ -199,9 +204,13 @@ def _run(options: argparse.Namespace) -> int:
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = first
     with _profiled() if options.profile else nullcontext():
-        if script is None:
-            sys.argv[:] = [*module, *arguments]
-            runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+        if script is None and flag == "-m":
+            sys.argv[:] = program
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        elif script is None:
+            sys.argv[:] = ["-c", *program[1:]]
+            main_module = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(program[0], "<string>", "exec"), vars(main_module))
         else:
             sys.argv[:] = [script, *arguments]
             runpy.run_path(script, run_name="__main__")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from einops_fast import tuning
-from einops_fast.arguments import Call, check_options, hashable, is_dispatched, is_handed_over, own_arrays, read_call
+from einops_fast.arguments import Call, hashable, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, awake_types
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.notation import Subscripts
@@ -41,7 +41,8 @@ def fast_einsum(
             ``__array_function__`` (units, lazy arrays) is left to that, as NumPy does.
         out: array of the result's shape to write to; it is returned.
         dtype: dtype to compute in, and of the result.
-        order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest).
+        order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest), or any
+            spelling of these that NumPy takes.
         casting: which conversions to ``dtype`` are allowed, as in NumPy.
         optimize: how to choose the order of contraction of three and more operands: ``'auto'``, ``True``,
             ``False`` (left to right), the name of an opt_einsum optimizer or an optimizer, an explicit path, or
@@ -96,7 +97,7 @@ def fast_einsum(
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
-    call = read_call(operands)
+    call, order = read_call(operands), read_options(order, casting)
     if is_dispatched([*call.arrays, out]):
         return dispatch(call, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if is_handed_over(call.arrays):
@@ -131,7 +132,6 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    check_options(order, casting)
     plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     run = compile_plan(plan, backend)
     if order == "K":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import Call, check_options, is_dispatched, is_handed_over, own_arrays, read_call
+from einops_fast.arguments import Call, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import fast_einsum, plan_call
@@ -73,7 +73,7 @@ def contract_expression(
     for at in positions:
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
-    check_options(order, casting)
+    order = read_options(order, casting)
     values = list(given)
     if positions:
         held = [given[at] for at in positions]

@@ -64,9 +64,9 @@ def refuse_foreign(value: Any, name: str) -> None:
                 "of what was called, or is_leaf_module of a Tracer for a module, makes it one node of the graph"
             )
         kind = f"{type(part).__module__}.{type(part).__qualname__}"
-        what = f"is of type {kind}" if part is value else f"is a {type(value).__name__} of {kind}"
+        what = f"of type {kind}, which no backend knows" if part is value else f"a {type(value).__name__} of {kind}"
         raise OperandError(
-            f"{name} {what}, which no backend knows; numpy.asarray(...) of it gives the plain values, "
+            f"{name} is {what}; numpy.asarray(...) of it gives the plain values, "
             "without what else it holds (such as units, labels or a mask)"
         )
 

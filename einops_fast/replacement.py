@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from einops_fast.arguments import hashable
+from einops_fast.arguments import hashable, label_list
 from einops_fast.backends import Backend, get_backend
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
@@ -233,12 +234,21 @@ def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]
 def _spell(labels: Any) -> str:
     """The letters that the frameworks themselves turn a list of numbers into."""
     unusual = _ForNative("its labels are no list of whole numbers below 52")
-    if not isinstance(labels, (list, tuple)):
+    given = label_list(labels)
+    if given is None or any(isinstance(label, bool) for label in given):
         raise unusual
-    for label in labels:
-        if label is not ... and not (type(label) is int and 0 <= label < len(_LETTERS)):
-            raise unusual
-    return "".join("..." if label is ... else _LETTERS[label] for label in labels)
+    try:
+        return "".join(["..." if label is ... else _LETTERS[_natural(label)] for label in given])
+    except (IndexError, TypeError):
+        raise unusual from None
+
+
+def _natural(label: Any) -> int:
+    """An integer of Python or NumPy that isn't negative, as Python's."""
+    number = index(label)
+    if number < 0:
+        raise IndexError
+    return number
 
 
 def _optimizer(optimize: Any, count: int) -> Any:
@@ -248,7 +258,20 @@ def _optimizer(optimize: Any, count: int) -> Any:
     name, limit = optimize if isinstance(optimize, (list, tuple)) and len(optimize) == 2 else (optimize, 1)
     if isinstance(name, str) and name in ("greedy", "optimal") and isinstance(limit, (int, float)) and limit >= 1:
         return hashable(optimize)
-    if isinstance(optimize, (list, tuple)) and len(optimize) == count and optimize[0] == "einsum_path":
-        return hashable(optimize)
-    # False, for one: the caller wants no intermediates.
+    if isinstance(optimize, (list, tuple)) and optimize[:1] in (["einsum_path"], ("einsum_path",)):
+        path: Any = hashable(optimize)
+        if _is_path(path[1:], count):
+            return path
+    # False, for one: the caller wants no intermediates. Or a path that the native function refuses.
     raise _ForNative(f"optimize={optimize!r} is left to the native function")
+
+
+def _is_path(path: Sequence[Any], count: int) -> bool:
+    """Whether these steps name different ones of the terms that are left, two at least, until one is left."""
+    for step in path:
+        if not isinstance(step, tuple) or not all(type(at) is int and 0 <= at < count for at in step):
+            return False
+        if len(set(step)) != len(step) or len(step) < 2:
+            return False
+        count -= len(step) - 1
+    return count == 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from einops_fast.arguments import Call, check_options, hashable, read_call
+from einops_fast.arguments import Call, hashable, read_call, read_options
 from einops_fast.autocast import autocasts
 from einops_fast.cost import is_integer
 from einops_fast.dtypes import FLOATS, dtype_name
@@ -43,7 +43,7 @@ def call_traced(
     """:func:`einops_fast.fast_einsum` of torch tensors, or of NumPy arrays, which torch.compile turns into tensors."""
     import numpy
 
-    check_options(order, casting)
+    order = read_options(order, casting)
     if precision is not None:
         check_precision(precision)
     call = read_call(operands)

@@ -65,9 +65,18 @@ def test_runs_a_script_as_python_does(folder, separator):
     assert plain.stdout == done.stdout.replace("True", "False")
 
 
-def test_runs_a_module_as_python_does(folder):
+@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
+def test_runs_code_as_python_does(separator):
+    code = "import sys, __main__; print(sys.argv, __main__.VALUE)"
+    arguments = ["-m", "--", "-x"]
+    done = _run("run", "--patch", "numpy", *separator, "-c", "VALUE = 5; " + code, *arguments)
+    assert (done.stdout, done.stderr) == (f"{['-c', *arguments]} 5\n", "")
+
+
+@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
+def test_runs_a_module_as_python_does(folder, separator):
     arguments = ["--patch", "x", "--", "-h"]
-    done = _run("run", "--patch", "numpy", "-m", "script", *arguments, cwd=folder)
+    done = _run("run", "--patch", "numpy", *separator, "-m", "script", *arguments, cwd=folder)
     assert done.stderr == ""
     assert done.stdout == f"{arguments} {folder} 5 True\nMine\n"
 

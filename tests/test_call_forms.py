@@ -1,0 +1,74 @@
+"""Spellings of labels, options and paths that NumPy's einsum takes, and those that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einops_fast import contract_expression, fast_einsum, patched
+
+A, B = np.arange(9.0).reshape(3, 3), np.ones((3, 3))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (A, np.array([0, 0])),
+        (A, np.array([0, 0], "uint8"), np.array([0])),
+        (A, [1, 0], np.array([], int)),
+        (A, [np.int64(0), np.int8(1)], B, (1, 2), [2, 0]),
+        (A, range(2), B, range(1, 3)),
+        (A, np.array([..., 1], object), B, [1, ...]),
+    ],
+    ids=["array", "result", "none left", "integers", "range", "ellipsis"],
+)
+def test_lists_of_labels(arguments: tuple[Any, ...]) -> None:
+    wanted = np.einsum(*arguments)
+    np.testing.assert_array_equal(fast_einsum(*arguments), wanted)
+    with patched("numpy"):
+        np.testing.assert_array_equal(np.einsum(*arguments), wanted)
+
+
+@pytest.mark.parametrize(
+    "labels", [[False, True], [-1, 0], [0, 52], [0.0, 1.0], "ij", np.array([0.0, 1.0]), np.array([[0, 1]])], ids=repr
+)
+def test_labels_that_numpy_refuses_are_refused_by_the_patched_function(labels: Any) -> None:
+    for _ in range(2):
+        with patched("numpy"), pytest.raises((TypeError, ValueError)):
+            np.einsum(A, labels)
+
+
+@pytest.mark.parametrize("order", ["c", "f", "a", "k", b"F", None])
+def test_spellings_of_order(order: Any) -> None:
+    wanted = np.einsum("ij,jk->ik", A, B, order=order)
+    expression = contract_expression("ij,jk->ik", A.shape, B.shape, order=order)
+    for found in (fast_einsum("ij,jk->ik", A, B, order=order), expression(A, B)):
+        np.testing.assert_array_equal(found, wanted)
+        if order is not None and order not in ("k", b"k"):
+            assert found.strides == wanted.strides
+
+
+@pytest.mark.parametrize("order", ["X", "", "Corder", 1])
+def test_orders_that_there_are_not(order: Any) -> None:
+    with pytest.raises(ValueError, match="order is one of"):
+        fast_einsum("ij->ji", A, order=order)
+
+
+@pytest.mark.parametrize("path", [[(1,), (0, 1)], [(0, 1)], [(0, 3), (0, 1)], [(0.0, 1.0), (0, 1)], ["x", (0, 1)], []])
+@pytest.mark.parametrize("count", [2, 3])
+def test_paths_that_numpy_refuses(path: list[Any], count: int) -> None:
+    equation, arrays = ",".join(["ij", "jk", "kl"][:count]), [A, B, A][:count]
+
+    def outcome() -> Any:
+        try:
+            return np.einsum(equation, *arrays, optimize=["einsum_path", *path])
+        except (TypeError, IndexError, RuntimeError) as error:
+            return type(error)
+
+    wanted = outcome()
+    for _ in range(2):
+        with patched("numpy"):
+            found = outcome()
+        assert found is wanted if isinstance(wanted, type) else np.array_equal(found, wanted)
