@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from einops_fast.nn.bert import bert_attention
 from einops_fast.nn.gpt import gpt_attention
 from einops_fast.nn.heads import attend_heads
-from einops_fast.nn.injection.conditions import OTHER_VERSION, collector, needs_original
+from einops_fast.nn.injection.conditions import OTHER_VERSION, attends_otherwise, collector, needs_original
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = ["BertAttention", "GPTAttention", "LlamaAttention"]
@@ -31,6 +31,9 @@ class _Attention(Replacement):
             return "its scores depend on distances"
         if getattr(module, "is_cross_attention", False):
             return "its keys come from another sequence"
+        chosen = getattr(module.config, "_attn_implementation", None)
+        if chosen in ("eager", "sdpa") and attends_otherwise(module):
+            return f"its {chosen} attention isn't transformers' own"
         return None
 
     @classmethod
@@ -40,14 +43,12 @@ class _Attention(Replacement):
     def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def forward(
+    def fused(
         self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **options: Any
     ) -> Any:
-        """What the class that was replaced returns, without weights."""
+        """Return what the class that was replaced returns, without weights."""
         if args or needs_original(self, hidden_states, attention_mask, options):
-            return super().forward(
-                hidden_states, *args, attention_mask=attention_mask, past_key_values=past_key_values, **options
-            )
+            return NotImplemented
         return self._attend(hidden_states, attention_mask, past_key_values, options), None
 
 

@@ -17,7 +17,8 @@ from einops_fast.nn.injection.conditions import (
     needs_original,
     observed,
 )
-from einops_fast.nn.injection.replacement import Replacement
+from einops_fast.nn.injection.native_code import unchanged
+from einops_fast.nn.injection.replacement import Replacement, is_fused
 
 __all__ = ["GPTBlock", "LlamaBlock"]
 
@@ -27,7 +28,7 @@ class _Block(Replacement):
     def unfit(cls, module: nn.Module) -> str | None:
         """A block of an older version has other arguments, and returns tuples."""
         names = [*inspect.signature(type(module).forward).parameters]
-        wanted = [*inspect.signature(cls.forward).parameters][:-1]
+        wanted = [*inspect.signature(cls.fused).parameters][:-1]
         ours = names[: len(wanted)] == wanted
         return None if ours else OTHER_VERSION
 
@@ -40,10 +41,10 @@ class GPTBlock(_Block):
     @classmethod
     def unfit(cls, module: Any) -> str | None:
         """It asks its attention for what comes before the dropout."""
-        kept = not isinstance(module.attn, GPTAttention)
+        kept = not is_fused(module.attn, GPTAttention)
         return super().unfit(module) or ("its attention isn't replaced" if kept else None)
 
-    def forward(
+    def fused(
         self,
         hidden_states: Tensor,
         past_key_values: Any = None,
@@ -58,16 +59,14 @@ class GPTBlock(_Block):
         dropout: Any = getattr(attention, "resid_dropout", None)
         if (
             encoder_hidden_states is not None
-            or not isinstance(attention, GPTAttention)
+            or not is_fused(attention, GPTAttention)
             or observed(attention)
+            or not unchanged(attention.original)
             or not is_plain(dropout, nn.Dropout)
             or not is_plain_norm(norm)
             or needs_original(attention, hidden_states, attention_mask, options)
         ):
-            return super().forward(
-                hidden_states, past_key_values, attention_mask, encoder_hidden_states, encoder_attention_mask,
-                use_cache, **options,
-            )  # fmt: skip
+            return NotImplemented
         attended = attention.project(self.ln_1(hidden_states), attention_mask, past_key_values, options)
         normalised, summed = ops.dropout_add_layer_norm(
             attended, hidden_states, norm.weight, norm.bias, dropout.p, norm.eps, training=dropout.training
@@ -80,7 +79,7 @@ class LlamaBlock(_Block):
 
     does = "sum and norm after attention in one"
 
-    def forward(
+    def fused(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -93,9 +92,7 @@ class LlamaBlock(_Block):
         """The block's result."""
         norm = self.post_attention_layernorm
         if not is_plain_rms_norm(norm) or norm.weight.dtype != hidden_states.dtype:
-            return super().forward(
-                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **options
-            )
+            return NotImplemented
         attended, _ = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, position_ids=position_ids,
             past_key_values=past_key_values, use_cache=use_cache, position_embeddings=position_embeddings, **options,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from einops_fast.nn.injection.native_code import foreign_code, unchanged
 from einops_fast.nn.injection.replacement import original_class
 from einops_fast.nn.masks import may_hide_all_keys
 
@@ -15,7 +16,9 @@ __all__ = [
     "BERT_FAMILY",
     "LLAMA_FAMILY",
     "OTHER_VERSION",
+    "activation_name",
     "activation_of",
+    "attends_otherwise",
     "collector",
     "is_plain",
     "is_plain_norm",
@@ -23,6 +26,7 @@ __all__ = [
     "needs_original",
     "observed",
     "of_transformers",
+    "unlike",
 ]
 
 OTHER_VERSION = "this version of transformers calls it otherwise"
@@ -47,6 +51,15 @@ _ACTIVATIONS = {
 }
 
 
+# Of all modules: torch fills these, and never replaces them.
+_GLOBAL_HOOKS = (
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_backward_hooks,
+    nn.modules.module._global_backward_pre_hooks,
+)
+
+
 def of_transformers(kind: type) -> bool:
     """Whether a class is transformers' own."""
     return kind.__module__.partition(".")[0] == "transformers"
@@ -60,15 +73,29 @@ def observed(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
+        or any(_GLOBAL_HOOKS)
+        or (not torch.compiler.is_compiling() and nn.Module.__call__ is not nn.Module._wrapped_call_impl)
     )
 
 
 def is_plain(module: Any, kind: type[nn.Module] | str) -> bool:
     """Whether its weights may be used instead of calling it: it is of this very class (a name: of transformers')."""
-    if not isinstance(module, nn.Module) or observed(module):
+    return _is_of(module, kind) and not observed(module) and unchanged(original_class(module))
+
+
+def _is_of(module: Any, kind: type[nn.Module] | str) -> bool:
+    if not isinstance(module, nn.Module):
         return False
     found = original_class(module)
     return found.__name__ == kind and of_transformers(found) if isinstance(kind, str) else found is kind
+
+
+def unlike(module: nn.Module, part: str, kind: type[nn.Module] | str) -> str | None:
+    """Why the weights of a part can't be used instead of calling it, hooks aside: they may come and go."""
+    found: Any = getattr(module, part, None)
+    if not _is_of(found, kind):
+        return f"its {part} is of type {type(found).__name__}"
+    return foreign_code(original_class(found))
 
 
 def is_plain_rms_norm(module: Any) -> bool:
@@ -81,26 +108,38 @@ def is_plain_norm(module: Any) -> bool:
     return is_plain(module, nn.LayerNorm) and len(module.normalized_shape) == 1
 
 
-def activation_of(function: Any) -> str | None:
+def activation_name(function: Any) -> str | None:
     """The name of an activation in :data:`einops_fast.ops.activation.ACTIVATIONS`; ``None`` if it has none."""
-    if not isinstance(function, nn.Module) or observed(function):
-        return None
     kind = type(function)
+    if not isinstance(function, nn.Module) or not unchanged(kind):
+        return None
     if kind is nn.GELU:
         return "gelu" if function.approximate == "none" else "gelu_tanh"
-    return _ACTIVATIONS.get(kind.__name__) if kind in (nn.ReLU, nn.SiLU) or of_transformers(kind) else None
+    if not (kind in (nn.ReLU, nn.SiLU) or of_transformers(kind)):
+        return None
+    # Some activations of transformers keep the function that they call: torch's, or one of their own.
+    act = function.__dict__.get("act")
+    act = getattr(act, "func", getattr(act, "__func__", act))
+    if act is not None and act is not torch._C._nn.gelu and act not in vars(kind).values():
+        return None
+    return _ACTIVATIONS.get(kind.__name__)
+
+
+def activation_of(function: Any) -> str | None:
+    """The same, but ``None`` also where the activation has to be called."""
+    return None if not isinstance(function, nn.Module) or observed(function) else activation_name(function)
 
 
 def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[str, Any]) -> bool:
     """Whether a call of attention is for the module's own ``forward``.
 
-    It is where weights are asked for, where keys come from elsewhere, where a mask of lowest numbers may leave a query
-    no key (its gradients, and in float16 its result, depend on how that ``forward`` rounds), and where transformers is
-    set to do attention in another way than ``eager`` or ``sdpa``, which has masks of its own.
+    It is where weights are asked for, or hooks see them, where keys come from elsewhere, where a mask of lowest numbers
+    may leave a query no key (its gradients, in float16 its result too, depend on how that ``forward`` rounds), and where
+    attention is done by another function than transformers' own ``eager`` or ``sdpa``, which may have its own masks.
     """
     config = module.config
     return bool(
-        getattr(config, "_attn_implementation", None) not in ("eager", "sdpa")
+        attends_otherwise(module)
         or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4))
         or (mask is not None and _is_decided_by_rounding(module, hidden_states, mask))
         or options.get("encoder_hidden_states") is not None
@@ -109,6 +148,25 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
         or options.get("output_attentions")
         or getattr(config, "output_attentions", False)
         or _weights_collected(module)
+        or (config._attn_implementation == "eager" and _weights_hooked(module))
+    )
+
+
+def attends_otherwise(module: Any) -> bool:
+    """Whether an attention module of transformers calls another function than its ``eager`` or ``sdpa`` attention."""
+    chosen = getattr(module.config, "_attn_implementation", None)
+    registered = sys.modules[original_class(module).__module__].ALL_ATTENTION_FUNCTIONS
+    if chosen == "eager":
+        return "eager" in registered
+    known = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
+    return chosen != "sdpa" or registered["sdpa"] is not known or not unchanged(known)
+
+
+def _weights_hooked(module: Any) -> bool:
+    """Whether hooks, other than transformers' own, are called with what ``eager`` attention returns."""
+    return bool(_GLOBAL_HOOKS[0]) or any(
+        getattr(hook, "__module__", None) != "transformers.utils.output_capturing"
+        for hook in module._forward_hooks.values()
     )
 
 

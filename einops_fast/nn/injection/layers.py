@@ -10,7 +10,15 @@ from einops_fast import ops
 from einops_fast.nn import loss as losses
 from einops_fast.nn import norm as norms
 from einops_fast.nn import softmax as softmaxes
-from einops_fast.nn.injection.conditions import activation_of, is_plain, is_plain_norm
+from einops_fast.nn.injection.conditions import (
+    activation_name,
+    activation_of,
+    is_plain,
+    is_plain_norm,
+    of_transformers,
+    unlike,
+)
+from einops_fast.nn.injection.native_code import foreign_code
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = [
@@ -32,14 +40,14 @@ class LayerNorm(Replacement):
     """torch's."""
 
     does = "ops.layer_norm"
-    forward = norms.LayerNorm.forward
+    fused = norms.LayerNorm.forward
 
 
 class RMSNorm(Replacement):
     """torch's."""
 
     does = "ops.rms_norm"
-    forward = norms.RMSNorm.forward
+    fused = norms.RMSNorm.forward
 
 
 class LlamaNorm(Replacement):
@@ -47,10 +55,10 @@ class LlamaNorm(Replacement):
 
     does = "ops.rms_norm"
 
-    def forward(self, hidden_states: Tensor) -> Any:
+    def fused(self, hidden_states: Tensor) -> Any:
         """The norm along the last axis."""
         if self.weight.dtype != hidden_states.dtype:  # whose product then has the wider dtype
-            return super().forward(hidden_states)
+            return NotImplemented
         return ops.rms_norm(hidden_states, None, self.weight, self.variance_epsilon)
 
 
@@ -59,10 +67,10 @@ class Dropout(Replacement):
 
     does = "ops.dropout_bias_activation"
 
-    def forward(self, input: Tensor) -> Any:
+    def fused(self, input: Tensor) -> Any:
         """Zeros for some elements while training."""
         if not self.training or not self.p or self.inplace or not input.is_floating_point() or not input.dim():
-            return super().forward(input)
+            return NotImplemented
         return ops.dropout_bias_activation(input, None, "none", self.p)
 
 
@@ -80,21 +88,21 @@ class Softmax(_Softmax):
     """torch's."""
 
     does = "ops.softmax"
-    forward = softmaxes.Softmax.forward
+    fused = softmaxes.Softmax.forward
 
 
 class LogSoftmax(_Softmax):
     """torch's."""
 
     does = "ops.log_softmax"
-    forward = softmaxes.LogSoftmax.forward
+    fused = softmaxes.LogSoftmax.forward
 
 
 class CrossEntropyLoss(Replacement):
     """torch's."""
 
     does = "ops.cross_entropy"
-    forward = losses.CrossEntropyLoss.forward
+    fused = losses.CrossEntropyLoss.forward
 
     @classmethod
     def members(cls, original: type[nn.Module]) -> dict[str, Any]:
@@ -102,8 +110,12 @@ class CrossEntropyLoss(Replacement):
 
 
 def _without_activation(name: str, module: Any) -> str | None:
-    kind = type(getattr(module, name, None)).__name__
-    return f"{kind} isn't one of the fused activations" if activation_of(getattr(module, name, None)) is None else None
+    activation = getattr(module, name, None)
+    if activation_name(activation) is not None:
+        return None
+    kind = type(activation)
+    own = foreign_code(kind) if of_transformers(kind) else None
+    return own or f"{kind.__name__} isn't one of the fused activations"
 
 
 class BertIntermediate(Replacement):
@@ -113,13 +125,13 @@ class BertIntermediate(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("intermediate_act_fn", module)
+        return _without_activation("intermediate_act_fn", module) or unlike(module, "dense", nn.Linear)
 
-    def forward(self, hidden_states: Tensor) -> Any:
+    def fused(self, hidden_states: Tensor) -> Any:
         """The activation of the layer's result."""
         activation = activation_of(self.intermediate_act_fn)
         if activation is None or not is_plain(self.dense, nn.Linear):
-            return super().forward(hidden_states)
+            return NotImplemented
         return ops.linear(hidden_states, self.dense.weight, self.dense.bias, activation=activation)
 
 
@@ -130,13 +142,13 @@ class BertOutput(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return None if is_plain_norm(getattr(module, "LayerNorm", None)) else "its norm isn't torch's LayerNorm"
+        return unlike(module, "LayerNorm", nn.LayerNorm) or unlike(module, "dropout", nn.Dropout)
 
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Any:
+    def fused(self, hidden_states: Tensor, input_tensor: Tensor) -> Any:
         """The norm of the sum."""
         norm, dropout = self.LayerNorm, self.dropout
         if not is_plain_norm(norm) or not is_plain(dropout, nn.Dropout):
-            return super().forward(hidden_states, input_tensor)
+            return NotImplemented
         return ops.dropout_add_layer_norm(
             self.dense(hidden_states), input_tensor, norm.weight, norm.bias, dropout.p, norm.eps,
             training=dropout.training,
@@ -150,13 +162,13 @@ class GPTFeedForward(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("act", module)
+        return _without_activation("act", module) or unlike(module, "c_fc", "Conv1D")
 
-    def forward(self, hidden_states: Tensor) -> Any:
+    def fused(self, hidden_states: Tensor) -> Any:
         """The result after dropout."""
         activation = activation_of(self.act)
         if activation is None or not is_plain(self.c_fc, "Conv1D"):
-            return super().forward(hidden_states)
+            return NotImplemented
         inner = ops.linear(hidden_states, self.c_fc.weight.t(), self.c_fc.bias, activation=activation)
         return self.dropout(self.c_proj(inner))
 
@@ -168,12 +180,12 @@ class LlamaFeedForward(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("act_fn", module)
+        return _without_activation("act_fn", module) or unlike(module, "gate_proj", nn.Linear)
 
-    def forward(self, x: Tensor) -> Any:
+    def fused(self, x: Tensor) -> Any:
         """(..., hidden_size) to the same."""
         activation = activation_of(self.act_fn)
         if activation is None or not is_plain(self.gate_proj, nn.Linear):
-            return super().forward(x)
+            return NotImplemented
         gate = ops.linear(x, self.gate_proj.weight, self.gate_proj.bias, activation=activation)
         return self.down_proj(gate * self.up_proj(x))

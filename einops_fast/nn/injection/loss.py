@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
+from einops_fast.nn.injection.native_code import unchanged
 from einops_fast.nn.injection.replacement import ALREADY
 
 __all__ = ["causal_lm_loss", "loss_kind", "put_loss", "take_back_loss"]
@@ -34,6 +36,10 @@ def causal_lm_loss(
         shift_labels: labels that are already those of the next position.
         options: ignored, as there.
     """
+    if (native := _foreign_loss()) is not None:
+        given = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
+        found: Tensor = native(logits=logits, labels=labels, vocab_size=vocab_size, **given, **options)
+        return found
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     reduction = "mean" if num_items_in_batch is None else "sum"
@@ -46,6 +52,15 @@ def causal_lm_loss(
     if num_items_in_batch is None:
         return loss
     return loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
+
+
+def _foreign_loss() -> Any:
+    """The function that transformers calls for these models, if it isn't its own; otherwise ``None``."""
+    losses: Any = sys.modules.get("transformers.loss.loss_utils")
+    if losses is None:
+        return None
+    function = losses.LOSS_MAPPING["ForCausalLM"]
+    return None if function is losses.ForCausalLMLoss and unchanged(function) else function
 
 
 def loss_kind(model: nn.Module) -> str | None:
@@ -70,6 +85,8 @@ def put_loss(model: nn.Module) -> str | None:
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     if not causal or getattr(model, "loss_type", None) not in (None, "ForCausalLM"):
         return "it isn't that of a causal language model"
+    if _foreign_loss() is not None:
+        return "the function of these models isn't transformers' own"
     model.__dict__["_loss_function"] = causal_lm_loss
     return None
 

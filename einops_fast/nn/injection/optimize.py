@@ -11,7 +11,8 @@ from einops_fast.errors import EinsumError
 from einops_fast.nn.injection import attention, blocks, layers
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
 from einops_fast.nn.injection.loss import loss_kind, put_loss, take_back_loss
-from einops_fast.nn.injection.replacement import ALREADY, Replacement, original_class, put, take_back
+from einops_fast.nn.injection.native_code import foreign_code
+from einops_fast.nn.injection.replacement import ALREADY, Replacement, check_unchanged, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
 from einops_fast.nn.injection.selection import selected
 
@@ -88,7 +89,7 @@ def optimize(
         1
     """
     modules = dict(_checked(model).named_modules())
-    kinds = {name: (original_class(module).__name__,) for name, module in modules.items()}
+    kinds = {name: (type(module).__name__,) for name, module in modules.items()}
     losses = {name: kind for name, module in modules.items() if (kind := loss_kind(module)) is not None}
     of_losses = {_loss_of(name): (kind, *kinds[name]) for name, kind in losses.items()}
     unwanted = selected({**kinds, **of_losses}, only, exclude)
@@ -115,9 +116,12 @@ def restore(model: nn.Module) -> int:
         How many were replaced.
 
     Raises:
-        EinsumError: something else has changed a module's class since.
+        EinsumError: something else has changed a module's class since, or that class's ``forward``; nothing is undone.
     """
-    return sum(take_back(module, name) + take_back_loss(module) for name, module in _checked(model).named_modules())
+    modules = dict(_checked(model).named_modules())
+    for name, module in modules.items():  # before anything is undone
+        check_unchanged(module, name)
+    return sum(take_back(module) + take_back_loss(module) for module in modules.values())
 
 
 def _checked(model: Any) -> nn.Module:
@@ -144,7 +148,8 @@ def _put(module: nn.Module) -> str | None:
         return _UNKNOWN
     if kind not in _OF_TORCH and not of_transformers(kind):
         return "not transformers' class of this name"
-    reason = "it has a forward of its own" if "forward" in module.__dict__ else replacement.unfit(module)
+    own = "forward" in module.__dict__
+    reason = "it has a forward of its own" if own else foreign_code(kind) or replacement.unfit(module)
     if reason is None:
         put(replacement, module)
     return reason
