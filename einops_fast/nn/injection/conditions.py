@@ -134,7 +134,7 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
     """Whether a call of attention is for the module's own ``forward``.
 
     It is where weights are asked for, or hooks see them, where keys come from elsewhere, where a mask of lowest numbers
-    may leave a query no key (its gradients, in float16 its result too, depend on how that ``forward`` rounds), and where
+    may leave a query no key (its gradients, or float16 results, depend on how that ``forward`` rounds), and where
     attention is done by another function than transformers' own ``eager`` or ``sdpa``, which may have its own masks.
     """
     config = module.config
