@@ -106,6 +106,10 @@ class Backend(ABC):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""
 
+    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
+        """The framework's own einsum, as :attr:`native`, for operands that it takes in less time than planning."""
+        return None
+
     def is_recording(self) -> bool:
         """Whether the framework records its calls now, for operands of other sizes, too: then nothing is planned."""
         return False

@@ -60,6 +60,14 @@ _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8",
 _BLOCK = 1 << 18
 """Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
 
+_AT_ONCE = 1 << 19
+"""Elements of all operands up to which torch.einsum takes a call whose shape is new."""
+
+_pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
+"""torch.einsum without what it does for subclasses and for three operands."""
+
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
 
@@ -240,6 +248,15 @@ class TorchBackend(TorchSteps):
 
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
+        if len(operands) != 2:
+            elements, einsum = sum([each.numel() for each in operands]), self.native
+        else:  # in less time than any number of them
+            one, other = operands
+            elements = one.numel() + other.numel()
+            einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
+        return einsum if elements <= _AT_ONCE and operands[0].is_cpu and not _is_deterministic() else None
 
     def is_recording(self) -> bool:
         return is_jit_tracing()

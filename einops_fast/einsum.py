@@ -10,6 +10,7 @@ from einops_fast import tuning
 from einops_fast.arguments import Call, hashable, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, awake_types
 from einops_fast.foreign import dispatch, hand_over
+from einops_fast.new_shapes import by_question, watch
 from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
@@ -84,8 +85,15 @@ def fast_einsum(
         arrays = operands[1:]
         if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
             arrays = arrays[0]  # if no list of numbers: those have no signature
+        question = operands[0], order, casting, optimize
         try:
-            run = recall((operands[0], order, casting, optimize), arrays)
+            shapes = by_question.get(question)
+            if shapes is not None and (native := shapes.native_for(arrays)) is not None:
+                try:
+                    return native(operands[0], arrays)
+                except Exception:  # whatever the framework refuses, a plan does or says why not
+                    pass
+            run = recall(question, arrays)
             if run is None:
                 run = compiled[operands[0], awake_types[type(arrays[0])].signature(arrays), order, casting, optimize]
         except (KeyError, IndexError, AttributeError, TypeError):
@@ -121,8 +129,11 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
             run = _compile(call, backend, arrays, dtype, order, casting, optimize)
             remember(key, run)
             like = backend.likeness(arrays) if dtype is None else None
+            question = (key[0], *key[2:])
             if like is not None:
-                remember_alike((key[0], *key[2:]), like, run)
+                remember_alike(question, like, run)
+            if question == (call.spelled, "K", "safe", "auto"):
+                watch(question, call.subscripts(tuple([len(array.shape) for array in arrays])), backend, arrays)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
 

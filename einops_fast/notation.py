@@ -65,6 +65,11 @@ class Subscripts:
         """The subscripts in letters alone, explicit and without ellipsis, as any framework's einsum takes."""
         return f"{','.join(self.inputs)}->{self.output}"
 
+    @property
+    def in_letters(self) -> bool:
+        """Whether each axis was written as one letter or under an ellipsis, as the frameworks' own einsums have it."""
+        return all(label == letter or str(label).startswith("...") for letter, label in self.names)
+
     def spelling(self, letter: str) -> str:
         """The label that ``letter`` stands for, as the caller wrote it."""
         return str(dict(self.names)[letter])
