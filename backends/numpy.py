@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from numbers import Number
 from string import ascii_letters
@@ -24,9 +24,6 @@ from einops_fast.target import Numerics, Target
 __all__ = ["NumpyBackend"]
 
 # Before version 2, a scalar has the smallest dtype that holds its value.
-_AT_ONCE = 1 << 12
-"""Elements of two operands up to which NumPy's loops take a call whose shape is new."""
-
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
 
@@ -102,9 +99,6 @@ class NumpyBackend(NdarrayBackend):
         one = np.empty(1, dtype)
         strides = tuple(stride * one.itemsize for stride in contiguous_strides(shape))
         return np.lib.stride_tricks.as_strided(one, shape, strides)
-
-    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
-        return self.native if len(operands) < 3 and sum([each.size for each in operands]) <= _AT_ONCE else None
 
     def room(self, operands: Sequence[Any]) -> int | None:
         return free_memory() // max(int(operand.itemsize) for operand in operands)

@@ -12,6 +12,7 @@ from typing import Any
 
 from einops_fast.backends import Backend
 from einops_fast.notation import Subscripts
+from einops_fast.observers import observed
 from einops_fast.plan_cache import LIMIT, emptied_with_plans, keep
 
 __all__ = ["NewShapes", "by_question", "watch"]
@@ -61,7 +62,10 @@ def watch(question: Hashable, subscripts: Subscripts, backend: Backend, operands
         backend: that of the operands.
         operands: arrays of it.
     """
-    if subscripts.in_letters:
-        if question not in by_question:
-            keep(by_question, question, NewShapes())
-        by_question[question].watch(backend, operands)
+    # An observer sees plans.
+    if subscripts.in_letters and not observed():
+        shapes = by_question.get(question)
+        if shapes is None:
+            shapes = NewShapes()
+            keep(by_question, question, shapes)
+        shapes.watch(backend, operands)
