@@ -26,7 +26,7 @@ from einops_fast.profiles.report import (
     skips_table,
     slug,
 )
-from einops_fast.profiles.results import RESULTS, Result
+from einops_fast.profiles.results import Result
 from einops_fast.profiles.resume import check_same_machine, finished
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.worker import run_worker
@@ -87,7 +87,7 @@ def run_studies(
     options: Options,
     *,
     frameworks: Sequence[str] = (),
-    folder: Path = RESULTS,
+    folder: Path,
     earlier: Sequence[Path] = (),
     resumed: Sequence[Path] = (),
     verbose: bool = False,
@@ -130,7 +130,7 @@ def run_study(
     options: Options,
     *,
     frameworks: Sequence[str] = (),
-    folder: Path = RESULTS,
+    folder: Path,
     earlier: Sequence[Path] = (),
     resumed: Sequence[Path] = (),
     verbose: bool = False,

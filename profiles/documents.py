@@ -10,17 +10,14 @@ results on one page, ``profiles/results/report.html``.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from einops_fast.profiles import plots
 from einops_fast.profiles.html_report import html_page
-from einops_fast.profiles.results import RESULTS, read_result
+from einops_fast.profiles.results import RESULTS, ROOT, read_result
 from einops_fast.profiles.sections_cases import CASES, kept_files
 from einops_fast.profiles.sections_einsum import EINSUM
 
 __all__ = ["DOCUMENTS", "SECTIONS", "updated"]
-
-ROOT = Path(__file__).resolve().parents[1]
 
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 """Where sections may stand."""

@@ -21,7 +21,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if find_spec("einops_fast") is None:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    # In an sdist this file lies in the package, in a checkout beside it.
+    above = Path(__file__).resolve().parents
+    sys.path.insert(0, str(next(folder for folder in above if (folder / "einops_fast").is_dir())))
 
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks

@@ -11,21 +11,25 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import einops_fast
 from einops_fast.files import write_whole
 from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row
 
-__all__ = ["RESULTS", "Result", "read_or_end", "read_result", "reports_folder"]
+__all__ = ["RESULTS", "ROOT", "Result", "read_or_end", "read_result", "reports_folder"]
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(einops_fast.__file__).parents[1]
+"""The folder that holds the package: a checkout, an unpacked sdist, or site-packages."""
+
+RESULTS = ROOT / "profiles" / "results"
 """Where the results are kept that the documents are made from; a run writes there only if ``--out`` says so."""
 
 
 def reports_folder() -> Path:
     """Return the folder that a run writes to by default: one that git ignores in a checkout, else the working one."""
-    in_checkout = (RESULTS.parents[1] / "setup.cfg").is_file()
-    return RESULTS.parent / "reports" if in_checkout else Path("einops-fast-reports")
+    in_checkout = (ROOT / "setup.cfg").is_file()
+    return ROOT / "profiles" / "reports" if in_checkout else Path("einops-fast-reports")
 
 
 # Older files have the ceilings in a note.

@@ -40,6 +40,7 @@ class Installed:
         shutil.copytree(ROOT, source, symlinks=True, ignore=litter)
         # Makes the sdist, unpacks it and makes the wheel from that.
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp / "dist", cwd=source)
+        (self.sdist,) = (tmp / "dist").glob("*.tar.gz")
         (wheel,) = (tmp / "dist").glob("*.whl")
 
         env = tmp / "env"
@@ -74,7 +75,7 @@ def test_has_every_module_of_the_checkout(installed):
     assert {"backends/__init__.py", "profiles/__init__.py"} <= python_files(package)
     assert (package / "py.typed").is_file()
     # What the page of results is made of.
-    pages = {path.name for path in (ROOT / "profiles" / "page").iterdir()}
+    pages = {path.name for path in (ROOT / "einops_fast" / "profiles" / "page").iterdir()}
     assert {path.name for path in (package / "profiles" / "page").iterdir()} == pages != set()
     assert not any(path.is_symlink() for path in package.rglob("*"))
 
@@ -88,3 +89,11 @@ def test_works_with_its_two_requirements_alone(installed):
     )
     used = run(installed.bin / "python", "-c", script, cwd=installed.cwd)
     assert Path(used).is_relative_to(installed.site)
+
+
+def test_sdist_holds_the_files_that_its_tests_read(installed):
+    run(sys.executable, "-m", "tarfile", "--extract", installed.sdist, installed.cwd, cwd=installed.cwd)
+    unpacked = installed.cwd / installed.sdist.name.removesuffix(".tar.gz")
+    script = "tests/test_profiles.py::test_script_says_what_it_cannot_run"
+    files = ("tests/test_profile_documents.py", "tests/test_profile_reports.py", script)
+    assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=unpacked)

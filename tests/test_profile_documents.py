@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -121,7 +122,8 @@ def test_an_unmeasured_field_is_not_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [path.stem for path in sorted(RESULTS.parent.glob("*.py")) if ">>>" in path.read_text("utf-8")]
+    "name",
+    [path.stem for path in sorted(Path(documents.__file__).parent.glob("*.py")) if ">>>" in path.read_text("utf-8")],
 )
 def test_examples_are_right(name):
     done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))

@@ -21,7 +21,8 @@ from einops_fast.profiles.modes import BY_HAND
 from einops_fast.profiles.report import Table, geomean
 from einops_fast.profiles.ways import Way
 
-SCRIPT = Path(__file__).parents[1] / "profiles" / "profile_einsum.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "einops_fast" / "profiles" / "profile_einsum.py"
 
 SMALL = Case("small", "bik,bjk->bij", ((2, 3, 4), (2, 5, 4)))
 
@@ -241,7 +242,7 @@ def test_threads_are_set_before_a_framework_is_imported():
         "import sys, einops_fast.profiles.frameworks, einops_fast.profiles.cases;"
         "print({'numpy', 'torch', 'mxnet', 'cupy', 'rich'} & set(sys.modules))"
     )
-    root = {"PYTHONPATH": str(SCRIPT.parents[1])}
+    root = {"PYTHONPATH": str(ROOT)}
     assert subprocess.check_output([sys.executable, "-c", code], env={**os.environ, **root}, text=True) == "set()\n"
 
 
