@@ -15,6 +15,7 @@ from einops_fast.errors import OperandError
 from einops_fast.steps import (
     Arrange,
     Cast,
+    Contraction,
     Diagonal,
     Fused,
     Gemm,
@@ -177,6 +178,10 @@ class Backend(ABC):
 
         return run
 
+    def contraction(self, step: Contraction) -> Run:
+        """By operators that hold for arrays of any size; only asked for where ``target.any_size``."""
+        raise NotImplementedError
+
     def fused(self, step: Fused) -> Run:
         """By library calls, where a backend has no kernels of its own."""
         return self.library(step)
@@ -200,6 +205,7 @@ class Backend(ABC):
             Multiply: self.multiply,
             Gemm: self.gemm,
             Native: self.native_step,
+            Contraction: self.contraction,
         }
         return emitters[type(step)](step)
 

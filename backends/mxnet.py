@@ -17,10 +17,11 @@ from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.mxnet_import import import_mxnet
 from einops_fast.backends.mxnet_ops import is_deferred, multiply, native_einsum, reshape, sum_over
+from einops_fast.backends.mxnet_traced import contract_any_size
 from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.layout import contiguous_strides
-from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.steps import Arrange, Cast, Contraction, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
 __all__ = ["MxnetBackend"]
@@ -174,6 +175,9 @@ class MxnetBackend(Backend):
             return lambda a, b: product(left(a), right(b))
         return lambda a, b: reshape(product(left(a), right(b)), shape)
 
+    def contraction(self, step: Contraction) -> Run:
+        return partial(contract_any_size, step.equation)
+
     def _matrices(self, how: Arrange, batch: tuple[int, ...], matrix: tuple[int, int]) -> Run:
         # batch_dot wants a batch axis.
         return self.arrange(how if batch else Arrange(how.perm, (1, *matrix)))
@@ -208,4 +212,4 @@ def _target(device: str, deferred: bool) -> Target:
         item=8e-8 / scale,
         broadcast=4e9 * scale,
     )
-    return Target("mxnet", device, ceilings, strided=False, broadcasts=False, writes=False, free_batch=deferred)
+    return Target("mxnet", device, ceilings, strided=False, broadcasts=False, writes=False, any_size=deferred)

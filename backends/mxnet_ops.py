@@ -1,7 +1,7 @@
 """Reshapes, sums and products on MXNet's arrays, by ways around what MXNet does slowly.
 
-While MXNet traces a hybridized block ("deferred compute"), no size of an array may be fixed: the graph will
-run at any batch size. Everything here then goes through operators that infer the sizes.
+While MXNet traces a hybridized block ("deferred compute"), no size of an array may be fixed: the graph will run with
+arrays of other sizes. Only :func:`sum_over` is of use then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reshape(a: Any, shape: tuple[int, ...]) -> Any:
 
 
 # oneDNN takes arrays of up to six axes in MXNet. Beyond that, sums fail and products don't use it.
-_ONEDNN_AXES = 6
+ONEDNN_AXES = 6
 
 # Elements from which on making the ones for a sum pays.
 _WORTH_ONES = 8192
@@ -56,10 +56,10 @@ def sum_over(a: Any, axes: Sequence[int]) -> Any:
     float64. A product with ones reads 5 to 10 GB/s; where that can't be, the axes are brought to the end.
     """
     floats = a.dtype in (np.float32, np.float64)
-    if floats and (a.size >= _WORTH_ONES or a.ndim > _ONEDNN_AXES) and a.size and not is_deferred():
+    if floats and (a.size >= _WORTH_ONES or a.ndim > ONEDNN_AXES) and a.size and not is_deferred():
         return _sum_by_products(a, axes)
     kept = [axis for axis in range(a.ndim) if axis not in axes]
-    if a.ndim > _ONEDNN_AXES and a.dtype == np.float32:
+    if a.ndim > ONEDNN_AXES and a.dtype == np.float32:
         letters = ascii_letters[: a.ndim]
         return native_einsum(f"{letters}->{''.join(letters[axis] for axis in kept)}", a)
     last = a if kept == [*range(len(kept))] else mnp.transpose(a, (*kept, *axes))
@@ -105,13 +105,9 @@ def _multiply(a: Any, b: Any) -> Any:
     In float32 oneDNN takes 70 ns per element for it, MXNet's own loops 1 ns: axes of size 1 that are put in
     front keep oneDNN out.
     """
-    rank, lifted = max(a.ndim, b.ndim), _ONEDNN_AXES + 1
+    rank, lifted = max(a.ndim, b.ndim), ONEDNN_AXES + 1
     if a.dtype != np.float32 or a.shape == b.shape or rank >= lifted or not a.size or not b.size:
         return a * b
-    if is_deferred():
-        # -4 stands for all axes, -3 for one of size 1 that is dropped.
-        a, b = (npx.reshape(x, (*[1] * (lifted - x.ndim), -4), reverse=True) for x in (a, b))
-        return npx.reshape(a * b, (*[-3] * (lifted - rank), -4))
     shape = np.broadcast_shapes(a.shape, b.shape)
     outer = _outer(a.shape, b.shape)
     if outer is None:

@@ -283,13 +283,13 @@ def step_costs(steps: Sequence[Step], operands: Sequence[int], dtype: str, on: C
     costs = []
     for step in steps:
         costs.append(_step_cost(step, [elements[slot] for slot in step.reads], dtype, on))
-        elements.append(abs(prod(step.shape)))
+        elements.append(prod(step.shape))
     return tuple(costs)
 
 
 def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> StepCost:
     item = ITEM_SIZES.get(dtype, 8)
-    result = abs(prod(step.shape))
+    result = prod(step.shape)
     if isinstance(step, Select | Diagonal):
         return StepCost(0, 0, 0, 0.0)
     if isinstance(step, View):
@@ -302,8 +302,8 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
     moved = item * (sum(reads) + result)
     if isinstance(step, Gemm):
         copies = [size for size, how in zip(reads, (step.left, step.right), strict=True) if how.moves]
-        product = Product(abs(prod(step.batch)), abs(step.m), abs(step.n), abs(step.k))
-        loops = abs(prod(step.batch[:-1])) if step.buffer is not None else 1
+        product = Product(prod(step.batch), step.m, step.n, step.k)
+        loops = prod(step.batch[:-1]) if step.buffer is not None else 1
         seconds = gemm_seconds(product, loops, dtype, on)
         seconds += sum(copy_seconds(size, False, dtype, on) for size in copies)
         return StepCost(product.flops, moved + 2 * item * sum(copies), item * sum(copies), seconds)

@@ -10,7 +10,7 @@ from typing import Any
 from einops_fast.chains import chain_of
 from einops_fast.cost import ITEM_SIZES, StepCost
 from einops_fast.plan import Plan
-from einops_fast.steps import Arrange, Cast, Fused, Gemm, Multiply, Native, Step, Sum, View
+from einops_fast.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
 
 __all__ = ["Explanation", "StepReport", "aligned", "explanation_of", "scaled"]
 
@@ -76,7 +76,7 @@ class Explanation:
         """Bytes of the largest array made on the way, the result left out."""
         item = ITEM_SIZES.get(self.plan.numerics.compute, 8)
         made = [step for step in self.steps[:-1] if step.kind not in ("view", "select", "diagonal")]
-        return max((item * abs(prod(step.shape)) for step in made), default=0)
+        return max((item * prod(step.shape) for step in made), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, ready for JSON."""
@@ -175,7 +175,7 @@ def _report(plan: Plan, slot: int, step: Step, cost: StepCost, inputs: Iterable[
     gemm = None
     operands: tuple[str, ...] = ()
     if isinstance(step, Gemm):
-        gemm = (abs(prod(step.batch)), abs(step.m), abs(step.n), abs(step.k))
+        gemm = (prod(step.batch), step.m, step.n, step.k)
         operands = (
             _reading(step.left, step.transpose_left),
             _reading(step.right, step.transpose_right),
@@ -186,6 +186,8 @@ def _report(plan: Plan, slot: int, step: Step, cost: StepCost, inputs: Iterable[
         operands = (_reading(step.how),)
     elif isinstance(step, Native):
         operands = (f"goes to the framework's own einsum: {step.reason}",)
+    elif isinstance(step, Contraction):
+        operands = ("goes to operators that hold for arrays of any size",)
     elif isinstance(step, Cast):
         operands = (f"is converted to {step.dtype}",)
     elif isinstance(step, Sum):

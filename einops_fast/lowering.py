@@ -8,7 +8,7 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
 from math import prod
@@ -19,7 +19,7 @@ from einops_fast.layout import Axis, Term, compact_strides, contiguous_strides, 
 from einops_fast.notation import Subscripts
 from einops_fast.pairs import contract_pair, native_step
 from einops_fast.remaining import Remaining
-from einops_fast.steps import Arrange, Cast, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
+from einops_fast.steps import Arrange, Cast, Contraction, Diagonal, Fused, Gemm, Loop, Native, Select, Step, Sum, View
 from einops_fast.target import Numerics, Operand, Target
 
 __all__ = ["lower", "right_operands"]
@@ -82,25 +82,18 @@ class _Lowering:
         self.numerics = numerics
         self.steps: list[Step] = []
         self.first = len(subscripts.inputs)
-        self.open = subscripts.inputs[0][:1] if target.free_batch else ""
-        # Kernels are made for the sizes of one problem.
-        open_or_empty = self.open or 0 in sizes.values()
         self.any_order = not target.in_order
-        self.fuses = numerics.compute in target.kernels and not numerics.native and not open_or_empty
+        self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
         inputs, output = self.subscripts.inputs, self.subscripts.output
         if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
-            compute, full = self.numerics.compute, prod(self.sizes.values())
-            slots = tuple(
-                slot
-                if self.numerics.whole or operand.dtype == compute
-                else self.add(Cast((slot,), inputs[slot], operand.shape, compute))
-                for slot, operand in enumerate(operands)
-            )
-            found = self.add(Native.of(slots, inputs, output, self.shape(output), self.numerics.native, full))
+            found = self.equation(self.in_compute_dtype(operands), output)
             if self.numerics.widens:
                 self.add(Cast((found,), output, self.shape(output), self.numerics.result))
+            return tuple(self.steps)
+        if self.target.any_size:
+            self.equations(self.in_compute_dtype(operands), path)
             return tuple(self.steps)
         if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
             # Nothing is computed: a view needs no other dtype.
@@ -128,15 +121,52 @@ class _Lowering:
         self.finish(*left.take([0]))
         return tuple(self.steps)
 
+    def in_compute_dtype(self, operands: Sequence[Operand]) -> list[tuple[int, str]]:
+        """Slot and labels of each operand, converted unless the framework's own einsum gets all operands at once."""
+        compute, inputs = self.numerics.compute, self.subscripts.inputs
+        return [
+            (slot, inputs[slot])
+            if self.numerics.whole or operand.dtype == compute
+            else (self.add(Cast((slot,), inputs[slot], operand.shape, compute)), inputs[slot])
+            for slot, operand in enumerate(operands)
+        ]
+
+    def equation(self, terms: Sequence[tuple[int, str]], output: str) -> int:
+        """Contract these in one step, which knows nothing but the equation; returns its slot."""
+        slots, inputs = tuple([slot for slot, _ in terms]), [labels for _, labels in terms]
+        shape, full = self.shape(output), prod([self.sizes[label] for label in set("".join(inputs))])
+        if self.numerics.native:
+            return self.add(Native.of(slots, inputs, output, shape, self.numerics.native, full))
+        return self.add(Contraction.of(slots, inputs, output, shape, full))
+
+    def equations(self, terms: list[tuple[int, str]], path: Path) -> None:
+        """Contract one pair after the other by its equation."""
+        output = self.subscripts.output
+        if len(terms) == 1:
+            terms, path = [(self.equation(terms, output), output)], ()
+        for positions in path:
+            if len(positions) < 2:
+                continue
+            group = [terms.pop(at) for at in sorted(positions, reverse=True)][::-1]
+            while len(group) > 1:
+                pair, group = group[:2], group[2:]
+                rest = group + terms
+                needed = set(output).union(*(labels for _, labels in rest))
+                labels = dict.fromkeys("".join([labels for _, labels in pair]))
+                # Axes that a later step sums go last.
+                kept = sorted([label for label in labels if label in needed], key=lambda label: label not in output)
+                wanted = "".join(kept) if rest else output
+                group.insert(0, (self.equation(pair, wanted), wanted))
+            terms += group
+        if self.numerics.result != self.numerics.compute:
+            self.add(Cast((terms[0][0],), output, self.shape(output), self.numerics.result))
+
     def add(self, step: Step) -> int:
         self.steps.append(step)
         return self.first + len(self.steps) - 1
 
     def shape(self, labels: str) -> tuple[int, ...]:
-        return self.opened(labels, [self.sizes[label] for label in labels])
-
-    def opened(self, labels: Iterable[str], shape: Iterable[int]) -> tuple[int, ...]:
-        return tuple(-1 if label and label == self.open else size for label, size in zip(labels, shape, strict=True))
+        return tuple([self.sizes[label] for label in labels])
 
     def start(self, slot: int, labels: str, operand: Operand) -> Term:
         """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
@@ -147,10 +177,10 @@ class _Lowering:
             groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
             shape = tuple(operand.shape[group[0]] for group in groups)
             strides = tuple(sum(strides[at] for at in group) for group in groups)
-            slot = self.add(Diagonal((slot,), unique, self.opened(unique, shape), groups))
+            slot = self.add(Diagonal((slot,), unique, shape, groups))
             labels = unique
         if operand.dtype != self.numerics.compute:
-            slot = self.add(Cast((slot,), labels, self.opened(labels, shape), self.numerics.compute, self.fuses))
+            slot = self.add(Cast((slot,), labels, shape, self.numerics.compute, self.fuses))
             strides = self.converted(Operand(shape, strides, operand.dtype)).strides
         axes = tuple(
             Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
@@ -258,7 +288,6 @@ class _Lowering:
             for position, (axis, stride) in enumerate(zip(rest, strides, strict=True))
         )
         labels = "".join(axis.label for axis in axes)
-        shape = self.opened([axis.label for axis in axes], shape)
         return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
 
     def pair(self, left: Term, right: Term, rest: Remaining) -> Term:
@@ -267,7 +296,7 @@ class _Lowering:
         wanted = self.hint(left, right, keep, partner, rest) if rest else self.subscripts.output
         # Nobody wants an intermediate in any order but the next step.
         target = replace(self.target, in_order=False) if rest and self.target.in_order else self.target
-        step, strides = contract_pair(left, right, keep, wanted, target, self.numerics, self.open)
+        step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])

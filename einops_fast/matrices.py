@@ -106,13 +106,13 @@ class GemmChoice:
         step = Gemm(
             roles.slots,
             labels,
-            roles.shape(labels),
+            roles.sizes(labels),
             self._arrange(self.left, roles, self.left.free_last is True),
             self._arrange(self.right, roles, self.right.free_last is not False),
-            tuple(map(roles.extent, self.groups)),
-            roles.extent(rows),
-            roles.extent(columns),
-            roles.extent(self.contracted),
+            tuple(map(roles.size, self.groups)),
+            roles.size(rows),
+            roles.size(columns),
+            roles.size(self.contracted),
             self.left.free_last is True,
             self.right.free_last is False,
             buffer,
@@ -140,7 +140,7 @@ class GemmChoice:
         batch = [group if group[0] in side.strides else "" for group in self.groups]
         positions = {axis.label: axis.position for axis in side.term.axes}
         perm = (*side.term.unnamed, *(positions[label] for group in (*batch, *matrix) for label in group))
-        shape = tuple(roles.extent(group) for group in (*batch, *matrix))
+        shape = tuple(roles.size(group) for group in (*batch, *matrix))
         how = arranged(perm, side.term.shape, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
         return how if all(batch) else replace(how, shape=shape)

@@ -29,7 +29,6 @@ class Roles:
         left, right: the terms; ``left`` gives the rows of the result, ``right`` the columns.
         batch, rows, columns, contracted: the labels of each role, the first three as ``wanted`` has them.
         wanted: labels of the result in the order that suits whoever reads it.
-        open_label: label whose size must not be fixed in a step; empty for none.
         size_of: extent by label.
     """
 
@@ -40,18 +39,17 @@ class Roles:
     columns: str
     contracted: str
     wanted: str
-    open_label: str
     size_of: dict[str, int]
 
     @classmethod
-    def of(cls, left: Term, right: Term, keep: set[str], wanted: str, open_label: str) -> Roles:
+    def of(cls, left: Term, right: Term, keep: set[str], wanted: str) -> Roles:
         one, two = set(left.labels), set(right.labels)
         batch = "".join([label for label in wanted if label in one and label in two])
         rows = "".join([label for label in wanted if label not in two])
         columns = "".join([label for label in wanted if label not in one])
         contracted = "".join([label for label in left.labels if label in two and label not in keep])
         sizes = {axis.label: axis.size for axis in left.axes + right.axes}
-        return cls(left, right, batch, rows, columns, contracted, wanted, open_label, sizes)
+        return cls(left, right, batch, rows, columns, contracted, wanted, sizes)
 
     def swapped(self) -> Roles:
         """The same product with the terms in the other order."""
@@ -63,7 +61,6 @@ class Roles:
             self.rows,
             self.contracted,
             self.wanted,
-            self.open_label,
             self.size_of,
         )
 
@@ -76,14 +73,6 @@ class Roles:
             product *= self.size_of[label]
         return product
 
-    def extent(self, labels: str) -> int:
-        """Size of the axis that these labels merge to, as a shape says it."""
-        return -1 if self.open_label and self.open_label in labels else self.size(labels)
-
-    def shape(self, labels: str) -> tuple[int, ...]:
-        """One extent per label, as a shape says it."""
-        return tuple([self.extent(label) for label in labels])
-
     @property
     def slots(self) -> tuple[int, int]:
         return self.left.slot, self.right.slot
@@ -94,7 +83,7 @@ class Roles:
 
 
 def contract_pair(
-    left: Term, right: Term, keep: set[str], wanted: str, target: Target, numerics: Numerics, open_label: str
+    left: Term, right: Term, keep: set[str], wanted: str, target: Target, numerics: Numerics
 ) -> tuple[Step, tuple[int, ...]]:
     """The cheapest step that contracts two terms, and the strides of its result.
 
@@ -104,16 +93,15 @@ def contract_pair(
         wanted: labels of the result in the order that suits whoever reads it.
         target: what can be done where the plan will run.
         numerics: the dtypes of the call.
-        open_label: label whose size must not be fixed in the step; empty for none.
     """
     # Imported here because candidates are priced from the roles defined above.
     from einops_fast.matrices import cheapest_gemm
 
-    roles = Roles.of(left, right, keep, wanted, open_label)
-    single = [label for label in roles.contracted if roles.size_of[label] == 1 and label != open_label]
+    roles = Roles.of(left, right, keep, wanted)
+    single = [label for label in roles.contracted if roles.size_of[label] == 1]
     if single:
         left, right = (_unnamed(term, single) for term in (left, right))
-        roles = Roles.of(left, right, keep, wanted, open_label)
+        roles = Roles.of(left, right, keep, wanted)
     dtype, on = numerics.compute, target.ceilings
     strides = contiguous_strides(roles.sizes(wanted))
     summed = bool(roles.contracted)
@@ -175,7 +163,7 @@ def _multiply(roles: Roles, target: Target, dtype: str, runs: int) -> tuple[Mult
     left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
     if not summed or (full <= block and not (dtype in _REAL and _is_crossed(roles))):
         block = 0
-    step = Multiply(roles.slots, wanted, roles.shape(wanted), left, right, summed, full, block, runs)
+    step = Multiply(roles.slots, wanted, roles.sizes(wanted), left, right, summed, full, block, runs)
     return step, contiguous_strides(roles.sizes(wanted))
 
 
@@ -203,13 +191,13 @@ def _spread(term: Term, order: str, roles: Roles) -> Arrange:
     present = [label for label in order if label in labels]
     perm = (*term.unnamed, *(axis.position for axis in term.pick(present)))
     inner = order[order.index(present[0]) :] if present else ""
-    shape = tuple(roles.extent(label) if label in labels else 1 for label in inner)
+    shape = tuple(roles.size(label) if label in labels else 1 for label in inner)
     return arranged(perm, term.shape, shape)
 
 
 def _native(roles: Roles, reason: str) -> Native:
     terms = roles.left, roles.right
-    return native_step(terms, roles.wanted, roles.shape(roles.wanted), reason, roles.product.full)
+    return native_step(terms, roles.wanted, roles.sizes(roles.wanted), reason, roles.product.full)
 
 
 def native_step(terms: Sequence[Term], wanted: str, shape: tuple[int, ...], reason: str, full: int) -> Native:

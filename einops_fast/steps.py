@@ -2,8 +2,7 @@
 
 A plan is a tuple of steps over numbered slots. Slots ``0 .. n-1`` hold the operands; the result of step
 ``t`` goes to slot ``n + t``; the last slot is the answer. Every step names the slots it reads, the axes of
-its result (one letter each) and the result's shape. A size of ``-1`` stands for a batch axis whose size the
-plan leaves open.
+its result (one letter each) and the result's shape.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ __all__ = [
     "AS_IS",
     "Arrange",
     "Cast",
+    "Contraction",
     "Diagonal",
     "Epilogue",
     "Fused",
@@ -166,11 +166,33 @@ class Native(_Base):
         full: int,
     ) -> Native:
         """The step for these labels, in letters that any framework's einsum takes."""
-        letters = dict(zip(dict.fromkeys("".join(inputs)), ascii_letters, strict=False))
-        equation = ",".join(inputs) + "->" + output
-        if not equation.isascii():
-            equation = "".join(letters.get(char, char) for char in equation)
-        return cls(reads, output, shape, equation, reason, full)
+        return cls(reads, output, shape, _in_letters(inputs, output), reason, full)
+
+
+@dataclass(frozen=True)
+class Contraction(_Base):
+    """A contraction of one or two operands by operators that hold for all sizes, not only those of the plan.
+
+    ``equation`` and ``full`` are as in :class:`Native`.
+    """
+
+    equation: str
+    full: int
+
+    @classmethod
+    def of(
+        cls, reads: tuple[int, ...], inputs: Sequence[str], output: str, shape: tuple[int, ...], full: int
+    ) -> Contraction:
+        """The step for these labels."""
+        return cls(reads, output, shape, _in_letters(inputs, output), full)
+
+
+def _in_letters(inputs: Sequence[str], output: str) -> str:
+    equation = ",".join(inputs) + "->" + output
+    if equation.isascii():
+        return equation
+    letters = dict(zip(dict.fromkeys("".join(inputs)), ascii_letters, strict=False))
+    return "".join(letters.get(char, char) for char in equation)
 
 
 @dataclass(frozen=True)
@@ -226,4 +248,4 @@ class Fused(_Base):
     strides: tuple[int, ...] | None = None
 
 
-Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native
+Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native | Contraction

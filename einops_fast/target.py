@@ -44,7 +44,7 @@ class Target:
         drops_expanded: an axis of stride 0 may be dropped (not where the framework differentiates each step).
         kernels: there are kernels of our own, for these dtypes, that take operands with any strides.
         in_order: the result is wanted in C order.
-        free_batch: the plan must hold for any size of the first operand's first axis.
+        any_size: the plan must hold for operands of other sizes, too.
         gradients: gradients of the result may be asked for; see :meth:`Backend.differentiable`.
     """
 
@@ -60,7 +60,7 @@ class Target:
     drops_expanded: bool = True
     kernels: frozenset[str] = frozenset()
     in_order: bool = False
-    free_batch: bool = False
+    any_size: bool = False
     gradients: bool = False
 
 

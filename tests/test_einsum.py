@@ -227,31 +227,6 @@ def test_every_plan_gives_the_same_values(name: str, way: str, data: st.DataObje
     np.testing.assert_array_equal(of.read(run(*values)), exact(case, arrays, "float64"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@given(data=st.data())
-def test_a_plan_with_an_open_batch_holds_for_any(way: str, data: st.DataObject) -> None:
-    case = data.draw(contractions().filter(lambda case: case.shapes[0]))
-    terms, size = case.letters.partition("->")[0].split(","), data.draw(st.integers(1, 5))
-    run = plan_runner(
-        case,
-        list(map(np.zeros, case.shapes)),
-        "numpy",
-        way,
-        strided=False,
-        writes=False,
-        drops_expanded=False,
-        free_batch=True,
-        batch_axes=data.draw(st.sampled_from([1, 32])),
-        broadcasts=data.draw(st.booleans()),
-    )
-    random = np.random.default_rng(0)
-    arrays = []
-    for term, shape in zip(terms, case.shapes, strict=True):
-        resized = [size if label == terms[0][0] else old for label, old in zip(term, shape, strict=True)]
-        arrays.append(random.integers(-4, 5, resized).astype("float64"))
-    np.testing.assert_array_equal(run(*arrays), exact(case, arrays, "float64"))
-
-
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Fill memory that is handed out uninitialised with NaN."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -435,32 +435,94 @@ class Block(gluon.HybridBlock):
         return self.einsum(self.equation, *operands)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_hybridized_block_takes_any_batch_size(equation: str, dtype: str) -> None:
+ANY_SIZE = [
+    *EQUATIONS,
+    "ij,jk->ik",
+    "iij,jk->ki",
+    "ij,kj->",
+    "ij,->ji",
+    "ii->i",
+    "cij,cj->cij",
+    "abcdei,abcdej->abcdeij",
+]
+
+
+def other_sizes(equation: str) -> Iterator[dict[str, int]]:
+    """Lengths of the axes: each axis in turn longer, of length 1, and empty; then all of them."""
+    labels = sorted(set(equation) - set("->,"))
+    usual = {label: 2 + at % 2 for at, label in enumerate(labels)}
+    yield usual
+    yield from ({**usual, label: size} for label in labels for size in (4, 1, 0))
+    yield from (dict.fromkeys(labels, size) for size in (1, 0))
+
+
+def values_of(equation: str, sizes: dict[str, int]) -> list[Array]:
+    terms = equation.partition("->")[0].split(",")
+    return [np.rint(numbers(*(sizes[at] for at in term), seed=seed)) for seed, term in enumerate(terms)]
+
+
+@pytest.mark.parametrize("traced", [{}, 1, 0], ids=["usual", "ones", "empty"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("equation", ANY_SIZE)
+def test_hybridized_block_takes_any_size(equation: str, dtype: str, traced: Any) -> None:
     block = Block(fast_einsum, equation)
     block.hybridize()
-    for batch in (3, 8, 1):
-        values = [np.rint(numbers(*shape)) for shape in shapes_of(equation, b=batch)]
+    all_sizes = list(other_sizes(equation))
+    first = {label: 3 if traced == {} else traced for label in all_sizes[0]}
+    for sizes in (first, *all_sizes):
+        values = values_of(equation, sizes)
         wanted = np.einsum(equation, *values)
         check(block(*(mnp.array(value, dtype=dtype) for value in values)), wanted, dtype)
 
 
-@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("equation", ANY_SIZE)
 def test_gradients_of_a_hybridized_block(equation: str) -> None:
+    if any(len(set(term)) < len(term) for term in equation.partition("->")[0].split(",")):
+        pytest.skip("the reference takes no diagonals")
     block = Block(fast_einsum, equation)
     block.hybridize()
-    for batch in (3, 8):
-        values = [numbers(*shape, seed=at) for at, shape in enumerate(shapes_of(equation, b=batch))]
+    for sizes in other_sizes(equation):
+        values = values_of(equation, sizes)
         operands = [mnp.array(value, dtype="float64") for value in values]
         weight = numbers(*np.einsum(equation, *values).shape, seed=9)
         for operand in operands:
             operand.attach_grad()
+            if operand.size:
+                operand.grad[()] = np.nan  # must be written, where there is nothing to sum, too
         with autograd.record():
             result = block(*operands)
         result.backward(mnp.array(weight, dtype="float64"))
         for operand, wanted in zip(operands, gradients(equation, values, weight), strict=True):
             np.testing.assert_allclose(operand.grad.asnumpy(), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize(
+    ("equation", "traced", "later"),
+    [
+        ("bij,bjk->bik", [(1, 2, 3), (4, 3, 5)], [(4, 2, 3), (4, 3, 5)]),
+        ("bij,bjk->bik", [(4, 2, 3), (1, 3, 5)], [(1, 7, 3), (4, 3, 5)]),
+        ("ij,jk->ik", [(2, 1), (3, 4)], [(5, 3), (3, 4)]),
+        ("ij,jk->ik", [(2, 1), (3, 4)], [(5, 0), (0, 4)]),
+        ("bij,bj->bij", [(3, 2, 1), (3, 4)], [(3, 2, 4), (3, 4)]),
+        ("bid,bjd,bd->bij", [(1, 2, 3), (4, 5, 3), (4, 1)], [(4, 7, 6), (4, 1, 6), (4, 6)]),
+        ("...ij,...jk->...ik", [(2, 3, 4), (2, 4, 5)], [(6, 1, 7), (6, 7, 3)]),
+    ],
+)
+def test_broadcast_axes_of_a_patched_block_and_its_export(
+    equation: str, traced: Any, later: Any, optimize: bool, tmp_path: Path
+) -> None:
+    names = [f"data{at}" for at in range(len(traced))]
+    with patched("mxnet"):
+        block = Block(lambda *arguments: mnp.einsum(*arguments, optimize=optimize), equation)
+        block.hybridize()
+        run = block
+        for shapes in (traced, later, traced):
+            values = [np.rint(numbers(*shape)) for shape in shapes]
+            check(run(*map(mnp.array, values)), np.einsum(equation, *values), "float32")
+            if run is block:
+                block.export(str(tmp_path / "block"))
+                run = gluon.SymbolBlock.imports(str(tmp_path / "block-symbol.json"), names, None)
 
 
 def test_plans_for_tracing_and_for_computing_are_kept_apart() -> None:

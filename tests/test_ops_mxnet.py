@@ -116,9 +116,9 @@ def test_hybridized(name: str, mx: Any) -> None:
     block = Block()
     block.initialize()
     block.hybridize()
-    for batch in (3, 6):  # a graph is for every size of batches
-        target = mx.np.array(targets(batch, 4, classes=5).cpu().numpy(), dtype="int64")
-        x = randn(batch, 5, 4).cpu()
+    for batch, classes, rows in ((3, 5, 4), (6, 5, 4), (2, 7, 9), (3, 1, 4)):  # a graph is for arrays of every size
+        target = mx.np.array(targets(batch, rows, classes=classes).cpu().numpy(), dtype="int64")
+        x = randn(batch, classes, rows).cpu()
         back = randn(*function(x.numpy(), target.asnumpy()).shape, seed=3).cpu()
         found = of_mxnet(mx, lambda x, target=target: block(x, target), [x], back)
         check(found, of_mxnet(mx, lambda x, target=target: function(x, target), [x], back))

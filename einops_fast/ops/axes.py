@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from einops_fast.attention.options import whole_number
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 from einops_fast.tracing import is_tracing
 
-__all__ = ["axis_of", "check_axis", "class_axis"]
+__all__ = ["axis_of", "check_axis", "class_axis", "length"]
 
 
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
@@ -146,3 +148,18 @@ def _names(pattern: str, rank: int) -> list[str]:
     if len(names) != rank:
         raise ShapeError(f"pattern {pattern!r} has {len(names)} axes, the array has {rank}")
     return names
+
+
+def length(array: Any, axis: int, dtype: Any = "int64") -> Any:
+    """Return the length of an axis: a number, or in a graph that MXNet traces for arrays of any size an array.
+
+    Args:
+        array: any framework's.
+        axis: not negative.
+        dtype: of the length, should that be an array.
+    """
+    if not is_tracing() and type(array).__module__.startswith("mxnet"):
+        mxnet = sys.modules["mxnet"]
+        if mxnet._deferred_compute.is_deferred_compute():
+            return mxnet.npx.shape_array(array)[axis].astype(dtype)
+    return array.shape[axis]

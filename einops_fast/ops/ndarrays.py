@@ -6,7 +6,7 @@ Sums of half precision are made in float32, as everywhere. MXNet records what is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast.errors import OperandError
+from einops_fast.ops.axes import length
 
 __all__ = ["functions"]
 
@@ -56,8 +57,20 @@ def _constant(xp: Any, array: Any) -> Any:
     return sys.modules["mxnet"].npx.stop_gradient(array) if xp.__name__.startswith("mxnet") else array
 
 
-def _positions(xp: Any, count: int, rank: int, axis: int) -> Any:
-    return xp.arange(count).reshape(tuple([count if at == axis else 1 for at in range(rank)]))
+def _spread(xp: Any, array: Any, axes: Collection[int], rank: int) -> Any:
+    """The array, whose axes are these of ``rank``, with axes of length 1 in the place of the others."""
+    for at in range(rank):
+        array = array if at in axes else xp.expand_dims(array, at)
+    return array
+
+
+def _positions(xp: Any, array: Any, axis: int) -> Any:
+    """Count along an axis, as an array that broadcasts with ``array``."""
+    if xp.__name__.startswith("mxnet"):
+        found = sys.modules["mxnet"].npx.arange_like(array, axis=axis).astype("int64")
+    else:
+        found = xp.arange(array.shape[axis])
+    return _spread(xp, found, (axis,), array.ndim)
 
 
 def _softmax(
@@ -75,8 +88,8 @@ def _softmax(
         else:
             score = score + mask
     if queries is not None:
-        last = _positions(xp, x.shape[queries], x.ndim, queries) + shift
-        before = _positions(xp, x.shape[dim], x.ndim, dim) <= last
+        last = _positions(xp, score, queries) + shift
+        before = _positions(xp, score, dim) <= last
         seen = before if seen is None else xp.logical_and(before, seen)
     masked = mask is not None or queries is not None
     if seen is not None:
@@ -101,11 +114,10 @@ def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: fl
     if eps is None:
         eps = float(np.finfo(np.float64 if _name(h) == "float64" else np.float32).eps)
     found = h / xp.sqrt((h * h).mean(axis=axes, keepdims=True) + eps)
-    shape = tuple([size if at in axes else 1 for at, size in enumerate(x.shape)])
     if weight is not None:
-        found = found * weight.reshape(shape)
+        found = found * _spread(xp, weight, axes, x.ndim)
     if bias is not None:
-        found = found + bias.reshape(shape)
+        found = found + _spread(xp, bias, axes, x.ndim)
     return _result(found, x)
 
 
@@ -115,7 +127,7 @@ def _cross_entropy(
 ) -> Any:  # fmt: skip
     if "float" in _name(target):
         raise OperandError("probabilities as targets are there for tensors of torch only")
-    classes = x.shape[dim]
+    classes = length(x, dim, target.dtype)
     counts = target != ignore_index
     known = xp.logical_and(target >= 0, target < classes)
     if xp is np and not (known | ~counts).all():
@@ -123,7 +135,7 @@ def _cross_entropy(
     # What is in a row that doesn't count, were it NaN, must not matter.
     score = _wide(x)
     score = xp.where(xp.expand_dims(counts, dim), score, xp.zeros_like(score))
-    number = xp.clip(target, 0, classes - 1)
+    number = xp.minimum(xp.maximum(target, 0), classes - 1)
     most = _constant(xp, score).max(axis=dim, keepdims=True)
     log = most + xp.log(xp.exp(score - most).sum(axis=dim, keepdims=True))
     lse = log.squeeze(dim)
@@ -134,7 +146,7 @@ def _cross_entropy(
         weight = weight.astype(score.dtype)
         losses, weights = losses * weight[number], weights * weight[number]
         if smoothing:
-            less = less * weight.reshape(tuple([classes if each == dim else 1 for each in range(x.ndim)]))
+            less = less * _spread(xp, weight, (dim,), x.ndim)
     if smoothing:
         losses = (1 - smoothing) * losses + smoothing * less.mean(axis=dim)
     if z_loss:

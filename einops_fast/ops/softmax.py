@@ -8,7 +8,7 @@ import numpy as np
 
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
-from einops_fast.ops.axes import axis_of
+from einops_fast.ops.axes import axis_of, length
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.masks import check_mask
 from einops_fast.ops.options import check_number
@@ -109,7 +109,7 @@ def _softmax(
             raise ShapeError(f"causal needs an axis of positions beside the one that is summed over, not shape {shape}")
         queries = rank - 1 if axis < rank - 1 else rank - 2
         if causal == "bottom_right":
-            shift = shape[axis] - shape[queries]
+            shift = length(array, axis) - length(array, queries)
     return function(array, axis, log, mask, queries, shift, 1.0 / temperature, wanted)
 
 
