@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from einops_fast.errors import OperandError
@@ -54,17 +54,23 @@ class FunctionBody:
         self._function = inner
         self.native: Any = private_copy(inner)
 
-    def exchange(self, target: Callable[..., Any]) -> None:
+    def exchange(self, target: Callable[..., Any], code: CodeType | None = None, **more: Any) -> None:
         """Have every call of the function call ``target``; its ``__wrapped__`` is what it did before.
 
         Name, signature, documentation and source are told as before.
+
+        Args:
+            target: what ``code`` finds as ``_einops_fast_target``.
+            code: of a function without a closure, in place of one that calls the target with all arguments. It runs
+                among the globals of the framework's module.
+            more: other globals that it needs.
         """
-        function, name = self._function, "_einops_fast_target"
+        function = self._function
         self.native.__code__ = own = function.__code__
         function.__wrapped__ = self.native  # type: ignore[attr-defined]
         # The code finds the target among the globals of the framework's module: it can't bring any of its own.
-        function.__globals__[name] = target
-        function.__code__ = self._exchanged = _CALL.replace(
+        function.__globals__.update(more, _einops_fast_target=target)
+        function.__code__ = self._exchanged = (code or _CALL).replace(
             co_name=own.co_name,
             co_filename=own.co_filename,  # compilers leave the files of a framework alone
             co_firstlineno=own.co_firstlineno,
