@@ -131,7 +131,25 @@ class NumpyBackend(NdarrayBackend):
         every = ascii_letters[:rank]
         kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
         equation = f"{every}->{kept}"
-        return lambda a: self.einsum(equation, a)
+        native, plain = self.einsum, super().sum(step)
+        return lambda a: native(equation, a) if a.dtype.num >= 0 else plain(a)
+
+    def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
+        if not options and any(operand.dtype.num < 0 for operand in operands):
+            return self._by_ufuncs(equation, operands)
+        return super().native(equation, operands, **options)
+
+    def _by_ufuncs(self, equation: str, operands: Sequence[Any]) -> Any:
+        """Multiply, then sum: einsum has no loops for dtypes of other packages without a number, and returns zeros."""
+        inputs, _, output = equation.partition("->")
+        labels = output + "".join(dict.fromkeys(label for label in inputs if label.isalpha() and label not in output))
+        product: Any = None
+        for term, operand in zip(inputs.split(","), operands, strict=True):
+            view = self.einsum(f"{term}->{''.join(label for label in labels if label in term)}", operand)
+            view = view[tuple([slice(None) if label in term else None for label in labels])]
+            product = view if product is None else self.multiply_arrays(product, view)
+        summed = tuple(range(len(output), len(labels)))
+        return product.sum(axis=summed) if summed else product
 
     def emit(self, step: Step) -> Run:
         run = super().emit(step)
