@@ -110,7 +110,9 @@ CORE = [[at, 13] for at in range(12)] + [[*range(12), 12]]
 LARGE = network(CORE, [13, 12], [2] * 12 + [4, 800])
 
 
-@pytest.mark.parametrize("name", ["greedy", "auto", "branch-1", opt_einsum.paths.greedy], ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    "name", ["greedy", "auto", "branch-1", opt_einsum.paths.greedy], ids=lambda each: getattr(each, "__name__", each)
+)
 @pytest.mark.parametrize("limit", [10**6, 1e6, np.int64(10**6), 204800])
 def test_operands_that_share_an_axis_with_a_core(name: Any, limit: Any) -> None:
     (path,) = found_by(LARGE, (name, limit))
