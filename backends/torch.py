@@ -67,6 +67,7 @@ _pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
 
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_saving_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
 
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
@@ -256,7 +257,10 @@ class TorchBackend(TorchSteps):
             one, other = operands
             elements = one.numel() + other.numel()
             einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
-        return einsum if elements <= _AT_ONCE and operands[0].is_cpu and not _is_deterministic() else None
+        if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
+            return None
+        # A checkpoint compares what is saved for gradients with what its second forward pass saves.
+        return None if _saving_hooks(False) else einsum
 
     def is_recording(self) -> bool:
         return is_jit_tracing()

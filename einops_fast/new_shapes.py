@@ -22,7 +22,7 @@ class NewShapes:
     """The shapes that an equation was called with, for each type of operands whose shapes have changed."""
 
     def __init__(self) -> None:
-        self._planned: set[type] = set()
+        self._first: dict[type, Hashable] = {}
         self._seen: dict[type, tuple[Backend, set[Hashable]]] = {}
 
     def native_for(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
@@ -32,7 +32,7 @@ class NewShapes:
         if known is None:
             return None
         backend, seen = known
-        shapes = (first.shape, operands[1].shape) if len(operands) == 2 else tuple([each.shape for each in operands])
+        shapes = _shapes(operands)
         if shapes in seen:
             return None
         if len(seen) >= LIMIT:
@@ -42,11 +42,17 @@ class NewShapes:
 
     def watch(self, backend: Backend, operands: Sequence[Any]) -> None:
         """Take notice of a shape that is planned: from the second one on, new shapes go to the framework first."""
-        kind = type(operands[0])
-        if kind not in self._planned:
-            self._planned.add(kind)
-        elif kind not in self._seen and backend.at_once(operands) is not None:
-            self._seen[kind] = backend, set()
+        kind, shapes = type(operands[0]), _shapes(operands)
+        first = self._first.setdefault(kind, shapes)
+        # Other strides of the first shape are planned too, but no other shape.
+        if shapes != first and kind not in self._seen and backend.at_once(operands) is not None:
+            self._seen[kind] = backend, {first, shapes}
+
+
+def _shapes(operands: Sequence[Any]) -> Hashable:
+    if len(operands) == 2:  # in less time than any number of them
+        return operands[0].shape, operands[1].shape
+    return tuple([each.shape for each in operands])
 
 
 by_question: dict[Hashable, NewShapes] = emptied_with_plans({})

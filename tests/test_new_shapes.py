@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,21 @@ def test_a_plan_is_made_where_a_shape_comes_back(make: Any) -> None:
 
     assert [plans(size) for size in (2, 3, 4, 5, 6)] == [1, 2, 2, 2, 2]
     assert [plans(size) for size in (4, 5, 4, 2, 7)] == [3, 4, 4, 4, 4]
+
+
+def test_other_strides_are_no_new_shape(make: Any) -> None:
+    for left in (make(3, 4), make(4, 3).T, make(6, 8)[::2, ::2], make(3, 1).expand(3, 4)):
+        fast_einsum("ij,jk->ik", left, make(4, 5))
+    assert len(compiled) == 4
+
+
+def test_a_checkpoint_saves_the_same_twice(make: Any) -> None:
+    """It refuses a second forward pass that saves other tensors than the first."""
+    for size in range(2, 7):
+        a, b, c = make(2, size, 3).requires_grad_(), make(size, 4, 2), make(2)
+        run = partial(fast_einsum, "bij,ikb,b->kjb")
+        torch.utils.checkpoint.checkpoint(run, a, b, c, use_reentrant=False).sum().backward()
+        torch.testing.assert_close(a.grad, (b.sum(1) * c).T[..., None].expand_as(a))
 
 
 def test_large_operands_are_planned_at_once(make: Any) -> None:
