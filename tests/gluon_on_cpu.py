@@ -16,8 +16,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
+
+pytest.importorskip("triton")
 
 from einops_fast.backends.triton import candidates, cluster_tilings, fma_contraction, ring_tilings
 from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
