@@ -220,6 +220,23 @@ class OnFourAxes(Implementation):
             return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
         return _on_the_way(run, found)
 
+    def length_axis(self, plan: Plan, arrays: Sequence[Any]) -> int | None:
+        spec, axes = plan.spec, self.axes(plan.spec)
+        if isinstance(axes, str) or len(arrays) != 3 or not self._by_axes_alone(spec, axes):
+            return None
+        # Of axes of one element, and of gaps, no order can be told.
+        if any(array.dim() != 4 or 1 in array.shape or not array.is_contiguous() for array in arrays):
+            return None
+        ways = [_way(array, view) for array, view in zip(arrays, _seen(plan, axes), strict=True)]
+        if ways[0] is None or ways[0].change is not None or ways != ways[:1] * 3:
+            return None
+        order = ways[0].order or (0, 1, 2, 3)
+        return order[2]
+
+    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
+        """Whether :meth:`plain` gives the same for all sizes of the axes."""
+        return False
+
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
         """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
 

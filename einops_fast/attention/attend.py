@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from einops_fast import tracing
-from einops_fast.attention import registry, torch_state
+from einops_fast.attention import new_lengths, registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.calls import GivenCall, Runs, by_views
 from einops_fast.attention.choice import choose
@@ -124,7 +124,7 @@ def attention(
             arrays = (*arrays, bias)
         if mask is not None:
             arrays = (*arrays, mask)
-        run = known(words, arrays)
+        run = known(words, arrays) or new_lengths.run_for(words, arrays)
         if run is not None:
             return run(*arrays)
     further = (
@@ -208,6 +208,8 @@ def attend(
             remember_alike(question, like, runs.by_name)
             if words is not None:
                 remember_alike(words, like, runs.straight)
+                if runs.length_axis is not None and options[4] is None:  # no scale, which holds for one width
+                    new_lengths.watch(words, runs.straight, runs.length_axis, [*arrays.values()])
     return runs.by_name(arrays)
 
 

@@ -21,10 +21,12 @@ class Runs(NamedTuple):
     Attributes:
         by_name: of the arrays by name.
         straight: of the arrays one by one, in the order of their names.
+        length_axis: see :meth:`~einops_fast.attention.registry.Implementation.length_axis`.
     """
 
     by_name: Callable[[Mapping[str, Any]], Any]
     straight: Callable[..., Any]
+    length_axis: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class GivenCall:
     def by(self, way: Implementation) -> Runs:
         """What an implementation does in such calls."""
         plan = self.plan
-        straight = way.straight(plan, [self.arrays[name] for name, _, _ in plan.views])
+        arrays = [self.arrays[name] for name, _, _ in plan.views]
+        straight = way.straight(plan, arrays)
         if straight is not None:
-            return Runs(_in_order(straight), straight)
+            return Runs(_in_order(straight), straight, way.length_axis(plan, arrays))
         run = way.prepared(plan) or by_views(way, plan)
         return Runs(run, _by_name(run, (*self.arrays,)))
 

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from einops_fast import tracing
-from einops_fast.attention import registry, torch_state
+from einops_fast.attention import new_lengths, registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
 from einops_fast.attention.registry import allowed_names
@@ -76,7 +76,7 @@ def scaled_dot_product_attention(
             allowed_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-        run = known(words, arrays)
+        run = known(words, arrays) or new_lengths.run_for(words, arrays)
         if run is not None:
             return run(*arrays)
     bias = mask = None

@@ -99,6 +99,10 @@ class Implementation(ABC):
         """
         return None
 
+    def length_axis(self, plan: Plan, arrays: Sequence[Any]) -> int | None:
+        """The axis of positions, where what :meth:`straight` returns holds for q, k and v of all other sizes, too."""
+        return None
+
     def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
         """The same as :meth:`prepared` for calls without lengths or dropout seeds, of the arrays one by one.
 
