@@ -107,6 +107,10 @@ class Backend(ABC):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""
 
+    def trusts_native(self, operands: Sequence[Any]) -> bool:
+        """Whether the framework's own einsum is right for these."""
+        return True
+
     def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
         """The framework's own einsum, as :attr:`native`, for operands that it takes in less time than planning."""
         return None

@@ -134,8 +134,11 @@ class NumpyBackend(NdarrayBackend):
         native, plain = self.einsum, super().sum(step)
         return lambda a: native(equation, a) if a.dtype.num >= 0 else plain(a)
 
+    def trusts_native(self, operands: Sequence[Any]) -> bool:
+        return all(operand.dtype.num >= 0 for operand in operands)
+
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
-        if not options and any(operand.dtype.num < 0 for operand in operands):
+        if not options and not self.trusts_native(operands):
             return self._by_ufuncs(equation, operands)
         return super().native(equation, operands, **options)
 

@@ -209,7 +209,7 @@ def _compile(
         plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     except EinsumError as error:
         return _NoBetter(str(error))
-    if len(plan.steps) == 1 and isinstance(plan.steps[0], Native):
+    if len(plan.steps) == 1 and isinstance(plan.steps[0], Native) and backend.trusts_native(arrays):
         return _NoBetter(plan.steps[0].reason)
     run = compile_plan(plan, backend)
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)

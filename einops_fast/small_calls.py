@@ -49,7 +49,9 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
         if type(key) is not str:
             key = len(operands)
         first, second, most = _rules[key] if key in _rules else _learn(key)
-        return operands[first].size * operands[second].size <= most  # type: ignore[no-any-return]
+        one, other = operands[first], operands[second]
+        # The loops of dtypes without a number, which are other packages', return zeros.
+        return one.size * other.size <= most and one.dtype.num >= 0 <= other.dtype.num  # type: ignore[no-any-return]
     except (AttributeError, IndexError, TypeError):  # operands that aren't arrays, or too few of them
         return False
 
