@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
-__all__ = ["ask_torch", "is_followed", "is_tracing"]
+__all__ = ["ask_torch", "is_followed", "is_tracing", "known"]
 
 
 def _asked_of_torch() -> bool:
@@ -37,3 +38,13 @@ def is_tracing() -> bool:
 #: The same of what torch.compile follows line by line, at less expense: it leaves out torch.export's other way, where
 #: tensors aren't what they are in other calls. Look it up in this module each time.
 is_followed: Callable[[], bool] = is_tracing
+
+
+def known(condition: Any) -> bool:
+    """Return whether a condition holds for all sizes that a traced graph is for, without adding a guard to the graph.
+
+    Outside of a trace, sizes are numbers, and the condition is its own answer.
+    """
+    if not is_tracing():
+        return bool(condition)
+    return bool(sys.modules["torch"].fx.experimental.symbolic_shapes.statically_known_true(condition))

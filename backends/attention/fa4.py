@@ -15,6 +15,7 @@ from einops_fast.backends.attention.devices import capability
 from einops_fast.backends.attention.fa4_ops import fa4_forward
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
 from einops_fast.errors import OperandError
+from einops_fast.tracing import known
 
 __all__ = ["Fa4"]
 
@@ -100,7 +101,7 @@ class Fa4(OnFourAxes):
             if any(stride * 2 % _ALIGNED for stride in strides[:-1]):
                 return f"it would copy what doesn't begin at multiples of {_ALIGNED} bytes"
         placed = spec.causal or spec.window != (None, None)
-        if placed and spec.alignment == "top_left" and (spec.varlen or spec.q_len != spec.kv_len):
+        if placed and spec.alignment == "top_left" and (spec.varlen or not known(spec.q_len == spec.kv_len)):
             return "it has causality and window only where the last query faces the last key"
         return None
 

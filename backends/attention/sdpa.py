@@ -17,6 +17,7 @@ from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import native
 from einops_fast.backends.attention.devices import capability, has_cudnn
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
+from einops_fast.tracing import known
 
 __all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
 
@@ -101,7 +102,7 @@ class Sdpa(OnFourAxes):
 
 def is_plain(spec: AttentionSpec) -> bool:
     """Whether there is nothing but causality, and that as torch means it."""
-    facing = spec.alignment == "top_left" or spec.q_len == spec.kv_len
+    facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
     folded = spec.alibi or spec.segments or spec.window != (None, None)
     return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
 
@@ -170,10 +171,10 @@ class Flash(_OnGpu):
             return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
         if spec.head_dim != spec.v_head_dim:
             return f"it takes the same head_dim for q, k and v only, not {spec.head_dim} and {spec.v_head_dim}"
-        odd = spec.causal and spec.q_len != spec.kv_len
+        odd = spec.causal and not known(spec.q_len == spec.kv_len)
         if odd and spec.alignment == "top_left":
             return "it has causality only where the last query faces the last key"
-        if odd and spec.q_len > spec.kv_len:
+        if odd and not known(spec.q_len <= spec.kv_len):
             return "it has no zeros for queries without any key"
         if spec.lse and spec.gradients:
             return "the log of the denominator that it returns has no gradient"
@@ -205,7 +206,8 @@ class _WithMask(_OnGpu):
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.lse:
             return "torch doesn't return its log of the denominator"
-        if spec.causal and spec.alignment == "bottom_right" and spec.q_len != spec.kv_len and spec.bias is None:
+        facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
+        if spec.causal and not facing and spec.bias is None:
             return "it has causality only where the first query faces the first key"
         whole = [shape[-2:] == (spec.q_len, spec.kv_len) for shape in (spec.bias, spec.mask) if shape is not None]
         if spec.causal and whole and not any(whole):
