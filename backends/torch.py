@@ -67,6 +67,7 @@ _pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
 
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_backward_task: Callable[[], int] = torch._C._current_graph_task_id
 _saving_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
 
 _FEW = 1 << 16
@@ -259,8 +260,9 @@ class TorchBackend(TorchSteps):
             einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
         if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
             return None
-        # A checkpoint compares what is saved for gradients with what its second forward pass saves.
-        return None if _saving_hooks(False) else einsum
+        # A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares
+        # the bits of two backward passes.
+        return None if _saving_hooks(False) or _backward_task() != -1 else einsum
 
     def is_recording(self) -> bool:
         return is_jit_tracing()

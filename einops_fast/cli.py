@@ -193,38 +193,44 @@ def _run(options: argparse.Namespace) -> int:
         flag, program, script = script, arguments, None
     if script is not None and not os.path.exists(script):
         return _refuse(f"there is no file {script!r}")
-    try:
-        # For the rest of the process: threads and exit handlers may outlive the script.
-        if options.patch:
-            patch(*options.patch)
-    except (EinsumError, ImportError) as error:
-        return _refuse(error)
+    # Whether anybody looks on decides what a patch of attention sees.
+    seen = profile() if options.profile else nullcontext()
+    with seen as profiled:
+        try:
+            # For the rest of the process: threads and exit handlers may outlive the script.
+            if options.patch:
+                patch(*options.patch)
+        except (EinsumError, ImportError) as error:
+            return _refuse(error)
+        with _printed_at_end(profiled) if profiled is not None else nullcontext():
+            return _run_program(flag, program or [], script, arguments)
+
+
+def _run_program(flag: str, program: list[str], script: str | None, arguments: list[str]) -> int:
     # Python puts the script's folder, or the working directory, first; now there is what found this module.
     first = os.getcwd() if script is None else os.path.dirname(os.path.realpath(script))
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = first
-    with _profiled() if options.profile else nullcontext():
-        if script is None and flag == "-m":
-            sys.argv[:] = program
-            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-        elif script is None:
-            sys.argv[:] = ["-c", *program[1:]]
-            main_module = sys.modules["__main__"] = ModuleType("__main__")
-            exec(compile(program[0], "<string>", "exec"), vars(main_module))
-        else:
-            sys.argv[:] = [script, *arguments]
-            runpy.run_path(script, run_name="__main__")
+    if script is not None:
+        sys.argv[:] = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+    elif flag == "-m":
+        sys.argv[:] = program
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = ["-c", *program[1:]]
+        main_module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(program[0], "<string>", "exec"), vars(main_module))
     return 0
 
 
 @contextmanager
-def _profiled() -> Iterator[None]:
+def _printed_at_end(seen: object) -> Iterator[None]:
     """Print the profile of a script at its end, whichever way it ends."""
-    with profile() as seen:
-        try:
-            yield
-        finally:
-            print(f"\n{seen}", file=sys.stderr)
+    try:
+        yield
+    finally:
+        print(f"\n{seen}", file=sys.stderr)
 
 
 def _explain(options: argparse.Namespace) -> int:

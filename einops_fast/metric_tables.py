@@ -96,7 +96,10 @@ def _fallbacks(recorder: Recorder) -> list[Row]:
             {**plan_columns(record), "category": category, "reason": reason, "calls": record.times.calls * count}
             for (category, reason), count in counted.items()
         ]
-    for (backend, equation, label, reason), count in recorder.native.items():
+    left: Counter[tuple[str, ...]] = Counter()
+    for (backend, equation, label, _, reason), count in recorder.native.items():
+        left[backend, equation, label, reason] += count
+    for (backend, equation, label, reason), count in left.items():
         blank = dict.fromkeys(("shapes", "dtype", "device"), "")
         what = {"label": label, "equation": equation, **blank, "backend": backend}
         rows.append({**what, "category": "native", "reason": reason, "calls": count})

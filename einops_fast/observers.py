@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
     from einops_fast.plan import Plan
 
-__all__ = ["Observer", "Program", "Watch", "left_to_native", "observed", "start", "stop", "watch_plan"]
+__all__ = ["Observer", "Program", "Watch", "attended", "left_to_native", "observed", "start", "stop", "watch_plan"]
 
 Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
 """The calls of a plan, each with the slots that it reads."""
@@ -40,6 +40,9 @@ class Observer(Protocol):
 
     def left_to_native(self, backend: str, equation: str, reason: str) -> None:
         """A patched call went to the framework's own function."""
+
+    def attention(self) -> None:
+        """A patched call of attention is ours."""
 
 
 _active: tuple[Observer, ...] = ()
@@ -76,3 +79,9 @@ def left_to_native(backend: str, equation: Any, reason: str) -> None:
     """Tell all who look on of a patched call that isn't ours, and why."""
     for observer in _active:
         observer.left_to_native(backend, equation if isinstance(equation, str) else "", reason)
+
+
+def attended() -> None:
+    """Tell all who look on of a patched call of attention that is ours."""
+    for observer in _active:
+        observer.attention()

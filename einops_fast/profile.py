@@ -19,7 +19,8 @@ def profile() -> Iterator[Profile]:
     """Watch every call in a ``with`` block, those of patched frameworks and of compiled code included.
 
     Times are those of the device. Plans are made anew at the beginning and the end of the block, so let the program
-    run for a while in it; first calls don't count where there are others.
+    run for a while in it; first calls don't count where there are others. The framework's own einsum is timed once
+    beside each plan, on the operands of its first call, where that takes little time and no gradient is recorded.
 
     Yields:
         A :class:`~einops_fast.profile_table.Profile`, which prints as a table; ``rows`` has the same as data.
@@ -38,7 +39,9 @@ def profile() -> Iterator[Profile]:
 
     recorder = Recorder()
     observers.start(recorder)
+    seen = Profile(recorder)
     try:
-        yield Profile(recorder)
+        yield seen
     finally:
+        seen.end()
         observers.stop(recorder)

@@ -7,13 +7,17 @@ and label. Times are taken on the device that the operands are on, and read when
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import unwrap
 from math import prod
+from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.cost import ITEM_SIZES
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
     from einops_fast.plan import Plan
 
-__all__ = ["PlanRecord", "Recorder", "Times", "current_label", "floor_seconds"]
+__all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label", "floor_seconds"]
 
 current_label: ContextVar[str] = ContextVar("einops_fast_label", default="")
 """What the records of calls are tagged with."""
@@ -37,6 +41,20 @@ _MOST_RECORDS = 10_000
 
 _MOST_PENDING = 64
 """Times of a device that wait to be read; more would hold on to its events."""
+
+
+_MOST_NATIVE = 1e8
+"""Products of a contraction up to which the framework's own einsum is timed beside a plan."""
+
+_LIBRARIES = frozenset({"einops_fast", "numpy", "torch", "mxnet", "cupy", "opt_einsum", "contextlib", "functools"})
+
+
+def caller() -> str:
+    """Return the file and line of the innermost frame that is the user's own; empty in a library's thread."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 class Times:
@@ -95,6 +113,8 @@ class PlanRecord:
         times: of whole calls.
         steps: of the plan's steps.
         runs: what each step became.
+        callers: how many calls came from which file and line.
+        native: seconds of the framework's own einsum on the operands of the first call; ``None`` if it wasn't timed.
     """
 
     plan: Plan
@@ -103,6 +123,8 @@ class PlanRecord:
     times: Times
     steps: tuple[Times, ...]
     runs: tuple[Callable[..., Any], ...] = field(repr=False)
+    callers: Counter[str] = field(default_factory=Counter)
+    native: float | None = None
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -122,12 +144,17 @@ class Recorder:
 
     Attributes:
         records: by plan and label.
-        native: how often patched calls went to the framework's own function, by its name, equation, label and reason.
+        native: how often patched calls went to the framework's own function, by its name, equation, label, caller and
+            reason.
+        attended: how often patched attention went to ours, by label and caller.
+        aside: seconds that were spent on timing the framework's own functions.
     """
 
     def __init__(self) -> None:
         self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}
-        self.native: dict[tuple[str, str, str, str], int] = {}
+        self.native: dict[tuple[str, str, str, str, str], int] = {}
+        self.attended: dict[tuple[str, str], int] = {}
+        self.aside = 0.0
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
         """See :class:`einops_fast.observers.Observer`."""
@@ -135,8 +162,13 @@ class Recorder:
 
     def left_to_native(self, backend: str, equation: str, reason: str) -> None:
         """See :class:`einops_fast.observers.Observer`."""
-        key = backend, equation, current_label.get(), reason
+        key = backend, equation, current_label.get(), caller(), reason
         self.native[key] = self.native.get(key, 0) + 1
+
+    def attention(self) -> None:
+        """See :class:`einops_fast.observers.Observer`."""
+        key = current_label.get(), caller()
+        self.attended[key] = self.attended.get(key, 0) + 1
 
     @property
     def plans(self) -> list[PlanRecord]:
@@ -160,6 +192,7 @@ class Recorder:
             # The calls of what comes after the last one that is kept are timed for nobody.
             if len(self.records) < _MOST_RECORDS:
                 self.records[key] = found
+        found.callers[caller()] += 1
         return found
 
 
@@ -193,8 +226,25 @@ class _Watch:
             finally:
                 found.times.add(start, mark(operands[0]))
                 stack.pop()
+                if found.times.calls == 1 and not found.inside:
+                    self._time_native(found, operands)
 
         return observed
+
+    def _time_native(self, found: PlanRecord, operands: tuple[Any, ...]) -> None:
+        """Time the framework's own einsum once, where that can be done aside and doesn't take long."""
+        plan, began = self.plan, perf_counter()
+        if prod(plan.sizes.values()) > _MOST_NATIVE or any(getattr(each, "requires_grad", False) for each in operands):
+            return
+        equation = plan.subscripts.equation
+        try:
+            self.backend.native(equation, operands)
+            start = self.backend.mark(operands[0])
+            self.backend.native(equation, operands)
+            found.native = self.backend.between(start, self.backend.mark(operands[0]))
+        except Exception:  # whatever it can't do, has no time
+            pass
+        self._recorder.aside += perf_counter() - began
 
     def _timed(self, at: int, run: Callable[..., Any]) -> Callable[..., Any]:
         mark = self.backend.mark

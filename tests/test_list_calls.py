@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from einops_fast import fast_einsum, patched
+from einops_fast.plan_cache import clear_plans
 
 torch: Any = pytest.importorskip("torch")
 
@@ -77,6 +78,7 @@ def test_what_is_no_tensor_is_refused_without_printing_it(einsum: Any, monkeypat
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_default_device_costs_no_thinking(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It's a mode, but one that lets einsum pass; other modes still see each call."""
+    clear_plans()
     a, b = torch.randn(4, 5), torch.randn(5, 6)
     expected = fast_einsum("ij,jk->ik", a, b)
     with patched("torch"), torch.device(device):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einops_fast
-from einops_fast import fast_einsum, metrics
+from einops_fast import fast_einsum, metrics, patched, profile
 
 ROOT = Path(__file__).parents[1]
 
@@ -155,3 +155,33 @@ def test_any_equation_can_be_profiled(data):
     np.testing.assert_array_equal(result, fast_einsum(case.equation, *arrays))
     assert sum(row.calls for row in seen.rows if not row.inside) == 1
     assert "1 call took" in str(seen)
+
+
+def test_a_profile_says_who_called_and_what_was_left_to_native():
+    def called(array):
+        return np.einsum("ij,kj->ik", array, array)
+
+    with patched("numpy"), profile() as seen:
+        for _ in range(3):
+            called(np.ones((64, 64)))
+        np.einsum("ij->ji", np.ones((64, 64)), order="A")
+    (row,) = seen.rows
+    first = called.__code__.co_firstlineno
+    assert (row.caller, row.calls) == (f"{Path(__file__).name}:{first + 1}", 3)
+    assert row.native > 0
+    assert 0 < row.total < seen.elapsed
+    (left,) = seen.native
+    assert (left.function, left.caller, left.calls) == ("numpy", f"{Path(__file__).name}:{first + 6}", 1)
+    text = str(seen)
+    assert left.reason in text
+    assert row.caller in text
+    assert "1 call left" in text
+
+
+def test_a_profile_of_attention_under_the_patch():
+    torch = pytest.importorskip("torch")
+    q = torch.randn(1, 2, 3, 4)
+    with profile() as seen, patched("torch.sdpa"):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert sum(row.calls for row in seen.native) + seen.attention_calls == 1
+    assert "no einsum went through" not in str(seen)

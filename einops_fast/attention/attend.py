@@ -233,6 +233,10 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
             )
     backend = known[0][1] if known else get_backend("numpy")
     strange = arrays.keys() - {name for name, _ in known}
+    if strange and backend.name != "numpy":
+        name = next(name for name in arrays if name in strange)
+        kind = type(arrays[name]).__name__
+        raise OperandError(f"{name} is of type {kind}, not an array of {backend.name} as others are")
     result = {name: backend.convert(array, name) if name in strange else array for name, array in arrays.items()}
     if backend.name == "torch":
         torch_state.autocast(result)

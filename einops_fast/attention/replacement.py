@@ -56,7 +56,9 @@ class AttentionReplacement:
             if reason is None:
                 _inside.ours = True
                 try:
-                    return scaled_dot_product_attention(*arguments, **options)
+                    found = scaled_dot_product_attention(*arguments, **options)
+                    observers.attended()
+                    return found
                 except (EinsumError, TypeError) as error:
                     reason = str(error)
                 finally:
