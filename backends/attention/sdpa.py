@@ -13,11 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
+from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import native
 from einops_fast.backends.attention.devices import capability, has_cudnn
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
-from einops_fast.tracing import known
+from einops_fast.tracing import is_tracing, known
 
 __all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
 
@@ -152,6 +153,11 @@ class _OnGpu(Sdpa):
         return None if can else "torch says that it can't be used for these tensors"
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        if is_tracing() and allowed_names() is None:
+            # Nobody can ask torch now whether the library takes these tensors: torch goes on to the next one where not.
+            order = [self.backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+            with sdpa_kernel(list(dict.fromkeys(order)), set_priority=True):
+                return super()._call(spec, axes, inputs)
         with sdpa_kernel(self.backend):
             return super()._call(spec, axes, inputs)
 
@@ -223,6 +229,8 @@ class _WithMask(_OnGpu):
         if mask is not None and mask.dtype == torch.bool:
             dtype = inputs.q.dtype
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, self._hidden(dtype))
+        if mask is not None and mask.stride(-1) != 1:  # no library takes such a mask
+            mask = mask.contiguous()
         return mask, causal, allowed
 
     def _finished(self, result: Any, allowed: Any) -> Any:
@@ -254,7 +262,8 @@ class Cudnn(_WithMask):
         return reason
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        plain = self.plain(spec, axes)
+        # The library's own operator refuses what torch's function would give to another one.
+        plain = None if is_tracing() else self.plain(spec, axes)
         if plain is None:
             return super().call(spec, axes)
         return lambda inputs: (axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None)
