@@ -175,3 +175,34 @@ def test_nested_tensors(causal: bool, packed: bool) -> None:
     if packed:
         found.values().square().sum().backward()
         assert whole.grad.values().isfinite().all()
+
+
+LAYOUTS = {
+    "as it is": lambda full: full,
+    "transposed": lambda full: full.mT.contiguous().mT,
+    "expanded": lambda full: full[:1].expand_as(full),
+    "rows expanded": lambda full: full[:, :1].expand_as(full),
+    "sliced": lambda full: torch.nn.functional.pad(full, (3, 0))[..., 3:],
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "gradients"])
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_whatever_the_layout_of_a_mask(layout: str, name: str, gradients: bool) -> None:
+    """While a compiler traces, nobody can ask a library whether it takes these tensors, and some are refused."""
+    q, k, v = (_random(4, 32, 8, 64, seed=seed).bfloat16().cuda().requires_grad_(gradients) for seed in range(3))
+    full = _random(4, 32, 32, seed=3).cuda()
+    full = (full > -1) | torch.eye(32, dtype=torch.bool, device="cuda") if name == "mask" else full.bfloat16()
+    given = LAYOUTS[layout](full)
+    hidden = torch.where(given, 0.0, -torch.inf) if name == "mask" else given
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) / 8 + hidden[:, None].double()
+    expected = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v.double())
+    torch._dynamo.reset()
+    found = torch.compile(lambda q, k, v, given: attention(P, q, k, v, **{name: ("b i j", given)}))(q, k, v, given)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-2)
+    if gradients:
+        seed = torch.ones_like(found)
+        ours = torch.autograd.grad(found, (q, k, v), seed)
+        for one, exact in zip(ours, torch.autograd.grad(expected, (q, k, v), seed.double()), strict=True):
+            torch.testing.assert_close(one.double(), exact.double(), rtol=3e-2, atol=6e-2)
