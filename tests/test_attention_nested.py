@@ -112,3 +112,27 @@ def test_nested_tensors_that_do_not_fit():
 def test_nested_tensors_of_no_sequences():
     nothing = torch.nested.nested_tensor_from_jagged(torch.zeros(0, 2, 4), torch.zeros(1, dtype=torch.int64))
     assert attention(nothing, nothing, nothing, layout="bshd").values().shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_second_derivatives(transposed):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(length, 2, 4, generator=generator, dtype=torch.float64) for length in (3, 1, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    leaves = [part.clone().requires_grad_() for part in parts]
+
+    def ours():
+        if transposed:
+            q = nested.transpose(1, 2)
+            return attention(q, q, q, layout="bhsd", causal=True).transpose(1, 2).values()
+        return attention(nested, nested, nested, layout="bshd", causal=True).values()
+
+    def each():
+        return torch.cat([attention(part, part, part, layout="shd", causal=True) for part in leaves])
+
+    def twice(call, inputs, values):
+        first = torch.autograd.grad(call().sin().sum(), inputs, create_graph=True)
+        return values(torch.autograd.grad(values(first).square().sum(), inputs))
+
+    found = twice(ours, [nested], lambda grads: grads[0].values())
+    torch.testing.assert_close(found, twice(each, leaves, torch.cat))

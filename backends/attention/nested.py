@@ -11,6 +11,7 @@ from einops_fast.attention.attend import attend
 from einops_fast.attention.packed import apart
 from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
+from einops_fast.tracing import is_tracing
 
 __all__ = ["attend_nested", "packed_call", "parts"]
 
@@ -72,7 +73,7 @@ def packed_call(
         raise ShapeError(f"axis 0 has size {q.size(0)} in q, but size {k.size(0)} in k")
     names = _names(pattern)
     packed, positions = _without_batch(pattern, names)
-    inner = {**arrays, "q": q.values(), "k": k.values(), "v": v.values()}
+    inner = {**arrays, "q": _values(q), "k": _values(k), "v": _values(v)}
     inner["cu_seqlens_q"], inner["cu_seqlens_kv"] = q.offsets(), k.offsets()
     renamed = {
         name: None if own is None else _renamed(pattern, names, name, own, len(arrays[name].shape))
@@ -102,8 +103,42 @@ def parts(array: Any, axis: int) -> tuple[Any, ...]:
     return tuple([_nested(part, array, jagged) for part in apart(array.values(), axis - 1)])
 
 
+class _Values(torch.autograd.Function):
+    """The values of a jagged tensor, as its method gives them, but with gradients that have gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, nested: Any, jagged: int) -> Any:
+        ctx.offsets, ctx.jagged = nested.offsets(), jagged
+        return nested.values()
+
+    @staticmethod
+    def backward(ctx: Any, d_values: Any) -> Any:
+        return _Jagged.apply(d_values, ctx.offsets, ctx.jagged), None
+
+
+class _Jagged(torch.autograd.Function):
+    """The other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Any, offsets: Any, jagged: int) -> Any:
+        ctx.jagged = jagged
+        return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=jagged)
+
+    @staticmethod
+    def backward(ctx: Any, d_nested: Any) -> Any:
+        return _Values.apply(d_nested, ctx.jagged), None, None
+
+
+def _values(nested: Any) -> Any:
+    if is_tracing() or not (torch.is_grad_enabled() and nested.requires_grad):
+        return nested.values()
+    return _Values.apply(nested, nested._ragged_idx)
+
+
 def _nested(values: Any, like: Any, jagged: int) -> Any:
-    return torch.nested.nested_tensor_from_jagged(values, like.offsets(), jagged_dim=jagged)
+    if is_tracing() or not (torch.is_grad_enabled() and values.requires_grad):
+        return torch.nested.nested_tensor_from_jagged(values, like.offsets(), jagged_dim=jagged)
+    return _Jagged.apply(values, like.offsets(), jagged)
 
 
 def _check(pattern: Pattern, arrays: Mapping[str, Any]) -> None:
