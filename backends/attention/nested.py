@@ -113,7 +113,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_values: Any) -> Any:
-        return _Jagged.apply(d_values, ctx.offsets, ctx.jagged), None
+        return _Jagged.apply(d_values, ctx.offsets, ctx.jagged), None  # type: ignore[no-untyped-call]
 
 
 class _Jagged(torch.autograd.Function):
@@ -126,19 +126,19 @@ class _Jagged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_nested: Any) -> Any:
-        return _Values.apply(d_nested, ctx.jagged), None, None
+        return _Values.apply(d_nested, ctx.jagged), None, None  # type: ignore[no-untyped-call]
 
 
 def _values(nested: Any) -> Any:
     if is_tracing() or not (torch.is_grad_enabled() and nested.requires_grad):
         return nested.values()
-    return _Values.apply(nested, nested._ragged_idx)
+    return _Values.apply(nested, nested._ragged_idx)  # type: ignore[no-untyped-call]
 
 
 def _nested(values: Any, like: Any, jagged: int) -> Any:
     if is_tracing() or not (torch.is_grad_enabled() and values.requires_grad):
         return torch.nested.nested_tensor_from_jagged(values, like.offsets(), jagged_dim=jagged)
-    return _Jagged.apply(values, like.offsets(), jagged)
+    return _Jagged.apply(values, like.offsets(), jagged)  # type: ignore[no-untyped-call]
 
 
 def _check(pattern: Pattern, arrays: Mapping[str, Any]) -> None:
