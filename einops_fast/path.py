@@ -21,6 +21,9 @@ Path = tuple[tuple[int, ...], ...]
 MOST_TIMES = 4
 """A path that writes less than opt_einsum's has at most this many times its FLOPs and its largest intermediate."""
 
+_EQUAL = 1.05
+"""Times the fewest FLOPs that count as equally few."""
+
 _FEW = 8
 """Operands up to which a search may be exponential in their number: it takes milliseconds."""
 
@@ -115,7 +118,10 @@ class _Network:
             found = [self.search(DynamicProgramming(minimize="write"))]
         least = min(found, key=attrgetter("written", "flops"))
         near = least.flops <= MOST_TIMES * best.flops and least.largest <= MOST_TIMES * max(best.largest, 1)
-        return [least] if least.written < best.written and near else []
+        others = [least] if least.written < best.written and near else []
+        # Of orders of three operands with about as many FLOPs, copies and shapes decide.
+        equal = len(self.inputs) == 3 and [each for each in found if each.flops <= _EQUAL * best.flops]
+        return others + [each for each in equal or () if each.largest <= best.largest]
 
     def by_size(self, limit: float) -> Iterator[_Candidate]:
         """Paths whose intermediates are small, those first that are found soonest."""

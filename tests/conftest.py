@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
-from einops_fast import budget
+from einops_fast import budget, new_shapes
+from einops_fast.attention import new_lengths
 from einops_fast.budget import forget_spending
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
@@ -70,8 +71,10 @@ def same_numbers_in_every_run() -> None:
 
 @pytest.fixture(autouse=True)
 def time_to_measure() -> None:
-    """No test's choices depend on how long those of others took."""
+    """No test's choices depend on how long those of others took, or on the shapes that others called with."""
     forget_spending()
+    new_shapes.by_question.clear()
+    new_lengths.by_words.clear()
 
 
 @pytest.fixture

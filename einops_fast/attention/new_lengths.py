@@ -12,7 +12,7 @@ from typing import Any
 
 from einops_fast.plan_cache import LIMIT, emptied_with_plans, keep
 
-__all__ = ["run_for", "watch"]
+__all__ = ["by_words", "run_for", "watch"]
 
 
 class _Lengths:
@@ -51,14 +51,14 @@ class _Lengths:
         return bool(q.shape[:at] == k.shape[:at] and q.shape[at + 1 :] == k.shape[at + 1 :])
 
 
-_by_words: dict[Hashable, _Lengths | None] = emptied_with_plans({})
+by_words: dict[Hashable, _Lengths | None] = emptied_with_plans({})
 """By all of a call but its operands; ``None`` where one kind of operands was planned so far."""
 
 
 def run_for(words: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | None:
     """Return what computes operands of new lengths, where that is known; it takes them one by one."""
     try:
-        lengths = _by_words.get(words)
+        lengths = by_words.get(words)
         return None if lengths is None else lengths.run_for(operands)
     except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed
         return None
@@ -73,7 +73,7 @@ def watch(words: Hashable, run: Callable[..., Any], length: int, operands: Seque
         length: their axis of positions.
         operands: q, k and v.
     """
-    if words not in _by_words:
-        keep(_by_words, words, None)
-    elif _by_words[words] is None:
-        keep(_by_words, words, _Lengths(run, length, operands[0]))
+    if words not in by_words:
+        keep(by_words, words, None)
+    elif by_words[words] is None:
+        keep(by_words, words, _Lengths(run, length, operands[0]))
