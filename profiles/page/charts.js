@@ -32,12 +32,15 @@ function ratioChart(place, rows, series, ours, value, labels) {
   axes(svg, x, null, box, { x: labels.x, plain: true });
   lines.forEach((line, at) => {
     const y = box.top + step * (at + 0.5);
-    const failed = line.at == null;
-    const told = failed ? "failed" : line.at.toFixed(2);
-    const label = words(`${line.name}  ${told}`, box.left - 6, y + 4, { "text-anchor": "end", class: failed ? "bad" : "" });
-    label.append(tooltip(`${line.own.equation ?? ""} ${line.own.sizes ?? ""} ${line.own.failure ?? ""}`));
+    const failed = Boolean(line.own.failure);
+    // What was measured without a native time beside it has no ratio.
+    const told = failed ? "failed" : line.at == null ? "no native time" : line.at.toFixed(2);
+    const room = Math.floor((box.left - 6) / 6.6) - told.length - 2;
+    const name = line.name.length > room ? `${line.name.slice(0, Math.max(room - 1, 1))}…` : line.name;
+    const label = words(`${name}  ${told}`, box.left - 6, y + 4, { "text-anchor": "end", class: failed ? "bad" : "" });
+    label.append(tooltip(`${line.name} ${line.own.equation ?? ""} ${line.own.sizes ?? ""} ${line.own.failure ?? ""}`));
     svg.append(label);
-    if (!failed) {
+    if (line.at != null) {
       const [from, to] = [x.at(1), x.at(line.at)].sort((a, b) => a - b);
       const bar = { x: from, y: y - 5, width: Math.max(to - from, 1), height: 10, fill: series.get(ours).colour };
       svg.append(element("rect", { ...bar, opacity: 0.85 }, tooltip(`${line.name}, ${ours}: ${told}`)));
