@@ -67,8 +67,11 @@ _pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
 
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_backward_task: Callable[[], int] = torch._C._current_graph_task_id
-_saving_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
+# A torch that can't say whether it saves tensors, or is in a backward pass, counts as if it did.
+_saving_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: True
+)
+_backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""

@@ -1,4 +1,4 @@
-"""What is asked of torch in many places: types of tensors, who follows a call, and whether values may be read."""
+"""Ask torch which types tensors have, who follows a call, and whether values may be read."""
 
 from __future__ import annotations
 
