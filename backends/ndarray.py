@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from typing import Any
 
 from einops_fast.backends.base import Backend, Run
@@ -32,20 +33,20 @@ class NdarrayBackend(Backend):
         return tuple([(a.shape, a.strides, a.dtype, type(a)) for a in operands])
 
     def inspect(self, array: Any) -> Operand:
-        item = array.dtype.itemsize or 1
-        return Operand(
-            array.shape, tuple(stride // item or int(stride != 0) for stride in array.strides), array.dtype.name
-        )
+        dtype = array.dtype
+        item = dtype.itemsize or 1
+        strides = tuple([stride // item or int(stride != 0) for stride in array.strides])
+        return Operand(array.shape, strides, _name_of(dtype))
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         xp = self.xp
         result = xp.dtype(dtype) if dtype is not None else xp.result_type(*operands)
         for at, operand in enumerate(operands):
-            if not xp.can_cast(operand, result, casting):
+            if operand.dtype != result and not xp.can_cast(operand, result, casting):
                 raise OperandError(
                     f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {result}"
                 )
-        name = result.name
+        name = _name_of(result)
         if name == "float16":
             # There is no half GEMM in BLAS, and einsum itself accumulates in float32.
             return Numerics("float32", name)
@@ -155,6 +156,12 @@ class NdarrayBackend(Backend):
             return _same
         arranged = self.arrange(how)
         return (lambda a: arranged(a).swapaxes(-1, -2)) if transpose else arranged
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    """Return the name of a dtype, which takes NumPy longer than a look-up."""
+    return str(dtype.name)
 
 
 def _same(a: Any) -> Any:

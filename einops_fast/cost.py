@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 from einops_fast.chains import Chain, chain_of, padded_extent, products
 from einops_fast.steps import Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
@@ -134,8 +135,7 @@ _BLOCK = 64
 _CHAIN_TILE = 128
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """The extents of one pairwise step: ``batch`` products of an ``m × k`` and a ``k × n`` matrix."""
 
     batch: int

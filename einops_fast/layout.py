@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from einops_fast.steps import Arrange
 
@@ -37,8 +37,7 @@ _MOST_EMPTY = 1.5
 """How many times as long as a row its place may be."""
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of an array.
 
     Attributes:
@@ -54,38 +53,53 @@ class Axis:
     position: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Term:
-    """An array in a plan: the slot that holds it and its axes in storage order of the array's shape."""
+    """An array in a plan. It is never changed.
+
+    Attributes:
+        slot: the slot that holds it.
+        axes: its axes in the order of the array's shape.
+        labels: the labels of the axes.
+        shape: the extents of the axes.
+        size: number of elements.
+        strides: distance between neighbours by label, in elements.
+    """
 
     slot: int
     axes: tuple[Axis, ...]
+    labels: str = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    size: int = field(init=False)
+    strides: dict[str, int] = field(init=False)
+    _by_label: dict[str, Axis] = field(init=False)
 
-    @cached_property
-    def labels(self) -> str:
-        return "".join([axis.label for axis in self.axes])
+    def __post_init__(self) -> None:
+        axes = self.axes
+        self._by_label = {axis.label: axis for axis in axes}
+        self.strides = {axis.label: axis.stride for axis in axes}
+        self.labels = "".join([axis.label for axis in axes])
+        self.shape = shape = tuple([axis.size for axis in axes])
+        self.size = prod(shape)
 
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        return tuple([axis.size for axis in self.axes])
-
-    @cached_property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @cached_property
+    @property
     def unnamed(self) -> tuple[int, ...]:
         """Positions of the axes without a label."""
+        if "" not in self._by_label:
+            return ()
         return tuple([axis.position for axis in self.axes if not axis.label])
 
     @property
     def fastest(self) -> str:
         """Label of the axis whose neighbours are next to each other in memory; empty if there is none."""
-        return next((axis.label for axis in self.axes if axis.stride == 1 and axis.size > 1), "")
+        for axis in self.axes:
+            if axis.stride == 1 and axis.size > 1:
+                return axis.label
+        return ""
 
     def pick(self, labels: Iterable[str]) -> list[Axis]:
         """The axes with these labels, in the order of ``labels``."""
-        by_label = {axis.label: axis for axis in self.axes}
+        by_label = self._by_label
         return [by_label[label] for label in labels]
 
 
@@ -108,7 +122,7 @@ def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int
     step = 1
     for axis in reversed(order):
         strides[axis] = step
-        step *= max(1, shape[axis])
+        step *= shape[axis] or 1
     return tuple(strides)
 
 
@@ -177,12 +191,14 @@ def arranged(perm: tuple[int, ...], sizes: Sequence[int], shape: tuple[int, ...]
 
 def by_stride(axes: Sequence[Axis]) -> list[Axis]:
     """The axes as they lie in memory, outermost first."""
+    if len(axes) < 2:
+        return list(axes)
     return sorted(axes, key=lambda axis: (-axis.stride, -axis.size))
 
 
 def product_of_sizes(axes: Iterable[Axis]) -> int:
     """Number of index combinations over these axes (1 for none)."""
-    return prod(axis.size for axis in axes)
+    return prod([axis.size for axis in axes])
 
 
 def merge(axes: Sequence[Axis]) -> int | None:

@@ -109,9 +109,12 @@ class _Lowering:
                 library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
-        users = Counter(output)
-        users.update(chain.from_iterable(term.labels for term in terms))
-        left = Remaining([self.sum_alone(term, users, len(terms) == 1) for term in terms], output)
+        users = Counter("".join([output, *[term.labels for term in terms]]))
+        terms = [self.sum_alone(term, users, len(terms) == 1) for term in terms]
+        if len(terms) <= 2:
+            self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
+            return tuple(self.steps)
+        left = Remaining(terms, output)
         for positions in path:
             group = left.take(positions)
             if len(group) == 1:
@@ -183,8 +186,10 @@ class _Lowering:
             slot = self.add(Cast((slot,), labels, shape, self.numerics.compute, self.fuses))
             strides = self.converted(Operand(shape, strides, operand.dtype)).strides
         axes = tuple(
-            Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
-            for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
+            [
+                Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
+                for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
+            ]
         )
         return Term(slot, axes)
 
@@ -198,7 +203,9 @@ class _Lowering:
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
-        users = Counter(chain.from_iterable(term.labels for term in terms))
+        if not any(axis.stride == 0 and axis.size > 1 for term in terms for axis in term.axes):
+            return
+        users = Counter("".join([term.labels for term in terms]))
         for at, term in enumerate(terms):
             dropped = [axis for axis in term.axes if axis.stride == 0 and axis.size > 1 and users[axis.label] > 1]
             if dropped:
@@ -271,7 +278,7 @@ class _Lowering:
         """All axes of the terms, those that are wanted first."""
         every = dict.fromkeys("".join([term.labels for term in terms]))
         labels = wanted + "".join([label for label in every if label not in wanted])
-        strides = [{axis.label: axis.stride for axis in term.axes} for term in terms]
+        strides = [term.strides for term in terms]
         return tuple(
             [
                 Loop(label, self.sizes[label], tuple([each.get(label, 0) for each in strides]), label in wanted)
@@ -290,12 +297,16 @@ class _Lowering:
         labels = "".join(axis.label for axis in axes)
         return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
 
-    def pair(self, left: Term, right: Term, rest: Remaining) -> Term:
-        keep = {label for label in left.labels + right.labels if rest.needs(label)}
-        partner = rest.partner(keep)
-        wanted = self.hint(left, right, keep, partner, rest) if rest else self.subscripts.output
-        # Nobody wants an intermediate in any order but the next step.
-        target = replace(self.target, in_order=False) if rest and self.target.in_order else self.target
+    def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
+        """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
+        wanted, target, partner = self.subscripts.output, self.target, None
+        keep = set(wanted)
+        if rest:
+            keep = {label for label in left.labels + right.labels if rest.needs(label)}
+            partner = rest.partner(keep)
+            wanted = self.hint(left, right, keep, partner, rest)
+            # Nobody wants an intermediate in any order but the next step.
+            target = replace(target, in_order=False) if target.in_order else target
         step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
@@ -306,7 +317,7 @@ class _Lowering:
             row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)
         slot = self.add(step)
-        sizes = (self.sizes[label] for label in step.labels)
+        sizes = [self.sizes[label] for label in step.labels]
         return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:

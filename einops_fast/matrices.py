@@ -8,7 +8,8 @@ the other operand lacks (its stride there is 0), or the operand can be copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from einops_fast import cost
 from einops_fast.layout import (
@@ -21,7 +22,7 @@ from einops_fast.layout import (
     product_of_sizes,
     readable_by_gemm,
 )
-from einops_fast.pairs import Roles
+from einops_fast.roles import Roles
 from einops_fast.steps import Arrange, Gemm
 from einops_fast.target import Target
 
@@ -37,8 +38,7 @@ _LONG_ROW = 512
 """Elements from which on it makes no difference to BLAS how far a row is from the next one."""
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One operand of a GEMM.
 
     Attributes:
@@ -63,8 +63,7 @@ class Side:
     free_last: bool | None = None
 
 
-@dataclass(frozen=True)
-class GemmChoice:
+class GemmChoice(NamedTuple):
     """A priced way to do a pair as a GEMM. ``groups`` are the batch axes, each a run of merged labels."""
 
     seconds: float
@@ -80,7 +79,7 @@ class GemmChoice:
             roles = roles.swapped()
         if target.folds_batch and self._plain():
             groups = tuple("".join(self.groups))
-            split = replace(self, groups=groups)._step(roles, target)
+            split = self._replace(groups=groups)._step(roles, target)
             # Written in place, each of several batch axes but one would be looped over.
             if split[0].buffer is None or len(groups) == 1:
                 return split
@@ -139,8 +138,9 @@ class GemmChoice:
         matrix = (self.contracted, side.free) if contracted_first else (side.free, self.contracted)
         batch = [group if group[0] in side.strides else "" for group in self.groups]
         positions = {axis.label: axis.position for axis in side.term.axes}
-        perm = (*side.term.unnamed, *(positions[label] for group in (*batch, *matrix) for label in group))
-        shape = tuple(roles.size(group) for group in (*batch, *matrix))
+        groups = (*batch, *matrix)
+        perm = (*side.term.unnamed, *[positions[label] for group in groups for label in group])
+        shape = tuple([roles.size(group) for group in groups])
         how = arranged(perm, side.term.shape, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
         return how if all(batch) else replace(how, shape=shape)
@@ -207,7 +207,7 @@ def _sides(
     if not target.strided:
         yield from _unstrided(term, batch, free, contracted)
         return
-    strides = {axis.label: axis.stride for axis in term.axes if axis.label}
+    strides = term.strides
     inner, own = term.pick(contracted), by_stride(term.pick(free))
     k, k_stride = product_of_sizes(inner), merge(inner)
     reason = "its axes don't merge to a matrix that a GEMM can read"

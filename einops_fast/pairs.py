@@ -9,77 +9,16 @@ own einsum is chosen, whichever is predicted to take least time. A contracted ax
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from string import ascii_letters
 
 from einops_fast import cost
 from einops_fast.layout import Term, arranged, by_stride, contiguous_strides, merge
+from einops_fast.matrices import cheapest_gemm
+from einops_fast.roles import Roles
 from einops_fast.steps import Arrange, Multiply, Native, Step
 from einops_fast.target import Numerics, Target
 
-__all__ = ["Roles", "contract_pair", "native_step"]
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The two terms of a pair and the role of every label.
-
-    Attributes:
-        left, right: the terms; ``left`` gives the rows of the result, ``right`` the columns.
-        batch, rows, columns, contracted: the labels of each role, the first three as ``wanted`` has them.
-        wanted: labels of the result in the order that suits whoever reads it.
-        size_of: extent by label.
-    """
-
-    left: Term
-    right: Term
-    batch: str
-    rows: str
-    columns: str
-    contracted: str
-    wanted: str
-    size_of: dict[str, int]
-
-    @classmethod
-    def of(cls, left: Term, right: Term, keep: set[str], wanted: str) -> Roles:
-        one, two = set(left.labels), set(right.labels)
-        batch = "".join([label for label in wanted if label in one and label in two])
-        rows = "".join([label for label in wanted if label not in two])
-        columns = "".join([label for label in wanted if label not in one])
-        contracted = "".join([label for label in left.labels if label in two and label not in keep])
-        sizes = {axis.label: axis.size for axis in left.axes + right.axes}
-        return cls(left, right, batch, rows, columns, contracted, wanted, sizes)
-
-    def swapped(self) -> Roles:
-        """The same product with the terms in the other order."""
-        return Roles(
-            self.right,
-            self.left,
-            self.batch,
-            self.columns,
-            self.rows,
-            self.contracted,
-            self.wanted,
-            self.size_of,
-        )
-
-    def sizes(self, labels: str) -> tuple[int, ...]:
-        return tuple([self.size_of[label] for label in labels])
-
-    def size(self, labels: str) -> int:
-        product = 1
-        for label in labels:
-            product *= self.size_of[label]
-        return product
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        return self.left.slot, self.right.slot
-
-    @cached_property
-    def product(self) -> cost.Product:
-        return cost.Product(*map(self.size, (self.batch, self.rows, self.columns, self.contracted)))
+__all__ = ["contract_pair", "native_step"]
 
 
 def contract_pair(
@@ -94,9 +33,6 @@ def contract_pair(
         target: what can be done where the plan will run.
         numerics: the dtypes of the call.
     """
-    # Imported here because candidates are priced from the roles defined above.
-    from einops_fast.matrices import cheapest_gemm
-
     roles = Roles.of(left, right, keep, wanted)
     single = [label for label in roles.contracted if roles.size_of[label] == 1]
     if single:
@@ -129,7 +65,7 @@ def contract_pair(
 
 def _unnamed(term: Term, labels: list[str]) -> Term:
     """The term with axes of size 1 that carry no label any more."""
-    return Term(term.slot, tuple([replace(axis, label="") if axis.label in labels else axis for axis in term.axes]))
+    return Term(term.slot, tuple([axis._replace(label="") if axis.label in labels else axis for axis in term.axes]))
 
 
 def _innermost(roles: Roles) -> int:

@@ -275,7 +275,7 @@ def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
     left = count
     path = []
     for step in steps:
-        positions = tuple(sorted({index(at) for at in step if isinstance(at, SupportsIndex)}))
+        positions = tuple(sorted({index(at) for at in step if type(at) is int or isinstance(at, SupportsIndex)}))
         if len(positions) != len(step) or not positions or positions[0] < 0 or positions[-1] >= left:
             raise EinsumError(
                 f"optimize={optimize!r}: {tuple(step)} doesn't name distinct terms of the {left} that are left"
