@@ -27,6 +27,7 @@ class Flex(OnFourAxes):
     efficiency = 0.45  # what it reaches is a little more, but its mask of blocks takes time too
     efficiencies = MappingProxyType({"float32": 0.2})  # Triton multiplies float32 slowly
     slow_to_begin = True
+    may_refuse = True
 
     def __init__(self) -> None:
         # Measuring it, and each kind of call, get the same one.

@@ -115,6 +115,7 @@ class _OnGpu(Sdpa):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     features: ClassVar[int] = 256
     multiple: ClassVar[int] = 8
+    may_refuse = True
 
     def unavailable(self, device: str) -> str | None:
         return None if device.startswith("cuda") else "it is for tensors on NVIDIA GPUs"

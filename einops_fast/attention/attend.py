@@ -13,6 +13,7 @@ from einops_fast.attention.calls import GivenCall, Runs, by_views
 from einops_fast.attention.choice import choose
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import Options, Plan, make_plan
+from einops_fast.attention.refusals import forget_refusals, is_refusal, remember_refusal, warn_of_refusals
 from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.autocast import autocasts
@@ -201,7 +202,11 @@ def attend(
         found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
         if key is not None:
             keep(_calls, key, found)
-    runs = found.chosen.get(circumstances) or found.choose(arrays, circumstances)
+    runs = found.chosen.get(circumstances)
+    if runs is None:
+        runs, result = found.first(arrays, circumstances)
+    else:
+        result = runs.by_name(arrays)
     if question is not None and key is not None and circumstances in found.chosen:
         like = found.like(backend, arrays)
         if like is not None:
@@ -210,7 +215,7 @@ def attend(
                 remember_alike(words, like, runs.straight)
                 if runs.length_axis is not None and options[4] is None:  # no scale, which holds for one width
                     new_lengths.watch(words, runs.straight, runs.length_axis, [*arrays.values()])
-    return runs.by_name(arrays)
+    return result
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
@@ -257,14 +262,34 @@ class _Call:
             self._like.append(backend.likeness([*arrays.values()], kernels=True))
         return self._like[0]
 
-    def choose(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> Runs:
-        """What does the call; it's kept for the next one, unless that may be done otherwise."""
+    def first(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> tuple[Runs, Any]:
+        """What does the call, and its result; it's kept for the next one, unless that may be done otherwise."""
+        spec, device = self.plan.spec, self.plan.device
         call = GivenCall(self.plan, arrays)
-        decision = choose(self.plan.spec, self.plan.device, circumstances[1], call)
-        runs = call.by(decision.implementation)
-        if decision.final:
-            self.chosen[circumstances] = runs
-        return runs
+        refusal: RuntimeError | None = None
+        while True:
+            try:
+                decision = choose(spec, device, circumstances[1], call)
+            except OperandError:
+                if refusal is None:
+                    raise
+                forget_refusals(spec, device)
+                raise refusal from None  # nobody else may or can: the library's own words say why
+            way = decision.implementation
+            runs = call.by(way)
+            try:
+                result = runs.by_name(arrays)
+            except RuntimeError as error:
+                if not (way.may_refuse and is_refusal(error)):
+                    raise
+                refusal = refusal or error
+                remember_refusal(spec, device, way.name, error)
+                continue
+            if refusal is not None:
+                warn_of_refusals(spec, device, way.name)
+            if decision.final:
+                self.chosen[circumstances] = runs
+            return runs, result
 
 
 _calls: dict[Hashable, _Call] = emptied_with_plans({})

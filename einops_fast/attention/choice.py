@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from einops_fast.attention.refusals import refusals_of
 from einops_fast.attention.registry import Implementation, allowed_names, candidates, none_left
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 
@@ -51,7 +52,8 @@ def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None =
     """
     answers = candidates(spec, device)
     if call is not None and not quiet:
-        answers = [(name, _unless_refused(answer, spec, call.inputs)) for name, answer in answers]
+        refused = refusals_of(spec, device)
+        answers = [(name, refused.get(name) or _unless_refused(answer, spec, call.inputs)) for name, answer in answers]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     if not able:
         raise none_left(answers)

@@ -51,6 +51,8 @@ class Implementation(ABC):
     #: Seconds that a call keeps the host busy, without and with gradients, if that is so long that the GPU may have to
     #: wait: it isn't timed where it is predicted to take less, since what is timed is the GPU alone.
     host: ClassVar[tuple[float, float]] = (0.0, 0.0)
+    #: Whether it is a library's that may refuse, when it is called, what it was said to do. Then another one does it.
+    may_refuse: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, spec: AttentionSpec) -> str | None:
