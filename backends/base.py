@@ -119,6 +119,14 @@ class Backend(ABC):
         """Whether the framework records its calls now, for operands of other sizes, too: then nothing is planned."""
         return False
 
+    def may_keep(self, arrays: Sequence[Any]) -> bool:
+        """Return whether what is computed from these in this call may be used in later ones."""
+        return True
+
+    def versions(self, arrays: Sequence[Any]) -> Hashable:
+        """Return what differs once what was kept of these is of no use: after a change in place that is noticed."""
+        return ()
+
     def room(self, operands: Sequence[Any]) -> int | None:
         """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
         return None

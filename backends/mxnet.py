@@ -120,6 +120,13 @@ class MxnetBackend(Backend):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return mnp.empty(shape, dtype)
 
+    def may_keep(self, arrays: Sequence[Any]) -> bool:
+        return self.versions(arrays) == (False, False)
+
+    def versions(self, arrays: Sequence[Any]) -> Hashable:
+        # Any array may have gradients, which are asked for where autograd records.
+        return is_deferred(), mxnet.autograd.is_recording()
+
     def room(self, operands: Sequence[Any]) -> int | None:
         if operands[0].device.device_type != "cpu":
             return None

@@ -26,7 +26,7 @@ from einops_fast.backends.torch_autocast import (
 )
 from einops_fast.backends.torch_errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch_steps import TorchSteps, stacked_product, without_onednn
-from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, recorder
+from einops_fast.backends.torch_types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.cost import Ceilings, is_integer
 from einops_fast.dtypes import dtype_name
@@ -269,6 +269,14 @@ class TorchBackend(TorchSteps):
 
     def is_recording(self) -> bool:
         return is_jit_tracing()
+
+    def may_keep(self, arrays: Sequence[Any]) -> bool:
+        plain = all(type(each) in PLAIN and not (each.requires_grad or each.is_inference()) for each in arrays)
+        # What is computed in inference mode can't be saved for a backward pass.
+        return plain and not (is_traced() or torch.is_inference_mode_enabled())
+
+    def versions(self, arrays: Sequence[Any]) -> Hashable:
+        return tuple([each._version for each in arrays])
 
     def room(self, operands: Sequence[Any]) -> int | None:
         device, item = operands[0].device, int(operands[0].element_size())

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 from einops_fast.arguments import Call, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
+from einops_fast.constants import cheapest_folding
 from einops_fast.einsum import fast_einsum, plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
-from einops_fast.notation import Subscripts, bind_sizes
-from einops_fast.plan import compile_plan
+from einops_fast.notation import Subscripts, bind_sizes, parse
+from einops_fast.plan import Plan, compile_plan
 from einops_fast.plan_cache import keeps_plans
 from einops_fast.traced import einsum_traced
 from einops_fast.tracing import is_tracing
@@ -44,7 +45,9 @@ def contract_expression(
         operands: as for :func:`einops_fast.fast_einsum`, in either form, with a shape (or an array that has
             it) in the place of each array.
         constants: positions of operands that are given here, as arrays, and not in the calls. They aren't
-            copied.
+            copied. What only constants take part in is contracted at the first call and kept, where none of them
+            requires gradients: after changing the values of NumPy's, CuPy's or MXNet's, make a new expression. A change
+            in place of a tensor is noticed.
         dtype: as for :func:`einops_fast.fast_einsum`.
         order: as for :func:`einops_fast.fast_einsum`.
         casting: as for :func:`einops_fast.fast_einsum`.
@@ -206,9 +209,28 @@ class ContractExpression:
         order, casting = self._order, self._casting
         plan = plan_call(self._subscripts, backend, operands, self._dtype, casting, self._optimize, order)
         run = compile_plan(plan, backend)
+        if self.constants and self._dtype is None:
+            run = self._folded(plan, backend, operands, run)
         if order == "K":
             return run
         return lambda *operands: backend.finish(run(*operands), None, order, casting)
+
+    def _folded(
+        self, plan: Plan, backend: Backend, operands: Sequence[Any], whole: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return ``whole`` with what only constants take part in contracted once."""
+        room = backend.room(operands)
+        folding = cheapest_folding(plan, self.constants, self._optimize, room)
+        if folding is None:
+            return whole
+
+        def rest(arrays: Sequence[Any]) -> Callable[..., Any]:
+            subscripts = parse(folding.equation, tuple([len(array.shape) for array in arrays]), words=False)
+            return compile_plan(
+                plan_call(subscripts, backend, arrays, None, self._casting, folding.optimize, self._order), backend
+            )
+
+        return folding.compile(backend, fast_einsum, whole, rest)
 
     def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
         """Under a tracer: see :mod:`einops_fast.traced`. What torch.jit.trace records has other sizes, too."""

@@ -13,6 +13,8 @@ import pytest
 
 from einops_fast import OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
 from einops_fast.backends import get_backend
+from einops_fast.constants import cheapest_folding
+from einops_fast.einsum import plan_arguments
 
 
 @pytest.fixture
@@ -367,3 +369,93 @@ def test_pickled_within_a_module(torch):
     loaded = torch.load(file, weights_only=False)
     torch.testing.assert_close(loaded.project(torch.ones(3, 4)), module.project(torch.ones(3, 4)))
     assert loaded.project._held[0] is loaded.weight  # one parameter, as before
+
+
+FOLDED = [
+    ("ij,jk,ik", [(4, 6), (6, 5), (4, 5)], [1, 2]),
+    ("ij,jk,kl,lm->im", [(2, 6), (6, 6), (6, 6), (6, 6)], [1, 2, 3]),
+    ("ab,bc,cd,de->ae", [(6, 6), (6, 6), (6, 2), (2, 6)], [0, 1, 3]),
+    ("ij,jkz->ik", [(4, 6), (6, 5, 7)], [1]),
+    ("ij,jkk->ik", [(4, 6), (6, 5, 5)], [1]),
+    ("ij,k,k->ij", [(4, 6), (5,), (5,)], [1, 2]),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes", "constants"), FOLDED, ids=[case[0] for case in FOLDED])
+@pytest.mark.parametrize("optimize", ["auto", "greedy", False], ids=str)
+def test_what_only_constants_take_part_in_is_contracted_once(equation, shapes, constants, optimize, make, monkeypatch):
+    arrays = [make(array) for array in _random(*shapes)]
+    expected = fast_einsum(equation, *_random(*shapes))
+    given = [array if at in constants else shapes[at] for at, array in enumerate(arrays)]
+    expression = contract_expression(equation, *given, constants=constants, optimize=optimize)
+    varying = [array for at, array in enumerate(arrays) if at not in constants]
+    contracted = []
+    monkeypatch.setattr(
+        "einops_fast.expression.fast_einsum", lambda *call: contracted.append(call[0]) or fast_einsum(*call)
+    )
+    for _ in range(3):
+        _close(expression(*varying), expected)
+    # From left to right, only the first path has constants that meet.
+    assert len(contracted) == len(set(contracted))
+    if optimize == "auto" and "kk" not in equation:  # a diagonal is a view
+        assert contracted
+    expression.forget_plans()
+    _close(expression(*varying), expected)
+
+
+def test_a_path_of_ones_own_holds_for_what_constants_leave():
+    shapes = [(3, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
+    arrays = _random(*shapes)
+    path = [(1, 2), (1, 2), (0, 1), (0, 1)]
+    folding = _folding("ab,bc,cd,de,ef->af", arrays, [1, 2, 4], path)
+    assert folding.parts == (((1, 2), "bc,cd->bd"),)
+    assert (folding.others, folding.equation) == ((0, 3, 4), "bd,ab,de,ef->af")
+    assert folding.optimize == ((2, 3), (0, 1), (0, 1))
+
+
+def _folding(equation, arrays, constants, optimize):
+    plan = plan_arguments((equation, *arrays), None, "safe", optimize)
+    return cheapest_folding(plan, constants, optimize, None)
+
+
+def test_nothing_is_folded_that_would_take_longer_or_more_room():
+    x, y = np.ones((1000, 2)), np.ones((1000, 2))
+    # Only their outer product could be kept.
+    assert _folding("ai,bi,ia->b", [x, y, np.ones((2, 1000))], [0, 1], "auto") is None
+    chain = [np.ones((40, 40))] * 3
+    plan = plan_arguments(("ij,jk,kl->il", *chain), None, "safe", "auto")
+    assert cheapest_folding(plan, [1, 2], "auto", 1600) is not None
+    assert cheapest_folding(plan, [1, 2], "auto", 1599) is None
+    assert cheapest_folding(plan, [0, 1, 2], "auto", None) is None
+
+
+def test_a_change_in_place_of_a_constant_tensor_is_noticed(torch):
+    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
+    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
+    torch.testing.assert_close(expression(x), x @ v @ w)
+    v.mul_(2)
+    torch.testing.assert_close(expression(x), x @ v @ w)
+
+
+def test_constants_with_gradients_keep_them(torch):
+    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
+    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
+    with torch.inference_mode():
+        expression(x)
+    x.requires_grad_()
+    expression(x).sum().backward()
+    torch.testing.assert_close(x.grad, (v @ w).sum(1).expand(2, 6))
+    w.requires_grad_()
+    for _ in range(2):
+        expression(x).sum().backward()
+    torch.testing.assert_close(w.grad, 2 * (x @ v).sum(0)[:, None].expand(6, 6).detach())
+
+
+def test_folded_constants_under_tracers(torch):
+    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
+    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
+    batched = torch.vmap(expression)(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(batched[1], 2 * (x @ v @ w))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(expression)(x)
+    torch.testing.assert_close(graph(3 * x), 3 * (x @ v @ w))
+    torch.testing.assert_close(expression(x), x @ v @ w)
