@@ -17,7 +17,7 @@ from string import Template
 from typing import Any
 
 from einops_fast.profiles.page_tables import cards, environment, kernels, measurements, notes
-from einops_fast.profiles.records import Row, is_ours
+from einops_fast.profiles.records import Row, is_ours, is_own
 from einops_fast.profiles.results import Result, read_or_end
 
 __all__ = ["html_page", "ours_of"]
@@ -99,7 +99,9 @@ def _data(result: Result) -> dict[str, Any]:
         | {"direction": "backward" if row.backward else "forward", "failure": row.failure}
         for row in result.measured
     ]
-    return {"ours": ours_of(result.measured), "ceilings": list(map(asdict, result.ceilings)), "rows": rows}
+    own = sorted({row.what for row in result.measured if is_own(row.what)})
+    ceilings = list(map(asdict, result.ceilings))
+    return {"ours": ours_of(result.measured), "own": own, "ceilings": ceilings, "rows": rows}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -195,12 +195,12 @@ def is_ours(what: str) -> bool:
 
 
 def is_own(what: str) -> bool:
-    """Whether a way is ours, or kernels of ours alone.
+    """Whether a way is ours, another call of ours, or kernels of ours alone: no peer.
 
-    >>> is_own('ours'), is_own('triton'), is_own('cudnn')
+    >>> is_own('ours'), is_own('patched'), is_own('cudnn')
     (True, True, False)
     """
-    return is_ours(what) or what == "triton"
+    return is_ours(what) or what in ("contract_expression", "patched", "triton")
 
 
 def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:

@@ -38,7 +38,7 @@ about = "attention in every layout and with every feature, against each implemen
 frameworks: tuple[str, ...] = ("torch",)
 families: dict[str, tuple[AttentionCase, ...]] = FAMILIES
 own_cases = False
-peers: tuple[str, ...] = tuple(name for name in WAYS if name != OURS)
+peers: tuple[str, ...] = tuple(name for name in WAYS if not is_own(name))
 
 DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16", "float16")}
 
@@ -108,7 +108,8 @@ def measure(framework: Framework, options: Options) -> Iterator[Record]:
     }
     yield Extent(sum(map(len, tasks.values())))
     # Ours comes last: its choice measures what is compiled by then.
-    names = (*(name for name in WAYS if name != OURS and name in (options.peers or peers)), OURS)
+    measured = options.peers or peers
+    names = (*(name for name in WAYS if name != OURS and (is_own(name) or name in measured)), OURS)
     if framework.device == "cpu":
         names = tuple(name for name in names if name in ON_CPU)
     for dtype in filter(tasks.get, dtypes):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from einops_fast.profiles import plots
 from einops_fast.profiles.html_report import html_page, main, ours_of
-from einops_fast.profiles.records import Ceiling, Row, skipped
+from einops_fast.profiles.records import Ceiling, Row, is_own, skipped
 from einops_fast.profiles.results import RESULTS, Result, read_result
+from einops_fast.profiles.studies import STUDIES
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OURS = "fast_einsum"
@@ -95,6 +97,17 @@ def test_ours_is_found_by_its_name():
     assert ours_of(ROWS) == OURS
     assert ours_of([row("a", "ours", 1.0)]) == "ours"
     assert ours_of([row("a", "native", 1.0)]) == ""
+
+
+def test_own_ways_are_no_peers():
+    rows = [row("a", what, 1.0) for what in ("native", OURS, "patched", "triton")]
+    page = html_page([replace(RESULT, rows=tuple(rows))])
+    assert json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))[0]["own"] == [
+        OURS,
+        "patched",
+        "triton",
+    ]
+    assert not any(is_own(peer) for study in STUDIES.values() for peer in study.peers)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

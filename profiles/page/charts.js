@@ -3,10 +3,12 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-function seriesOf(rows, ours) {
-  const names = [...new Set(rows.map((row) => row.what))].sort((a, b) => (b === ours) - (a === ours));
+// Ours comes first, then what else is our own, then the peers.
+function seriesOf(rows, ours, own) {
+  const rank = (name) => (name === ours ? 0 : own.includes(name) ? 1 : 2);
+  const names = [...new Set(rows.map((row) => row.what))].sort((a, b) => rank(a) - rank(b));
   return new Map(names.map((name, index) =>
-    [name, { name, index, ours: name === ours, colour: `var(--c${Math.min(index, 6)})` }]));
+    [name, { name, index, ours: name === ours, own: own.includes(name), colour: `var(--c${Math.min(index, 6)})` }]));
 }
 
 function byCase(rows) {
@@ -126,14 +128,14 @@ function drawResult(section) {
   const chosen = section.querySelector("select").value;
   const rows = result.rows.filter((row) => `${row.framework}, ${row.dtype}, ${row.direction}` === chosen);
   if (!rows.length) return;
-  const series = seriesOf(rows, result.ours);
+  const series = seriesOf(rows, result.ours, result.own);
   const [framework, dtype] = chosen.split(", ");
   const ceiling = result.ceilings.find((each) => each.framework === framework && each.dtype === dtype);
   const legend = section.querySelector(".legend");
   legend.replaceChildren(...[...series.values()].map((each) => {
     const item = document.createElement("span");
     item.style.setProperty("--series", each.colour);
-    item.textContent = each.ours ? `${each.name} (ours)` : each.name;
+    item.textContent = each.own ? `${each.name} (ours)` : each.name;
     return item;
   }));
   const draw = {
