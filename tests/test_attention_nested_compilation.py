@@ -27,6 +27,24 @@ CASES: dict[str, Any] = {
 }
 
 
+def test_keys_and_values_that_have_lengths_of_their_own() -> None:
+    """Which are compared when the graph runs: nobody knows them before."""
+    x = nested(2, 8)
+    ends = x.offsets()
+
+    def like_x(ends: Any) -> Any:
+        return torch.nested.nested_tensor_from_jagged(x.values().detach(), ends, min_seqlen=3, max_seqlen=6)
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, layout="bshd"), fullgraph=True, backend="aot_eager")
+    with whole_calls(), attention_backend("triton"):
+        found = compiled(x.detach(), like_x(ends.clone()), like_x(ends.clone()))
+        torch.testing.assert_close(found.values(), attention(*[x.detach()] * 3, layout="bshd").values())
+        if DEVICE == "cpu":  # on a GPU, the device would be lost
+            with pytest.raises(RuntimeError, match="k and of v have different lengths"):
+                compiled(x.detach(), like_x(ends.clone()), like_x(ends + torch.tensor([0, 1, 0])))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_whole(name: str) -> None:
     x = nested(2, 8)

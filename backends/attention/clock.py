@@ -14,6 +14,7 @@ from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch_memory import TorchMemory
+from einops_fast.backends.torch_types import is_traced
 from einops_fast.cost import Ceilings
 
 _cudnn: Any = torch.backends.cudnn
@@ -34,7 +35,7 @@ class TorchClock:
         self._memory = TorchMemory()
 
     def may_measure(self) -> bool:
-        return self._memory.may_measure()
+        return self._memory.may_measure() and not is_traced()
 
     def device_name(self, device: str) -> str:
         return str(torch.cuda.get_device_name(device))

@@ -13,8 +13,7 @@ from typing import Any
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.devices import capability
 from einops_fast.backends.attention.fa4_ops import fa4_forward
-from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
-from einops_fast.errors import OperandError
+from einops_fast.backends.attention.four_axes import ALIGNED, FourAxes, OnFourAxes, odd_addresses, odd_strides
 from einops_fast.tracing import known
 
 __all__ = ["Fa4"]
@@ -29,8 +28,7 @@ def _installed() -> bool:
 
 _INSTALLED = _installed()
 
-_ALIGNED = 16
-"""Bytes: it copies an operand whose address or strides aren't multiples."""
+_WOULD_COPY = f"it would copy what doesn't begin at multiples of {ALIGNED} bytes"
 
 _BACKWARD = (24, 32, 64, 88, 96, 120, 128, 160, 192, 224, 256)
 """Head dims with gradients. Those of q are wrong with 8, 16, 40, 72, 80, 104 and 112, the others weren't tried."""
@@ -41,8 +39,6 @@ and wrong in another; other pairs are wrong, don't run or weren't tried as often
 
 _TILES = (64, 80, 96, 112, 128, 144)
 """How many keys it may take at a time on Hopper: pages of so many it copies whole, with what is beyond the end."""
-
-_SINKS_VARY = "its sinks are the same for all of the batch"
 
 
 class Fa4(OnFourAxes):
@@ -99,8 +95,8 @@ class Fa4(OnFourAxes):
         for strides in spec.strides:
             if strides and strides[-1] != 1:
                 return "it wants the features of a head side by side"
-            if any(stride * 2 % _ALIGNED for stride in strides[:-1]):
-                return f"it would copy what doesn't begin at multiples of {_ALIGNED} bytes"
+        if odd_strides(spec):
+            return _WOULD_COPY
         placed = spec.causal or spec.window != (None, None)
         if placed and spec.alignment == "top_left" and (spec.varlen or not known(spec.q_len == spec.kv_len)):
             return "it has causality and window only where the last query faces the last key"
@@ -115,6 +111,8 @@ class Fa4(OnFourAxes):
             return "its gradients want the same head_dim for q, k and v where heads share their keys"
         if spec.varlen and axes.batch != 1:
             return "it takes no batch axes beside packed sequences, unless they merge with the heads"
+        if any(size != 1 for size in spec.sinks_batch[: axes.cut]):
+            return "its sinks are the same for all of the batch"
         if (spec.cache or spec.page_size) and axes.cut != 1:
             return "it takes one axis of sequences there, and others that merge to one of heads"
         return None
@@ -132,12 +130,7 @@ class Fa4(OnFourAxes):
         return super().supports(spec, device) or (None if capability(device) < (10, 0) else _elsewhere(spec))
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        if any(each.data_ptr() % _ALIGNED for each in (inputs.q, inputs.k, inputs.v)):
-            return f"it would copy what doesn't begin at multiples of {_ALIGNED} bytes"
-        axes = self.axes(spec)
-        if isinstance(axes, str):
-            return axes
-        return _SINKS_VARY if spec.sinks and _vary(inputs.sinks, axes) else None
+        return _WOULD_COPY if odd_addresses(inputs) else None
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         return partial(_call, spec, axes)
@@ -179,14 +172,7 @@ def _pages(axes: FourAxes, array: Any) -> Any:
     return array.reshape(array.shape[0], axes.kv_heads, *array.shape[-2:])
 
 
-def _vary(sinks: Any, axes: FourAxes) -> bool:
-    """Whether sinks differ by something else than the head."""
-    return any(size != 1 for size in sinks.shape[: axes.cut])
-
-
 def _of_heads(sinks: Any, axes: FourAxes) -> Any:
     """A sink for every head."""
-    if _vary(sinks, axes):
-        raise OperandError(_SINKS_VARY)  # while torch.compile traces, nobody has asked
     whole = sinks.expand(*sinks.shape[: axes.cut], *axes.sizes[axes.cut :])
     return whole.reshape(axes.heads).contiguous()

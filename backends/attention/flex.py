@@ -12,12 +12,19 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
+from einops_fast.backends.triton_support import installed_version
 
 __all__ = ["Flex"]
 
 _Modifier = Callable[..., Any]
 
 _MOST_FUNCTIONS = 256
+
+_FEATURES = 16, 256
+"""The least and the most head_dim: its kernels multiply no fewer, and don't fit in shared memory with more."""
+
+_COMPILES = installed_version() is not None
+"""Whether torch.compile finds the Triton that its kernels are written in."""
 
 
 class Flex(OnFourAxes):
@@ -42,6 +49,9 @@ class Flex(OnFourAxes):
             return "it has no attention sinks"
         if spec.cache or spec.page_size:
             return "it isn't used with cache_seqlens: the mask of blocks would be made anew in each call"
+        least, most = _FEATURES
+        if min(spec.head_dim, spec.v_head_dim) < least or max(spec.head_dim, spec.v_head_dim) > most:
+            return f"it takes head_dim from {least} to {most}, not {spec.head_dim} and {spec.v_head_dim}"
         if spec.bias_gradient:
             return "it adds up the gradient of the bias atomically, in the dtype of the bias"
         if spec.deterministic and spec.gradients:
@@ -53,7 +63,9 @@ class Flex(OnFourAxes):
         return super().lacks(spec)
 
     def unavailable(self, device: str) -> str | None:
-        return None if device.startswith("cuda") else "it is used on NVIDIA GPUs only"
+        if not device.startswith("cuda"):
+            return "it is used on NVIDIA GPUs only"
+        return None if _COMPILES else "torch.compile needs Triton for it, which isn't installed"
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         if torch.compiler.is_compiling():

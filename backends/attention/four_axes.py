@@ -15,13 +15,17 @@ from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch_types import PLAIN
+from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import OperandError
 from einops_fast.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
 
-__all__ = ["FourAxes", "OnFourAxes", "four_axes"]
+__all__ = ["ALIGNED", "FourAxes", "OnFourAxes", "four_axes", "odd_addresses", "odd_strides"]
+
+ALIGNED = 16
+"""Bytes that libraries read at a time: addresses and strides of q, k and v are to be multiples."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,17 @@ def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool
         if any(have) and not all(have):
             return False
     return True
+
+
+def odd_strides(spec: AttentionSpec) -> bool:
+    """Whether a stride of q, k or v, of other axes than the features, is no multiple of :data:`ALIGNED` bytes."""
+    item = ITEM_SIZES[spec.dtype]
+    return any(stride * item % ALIGNED for strides in spec.strides for stride in strides[:-1])
+
+
+def odd_addresses(inputs: AttentionInputs) -> bool:
+    """Whether q, k or v doesn't begin at a multiple of :data:`ALIGNED` bytes; tensors without memory do."""
+    return any(type(each) in PLAIN and each.data_ptr() % ALIGNED for each in (inputs.q, inputs.k, inputs.v))
 
 
 class OnFourAxes(Implementation):

@@ -10,10 +10,13 @@ import torch
 from einops_fast.attention.attend import attend
 from einops_fast.attention.packed import apart
 from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
+from einops_fast.attention.torch_state import hides_values
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
 from einops_fast.tracing import is_tracing
 
 __all__ = ["attend_nested", "packed_call", "parts"]
+
+_UNLIKE = "the sequences of k and of v have different lengths"
 
 
 def attend_nested(
@@ -67,8 +70,7 @@ def packed_call(
     hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
     pattern = read_pattern(text, (q.dim(), k.dim(), v.dim()), checked_sequence(sequence), hints)
     _check(pattern, {"q": q, "k": k, "v": v})
-    if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):
-        raise ShapeError("the sequences of k and of v have different lengths")
+    _check_lengths(k, v)
     if q.size(0) != k.size(0):
         raise ShapeError(f"axis 0 has size {q.size(0)} in q, but size {k.size(0)} in k")
     names = _names(pattern)
@@ -80,6 +82,18 @@ def packed_call(
         for name, own in patterns.items()
     }
     return pattern, packed, positions, inner, renamed, (_longest(q), _longest(k))
+
+
+def _check_lengths(k: Any, v: Any) -> None:
+    """Raise ShapeError if the sequences of k and v have different lengths; where values can't be read, when it runs."""
+    ends, others = k.offsets(), v.offsets()
+    if ends is others:
+        return
+    same = k.size(0) == v.size(0)
+    if same and (is_tracing() or hides_values(ends)):
+        torch._assert_async((ends == others).all(), _UNLIKE)
+    elif not (same and torch.equal(ends, others)):
+        raise ShapeError(_UNLIKE)
 
 
 def _longest(array: Any) -> int:

@@ -17,12 +17,23 @@ from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import native
 from einops_fast.backends.attention.devices import capability, has_cudnn
-from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
+from einops_fast.backends.attention.four_axes import ALIGNED, FourAxes, OnFourAxes, odd_addresses, odd_strides
 from einops_fast.tracing import is_tracing, known
 
 __all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
 
 _cuda: Any = torch.backends.cuda
+
+_EXACT = {"float16": ("float16",), "bfloat16": ("bfloat16",), "float32": ("float16", "bfloat16", "float32")}
+"""By dtype of the queries, the dtypes of a bias that has the same values in it."""
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""What torch calls the implementations that its function chooses among."""
 
 
 class Sdpa(OnFourAxes):
@@ -115,10 +126,15 @@ class _OnGpu(Sdpa):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     features: ClassVar[int] = 256
     multiple: ClassVar[int] = 8
+    oldest: ClassVar[tuple[int, int]] = (8, 0)
     may_refuse = True
 
     def unavailable(self, device: str) -> str | None:
-        return None if device.startswith("cuda") else "it is for tensors on NVIDIA GPUs"
+        if not device.startswith("cuda"):
+            return "it is for tensors on NVIDIA GPUs"
+        if capability(device) < self.oldest:
+            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
+        return None
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.dtype not in self.dtypes:
@@ -139,14 +155,18 @@ class _OnGpu(Sdpa):
             return f"it takes multiples of {self.multiple} as head_dim, not {spec.head_dim} and {spec.v_head_dim}"
         if any(strides and strides[-1] != 1 for strides in spec.strides):
             return "it wants the features of a head side by side"
+        if not spec.head_dim % 8 and odd_strides(spec):  # torch copies others to have a multiple of 8
+            return f"it reads {ALIGNED} bytes at a time, and the strides are no multiples"
+        if spec.bias_dtype and spec.bias_dtype not in _EXACT[spec.dtype]:
+            return f"it would round the bias from {spec.bias_dtype} to {spec.dtype}"
         return super().lacks(spec)
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
         axes = self.axes(spec)
         if isinstance(axes, str):
             return axes
-        if inputs.bias is not None and torch.promote_types(inputs.bias.dtype, inputs.q.dtype) != inputs.q.dtype:
-            return f"it would round the bias from {inputs.bias.dtype} to {inputs.q.dtype}"
+        if not spec.head_dim % 8 and odd_addresses(inputs):
+            return f"it reads {ALIGNED} bytes at a time, and an operand doesn't begin at a multiple"
         mask, causal, _ = self._mask(spec, inputs, axes)
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         parameters = _cuda.SDPAParams(q, k, v, mask, spec.dropout_p, causal, axes.grouped)
@@ -154,9 +174,10 @@ class _OnGpu(Sdpa):
         return None if can else "torch says that it can't be used for these tensors"
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-        if is_tracing() and allowed_names() is None:
+        if is_tracing():
             # Nobody can ask torch now whether the library takes these tensors: torch goes on to the next one where not.
-            order = [self.backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+            allowed = allowed_names() or ("efficient", "math")
+            order = [self.backend, *[_BACKENDS[name] for name in allowed if name in _BACKENDS]]
             with sdpa_kernel(list(dict.fromkeys(order)), set_priority=True):
                 return super()._call(spec, axes, inputs)
         with sdpa_kernel(self.backend):
@@ -178,7 +199,7 @@ class Flash(_OnGpu):
             return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
         if spec.head_dim != spec.v_head_dim:
             return f"it takes the same head_dim for q, k and v only, not {spec.head_dim} and {spec.v_head_dim}"
-        odd = spec.causal and not known(spec.q_len == spec.kv_len)
+        odd = _is_odd(spec)
         if odd and spec.alignment == "top_left":
             return "it has causality only where the last query faces the last key"
         if odd and not known(spec.q_len <= spec.kv_len):
@@ -192,12 +213,21 @@ class Flash(_OnGpu):
             return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
         return super().lacks(spec)
 
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        wide = spec.gradients and spec.head_dim > 192 and (spec.head_dim <= 224 or spec.dropout_p > 0)
+        if reason is None and wide and capability(device) not in ((8, 0), (9, 0), (10, 0), (10, 3)):
+            reason = f"its gradients with head_dim {spec.head_dim} don't fit in this GPU's shared memory"
+        return reason
+
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
         # The operator's causality isn't what torch asks about.
         return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-        if axes.grouped or spec.head_dim % 8:
+        # While a compiler traces, torch may have to go on to another library, which the operator doesn't.
+        by_torch = is_tracing() and not (spec.lse or _is_odd(spec))
+        if axes.grouped or spec.head_dim % 8 or by_torch:
             return super()._call(spec, axes, inputs)
         # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
         result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -205,6 +235,11 @@ class Flash(_OnGpu):
             scale=spec.scale,
         )  # fmt: skip
         return axes.back(result), axes.back(lse) if spec.lse else None
+
+
+def _is_odd(spec: AttentionSpec) -> bool:
+    """Whether queries and keys that causality lets face each other may differ in number."""
+    return spec.causal and not known(spec.q_len == spec.kv_len)
 
 
 class _WithMask(_OnGpu):
@@ -258,7 +293,7 @@ class Cudnn(_WithMask):
 
     def supports(self, spec: AttentionSpec, device: str) -> str | None:
         reason = super().supports(spec, device)
-        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device) < (9, 0):
+        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device)[0] not in (9, 10):
             return "it takes head_dim up to 128 on this GPU"
         return reason
 
@@ -291,6 +326,13 @@ class Efficient(_WithMask):
     backend = SDPBackend.EFFICIENT_ATTENTION
     dtypes = ("float16", "bfloat16", "float32")
     features = 1 << 16
+    oldest = (5, 0)
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        if reason is None and spec.dtype == "bfloat16" and capability(device) < (8, 0):
+            reason = "it has no bfloat16 on this GPU"
+        return reason
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         found = super().lacks(spec)

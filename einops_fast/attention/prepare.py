@@ -153,6 +153,8 @@ def make_plan(
         order=order,
         strides=tuple(canonical),
         framework=framework,
+        bias_dtype=dtype_name(arrays["bias"].dtype) if "bias" in arrays else "",
+        sinks_batch=seen("sinks") or (),
         **settings,
         **state,
     )

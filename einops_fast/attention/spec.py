@@ -54,6 +54,8 @@ class AttentionSpec:
         framework: name of the backend that the arrays belong to.
         transforms: whether derivatives are asked for that only calls recorded one by one have: forward mode and
             transforms of functions.
+        bias_dtype: of the bias; empty without one.
+        sinks_batch: sizes of the batch axes of the sinks, with 1 where they lack an axis; empty without sinks.
     """
 
     batch: tuple[int, ...]
@@ -87,6 +89,8 @@ class AttentionSpec:
     strides: tuple[tuple[int, ...], ...] = ()
     framework: str = "torch"
     transforms: bool = False
+    bias_dtype: str = ""
+    sinks_batch: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
