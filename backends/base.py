@@ -111,6 +111,10 @@ class Backend(ABC):
         """Whether the framework's own einsum is right for these."""
         return True
 
+    def computes(self, operands: Sequence[Any]) -> bool:
+        """Whether the framework's own einsum has products and sums of these."""
+        return True
+
     def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
         """The framework's own einsum, as :attr:`native`, for operands that it takes in less time than planning."""
         return None

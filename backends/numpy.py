@@ -27,6 +27,10 @@ __all__ = ["NumpyBackend"]
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
 
+_FIRST_OF_OTHERS = 256
+"""The least number of a dtype that another package has registered, such as ml_dtypes; NumPy's own have less."""
+
+
 class NumpyBackend(NdarrayBackend):
     """NumPy arrays; a step becomes a BLAS call, a ufunc or einsum's own loops."""
 
@@ -132,15 +136,41 @@ class NumpyBackend(NdarrayBackend):
         kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
         equation = f"{every}->{kept}"
         native, plain = self.einsum, super().sum(step)
-        return lambda a: native(equation, a) if a.dtype.num >= 0 else plain(a)
+
+        def run(a: Any) -> Any:
+            if a.dtype.num < 0:
+                return plain(a)
+            try:
+                return native(equation, a)
+            except TypeError as error:
+                self._explain(error, (a,))
+                raise
+
+        return run
 
     def trusts_native(self, operands: Sequence[Any]) -> bool:
         return all(operand.dtype.num >= 0 for operand in operands)
 
+    def computes(self, operands: Sequence[Any]) -> bool:
+        return all(operand.dtype.num < _FIRST_OF_OTHERS for operand in operands)
+
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         if not options and not self.trusts_native(operands):
             return self._by_ufuncs(equation, operands)
-        return super().native(equation, operands, **options)
+        try:
+            return super().native(equation, operands, **options)
+        except TypeError as error:
+            self._explain(error, operands)
+            raise
+
+    def _explain(self, error: TypeError, operands: Sequence[Any]) -> None:
+        """Raise OperandError in place of an error about a dtype of another package."""
+        for operand in operands:
+            if not self.computes((operand,)):
+                raise OperandError(
+                    f"NumPy's einsum has no products and sums of {operand.dtype}: convert the operands of this dtype, "
+                    "or give dtype="
+                ) from error
 
     def _by_ufuncs(self, equation: str, operands: Sequence[Any]) -> Any:
         """Multiply, then sum: einsum has no loops for dtypes of other packages without a number, and returns zeros."""

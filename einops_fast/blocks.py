@@ -1,21 +1,23 @@
 """Settings of a thread or a task, or of code that torch.compile traces: for good, in a block, or of a function.
 
-Every function of the package that sets something returns a :class:`Setting`.
+Every function of the package that sets something returns a :class:`Setting`; one that gives something back at the end
+of a block returns a :class:`Block`.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from einops_fast.tracing import is_tracing
 
-__all__ = ["Setting", "holding", "traced_value"]
+__all__ = ["Block", "Setting", "holding", "traced_value"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +65,49 @@ class Setting:
             with suppress(ValueError):  # of another thread or task, where it goes on
                 self._end_of_call()
             self._end_of_call = None
+
+
+class Block(Generic[T]):
+    """Something that holds in a ``with`` block, or in the calls of a decorated function; alone, it is a warning.
+
+    Args:
+        call: the call that made it, as text.
+        make: makes the context manager of one block.
+    """
+
+    def __init__(self, call: str, make: Callable[[], AbstractContextManager[T]]) -> None:
+        self._call, self._make = call, make
+        self._open: list[AbstractContextManager[T]] = []
+        self._used = False
+
+    def __enter__(self) -> T:
+        self._used = True
+        block = self._make()
+        found = block.__enter__()
+        self._open.append(block)
+        return found
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        self._used = True
+        make = self._make
+
+        @wraps(function)
+        def inside(*arguments: P.args, **options: P.kwargs) -> T:
+            with make():
+                return function(*arguments, **options)
+
+        return inside
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(
+                f"{self._call} does nothing by itself: it is for a block, with {self._call}: ...",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def holding(variable: ContextVar[T], value: T, kind: str = "") -> Setting:

@@ -30,11 +30,12 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from einops_fast import observers
-from einops_fast.blocks import Setting, holding
+from einops_fast.blocks import Block, Setting, holding
 from einops_fast.errors import EinsumError
 from einops_fast.recording import Recorder, current_label
 
@@ -47,8 +48,7 @@ VARIABLE = "EINOPS_FAST_METRICS"
 """The environment variable: tables separated by commas (or ``all``), a colon, and a folder."""
 
 
-@contextmanager
-def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> Iterator[Recorder]:
+def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> Block[Recorder]:
     """Observe every call in a ``with`` block, of all threads, and write the tables at its end.
 
     Plans are made anew at the beginning and at the end of the block, so it is for parts of a program that run for a
@@ -62,6 +62,11 @@ def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> 
         EinsumError: there is no such table.
     """
     _check(tables)
+    return Block("metrics.record(folder)", partial(_record, folder, tables))
+
+
+@contextmanager
+def _record(folder: str | os.PathLike[str], tables: Collection[str]) -> Iterator[Recorder]:
     recorder = Recorder()
     observers.start(recorder)
     try:

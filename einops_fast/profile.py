@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from einops_fast import observers
+from einops_fast.blocks import Block
 
 if TYPE_CHECKING:
     from einops_fast.profile_table import Profile
@@ -14,16 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
-@contextmanager
-def profile() -> Iterator[Profile]:
+def profile() -> Block[Profile]:
     """Watch every call in a ``with`` block, those of patched frameworks and of compiled code included.
 
     Times are those of the device. Plans are made anew at the beginning and the end of the block, so let the program
     run for a while in it; first calls don't count where there are others. The framework's own einsum is timed once
     beside each plan, on the operands of its first call, where that takes little time and no gradient is recorded.
 
-    Yields:
-        A :class:`~einops_fast.profile_table.Profile`, which prints as a table; ``rows`` has the same as data.
+    Returns:
+        What gives the block a :class:`~einops_fast.profile_table.Profile`, which prints as a table; ``rows`` has the
+        same as data.
 
     Example:
         >>> import numpy as np
@@ -33,6 +34,11 @@ def profile() -> Iterator[Profile]:
         >>> [(row.equation, row.calls) for row in p.rows]
         [('id,jd->ij', 1)]
     """
+    return Block("einops_fast.profile()", _profile)
+
+
+@contextmanager
+def _profile() -> Iterator[Profile]:
     # Few programs are profiled: none should wait for this when it imports the package.
     from einops_fast.profile_table import Profile
     from einops_fast.recording import Recorder

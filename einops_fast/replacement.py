@@ -203,6 +203,8 @@ def _compile(
     equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any
 ) -> Callable[..., Any] | _NoBetter:
     """The plan as a callable, where there is a better one than the native function."""
+    if not backend.computes(arrays):
+        return _NoBetter("the framework's own einsum has no products and sums of a dtype, but ways around them")
     try:
         subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
         order = "C" if backend.gives_c_order(equation, arrays) else "K"

@@ -13,6 +13,7 @@ from einops_fast.profiles.compare import run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.records import Options
+from einops_fast.profiles.report import check_rich
 from einops_fast.profiles.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
 
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         frameworks = _names(options.framework, tuple(FRAMEWORKS))
         if options.threads < 0:
             raise ValueError(f"--threads {options.threads}: give a number from 1 on, or 0 for all")
-        # Found out now, not when hours of measuring are to be kept.
+        # Found out now, not when hours of measuring are to be kept; what is lacking before there is a folder.
+        check_rich()
         options.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=options.out):
             pass

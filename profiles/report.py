@@ -80,12 +80,18 @@ def ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def console() -> Console:
-    """Where tables are printed."""
+def check_rich() -> None:
+    """End the process, with what to install, where tables can't be printed."""
     try:
-        from rich.console import Console
+        import rich.console  # noqa: F401
     except ImportError:
         sys.exit("the tables of einops_fast.profiles need rich: pip install 'einops_fast[profile]'")
+
+
+def console() -> Console:
+    """Where tables are printed."""
+    check_rich()
+    from rich.console import Console
 
     class Lasting(Console):
         def on_broken_pipe(self) -> None:

@@ -1,4 +1,4 @@
-"""NumPy dtypes of other packages, for which einsum's own loops return zeros."""
+"""NumPy dtypes of other packages: einsum has no loops for them, and returns zeros or raises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import fast_einsum, patched
+from einops_fast import OperandError, fast_einsum, patched
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,30 @@ def test_sums_of_products_by_ufuncs(equation: str) -> None:
     arrays = [np.arange(9.0).reshape(3, 3)] * (equation.count(",") + 1)
     result = get_backend("numpy")._by_ufuncs(equation, arrays)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(result, np.einsum(equation, *arrays))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_dtypes_of_ml_dtypes(dtype: str) -> None:
+    """NumPy's own result, or one sentence that says what to do; under the patch, what NumPy does."""
+    kind: Any = getattr(pytest.importorskip("ml_dtypes"), dtype)
+    array = np.arange(4.0).reshape(2, 2)
+    operand = array.astype(kind)
+    for equation in ("ij->ji", "ii->i"):
+        result = fast_einsum(equation, operand)
+        assert result.dtype == kind
+        np.testing.assert_array_equal(result.astype(float), np.einsum(equation, array))
+    for equation in ("ij,jk->ik", "ij->i", "ij,ij->", "i,j->ij", "ij,jk,kl->il", "bij,bjk->bik"):
+        count = equation.count(",") + 1
+        operands = [operand[None] if "b" in equation else operand] * count
+        if "i,j" in equation[:3]:
+            operands = [operand[0]] * 2
+        with pytest.raises(OperandError, match=f"no products and sums of {dtype}: convert"):
+            fast_einsum(equation, *operands)
+        wide = fast_einsum(equation, *operands, dtype="float32")
+        np.testing.assert_array_equal(wide, np.einsum(equation, *[each.astype("float32") for each in operands]))
+        with patched("numpy"), pytest.raises(TypeError, match=r"^invalid data type for einsum$"):
+            np.einsum(equation, *operands)
+    three = "ij,jk,kl->il", operand, operand, operand
+    expected = np.einsum(*three, optimize=True)
+    with patched("numpy"):
+        np.testing.assert_array_equal(np.einsum(*three, optimize=True).astype(float), expected.astype(float))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -159,6 +160,13 @@ def test_wrong_arguments_are_told(arguments, message, capsys):
         command.main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_rich_no_folder_is_left(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(SystemExit, match=r"need rich: pip install 'einops_fast\[profile\]'"):
+        command.main(["--out", str(tmp_path / "reports")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verbose_shows_tracebacks(run):

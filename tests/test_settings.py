@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import subprocess
 import sys
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,13 @@ from einops_fast import (
     autotune,
     backends,
     metrics,
+    profile,
     register_backend,
 )
 from einops_fast.attention import registry
 from einops_fast.attention.memory import current_score_memory, score_memory
 from einops_fast.attention.registry import allowed_names, register_implementation
+from einops_fast.observers import observed
 from einops_fast.precision import allowed
 from einops_fast.recording import current_label
 from einops_fast.tuning import current_mode
@@ -186,3 +190,28 @@ def test_factories_that_make_something_else(monkeypatch: pytest.MonkeyPatch) -> 
     register_implementation("x", "", dict)  # type: ignore[arg-type]
     with pytest.raises(OperandError, match="the factory of attention 'x' made a dict, which is no Implementation"):
         attention("i d, j d, j e -> i e", *[np.ones((2, 4))] * 3)
+
+
+# ---- what is for a block only
+
+BLOCKS: dict[str, Any] = {
+    "einops_fast.profile()": lambda folder: profile(),
+    "metrics.record(folder)": metrics.record,
+}
+
+
+@pytest.mark.parametrize("call", BLOCKS)
+def test_what_is_for_a_block_warns_where_there_is_none(call: str, tmp_path: Any) -> None:
+    with pytest.warns(RuntimeWarning, match=rf"^{re.escape(call)} does nothing by itself: .* with {re.escape(call)}:"):
+        BLOCKS[call](tmp_path)
+    assert not observed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        block = BLOCKS[call](tmp_path)
+        for _ in range(2):
+            with block:
+                assert observed()
+            assert not observed()
+        assert BLOCKS[call](tmp_path)(observed)()
+        del block
+    assert not observed()
