@@ -1,4 +1,5 @@
 # make test     lint, type-check and test
+# make coverage test with branch coverage, into htmlcov; ARGS='...' goes to pytest
 # make profile  measure einsum on this machine; ARGS='...' goes to the profiler
 # make report   make the tables of README and docs, the plots and a page from the kept results
 # make clean    remove everything that these made
@@ -11,7 +12,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: test lint profile report clean
+.PHONY: test lint coverage profile report clean
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal
@@ -20,6 +21,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+coverage: $(STAMP)
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term --cov-report=html $(ARGS)
 
 profile: $(STAMP)
 	$(BIN)/python -m einops_fast.profiles $(ARGS)
@@ -35,5 +39,5 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist profiles/reports *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist htmlcov .coverage* profiles/reports *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
