@@ -7,13 +7,16 @@ this module registers the operators; the library is imported by the first call.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from einops_fast.backends.attention.fa4_instead import gradients_instead, refused, result_instead
 from einops_fast.backends.torch_operator import Operator
+from einops_fast.plan_cache import emptied_with_plans, keep
 
 __all__ = ["fa4_forward"]
 
@@ -23,6 +26,30 @@ _ARRAYS = (
 )
 _CONSTANTS = "float scale, bool causal, int? left, int? right, float softcap, SymInt? longest_q, SymInt? longest_kv"
 _ARRAY_COUNT = 8
+
+_refused: dict[Hashable, bool] = emptied_with_plans({})
+"""Kinds of calls that the library has refused."""
+
+
+def _unless_refused(
+    name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...], run: Callable[[], Any], instead: Callable[..., Any]
+) -> Any:
+    """What ``run`` returns, or ``instead`` of the error with which the library refuses; ``None`` from then on."""
+    if _refused and _kind(name, arrays, constants) in _refused:
+        return instead(None)
+    try:
+        with _on_device_of(arrays[0]):
+            return run()
+    except Exception as error:
+        if not refused(error):
+            raise
+        keep(_refused, _kind(name, arrays, constants), True)
+        return instead(error)
+
+
+def _kind(name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> Hashable:
+    tensors = [None if each is None else (each.shape, each.stride(), each.dtype, each.device) for each in arrays]
+    return name, *tensors, *constants
 
 
 def _shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -59,17 +86,24 @@ def _compute(
     q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any, cached: Any, table: Any, *constants: Any
 ) -> tuple[Any, Any]:
     shape, lse_shape = _shapes(q, v, starts is not None)
-    memory = {}
-    if starts is not None:
-        memory["out"] = q.new_zeros(shape)
-        memory["lse"] = q.new_full(lse_shape, float("-inf"), dtype=torch.float32)
-    with _on_device_of(q):
+
+    def run() -> tuple[Any, Any]:
+        memory = {}
+        if starts is not None:
+            memory["out"] = q.new_zeros(shape)
+            memory["lse"] = q.new_full(lse_shape, float("-inf"), dtype=torch.float32)
         out, lse, *_ = _library()._flash_attn_fwd(
             q.detach(), k.detach(), v.detach(), cu_seqlens_q=starts, cu_seqlens_k=kv_starts, seqused_k=cached,
             page_table=table, learnable_sink=None if sinks is None else sinks.detach(), return_lse=True, **memory,
             **_options(*constants),
         )  # fmt: skip
-    return out, lse
+        return out, lse
+
+    arrays = q, k, v, sinks, starts, kv_starts, cached, table
+    found: tuple[Any, Any] = _unless_refused(
+        "forward", arrays, constants, run, lambda error: result_instead(error, arrays, constants)
+    )
+    return found
 
 
 def _fake(q: Any, k: Any, v: Any, sinks: Any, starts: Any, *others: Any) -> tuple[Any, Any]:
@@ -83,15 +117,23 @@ def _gradients(
 ) -> tuple[Any, ...]:  # fmt: skip
     assert cached is None
     assert table is None
-    memory = {}
-    if starts is not None:
-        memory = {f"d{name}": torch.zeros_like(each) for name, each in (("q", q), ("k", k), ("v", v))}
-    with _on_device_of(q):
+
+    def run() -> tuple[Any, ...]:
+        memory = {}
+        if starts is not None:
+            memory = {f"d{name}": torch.zeros_like(each) for name, each in (("q", q), ("k", k), ("v", v))}
         d_q, d_k, d_v, *rest = _library()._flash_attn_bwd(
             q, k, v, out, torch.zeros_like(out) if d_out is None else d_out, lse, cu_seqlens_q=starts,
             cu_seqlens_k=kv_starts, dlse=d_lse, learnable_sink=sinks, **memory, **_options(*constants),
         )  # fmt: skip
-    return d_q, d_k, d_v, rest[0] if rest else None
+        return d_q, d_k, d_v, rest[0] if rest else None
+
+    arrays, results, cotangents = (q, k, v, sinks, starts, kv_starts, cached, table), (out, lse), (d_out, d_lse)
+    found: tuple[Any, ...] = _unless_refused(
+        "backward", arrays, constants, run,
+        lambda error: gradients_instead(error, arrays, constants, results, cotangents),
+    )  # fmt: skip
+    return found
 
 
 def _gradient_shapes(

@@ -26,9 +26,14 @@ _refused: dict[tuple[AttentionSpec, str], dict[str, str]] = emptied_with_plans({
 """By problem and device, each implementation that refused it, and its reason."""
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether a library says with an error that it can't do a call, and hasn't begun with it."""
-    if not isinstance(error, RuntimeError):
+def is_refusal(error: BaseException, kind: type[Exception] = RuntimeError) -> bool:
+    """Return whether a library says with an error that it can't do a call, and hasn't begun with it.
+
+    Args:
+        error: the error.
+        kind: what refusals of the library are.
+    """
+    if not isinstance(error, kind) or isinstance(error, MemoryError):
         return False
     cause: BaseException | None = error
     while cause is not None:
