@@ -65,6 +65,9 @@ class CupyMemory(Memory):
     def may_measure(self) -> bool:
         return not self.capturing()
 
+    def synchronize(self, device: int) -> None:
+        cp.cuda.Device(device).synchronize()
+
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         size = int(cp.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
         overwrite = partial(cp.empty(4 * size, cp.int8).fill, 0)

@@ -114,6 +114,10 @@ class Memory(ABC):
         """Whether work may be timed now: not while a graph is being captured or a compiler is at work."""
 
     @abstractmethod
+    def synchronize(self, device: int) -> None:
+        """Wait until the device has done all its work."""
+
+    @abstractmethod
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         """Times of ``repeat`` runs on the device, each with nothing of the operands left in the cache.
 

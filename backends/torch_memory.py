@@ -107,6 +107,9 @@ class TorchMemory(Memory):
     def may_measure(self) -> bool:
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
 
+    def synchronize(self, device: int) -> None:
+        torch.cuda.synchronize(device)
+
     def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
         new_event = partial(_event, enable_timing=True)
         synchronize = partial(torch.cuda.synchronize, device)

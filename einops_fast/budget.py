@@ -13,9 +13,9 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-__all__ = ["forget_spending", "may_spend", "spending"]
+__all__ = ["AT_ONCE", "forget_spending", "may_spend", "spending"]
 
-_AT_ONCE = 60.0
+AT_ONCE = 60.0
 """Seconds that a kind of problem may take before anything has to pass."""
 
 _SHARE = 0.05
@@ -34,7 +34,7 @@ def forget_spending() -> None:
         _spent.clear()
 
 
-def may_spend(kind: Hashable, at_once: float = _AT_ONCE) -> bool:
+def may_spend(kind: Hashable, at_once: float = AT_ONCE) -> bool:
     """Whether there is time to choose for one more problem of a kind, which may take some seconds at once."""
     found = _spent.get(kind)
     if found is None:

@@ -61,5 +61,8 @@ class FakeMemory(Memory):
     def capturing(self) -> bool:
         return self.captured
 
+    def synchronize(self, device):
+        pass
+
     def may_measure(self) -> bool:
         return not self.captured

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from attention_spec import SPEC
 
-from einops_fast import OperandError, attention, attention_backend, autotune, budget, disk_cache
+from einops_fast import OperandError, attention, attention_backend, autotune, budget, disk_cache, measuring
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.calls import GivenCall
@@ -48,6 +48,16 @@ class Fake(Implementation):
         return "result", None
 
 
+@dataclass
+class Run:
+    """What makes a call by a fake."""
+
+    way: Fake
+
+    def __call__(self):
+        self.way.run(SPEC, None)
+
+
 class FakeClock:
     """Gives the times that fakes say; may be told not to measure."""
 
@@ -57,42 +67,42 @@ class FakeClock:
     def may_measure(self):
         return self.allowed
 
-    def device_name(self, device):
+    def device_name(self):
         return "a GPU"
 
     def versions(self):
         return {"driver": "1"}
 
-    def ceilings(self, device):
+    def ceilings(self):
         return gpu_ceilings("H200")
 
     @contextmanager
-    def aside(self, device):
+    def aside(self):
         self.open = True
         yield
         self.open = False
 
     def run_of(self, way, call):
         assert call is CALL
-        return way
+        return Run(way)
 
-    def settle(self, ways, device):
+    def settle(self, runs):
         assert self.open
-        self.settled.append([way.name for way in ways])
-        for way in ways:
-            way.measured *= way.slower
+        self.settled.append([run.way.name for run in runs])
+        for run in runs:
+            run.way.measured *= run.way.slower
 
-    def seconds(self, way, device, repeat):
+    def seconds(self, run, repeat):
         assert self.open
-        way.run(SPEC, None)
-        self.calls.append(way.name)
-        return [way.measured] * repeat
+        run()
+        self.calls.append(run.way.name)
+        return [run.way.measured] * repeat
 
-    def wall_seconds(self, way, device, calls):
+    def wall_seconds(self, run, calls):
         assert self.open
-        self.queued.append(way.name)
+        self.queued.append(run.way.name)
         # Another process has the processor for a while.
-        return max(way.queueing, way.measured) * (10.0 if len(self.queued) < 6 else 1.0)
+        return max(run.way.queueing, run.way.measured) * (10.0 if len(self.queued) < 6 else 1.0)
 
 
 @pytest.fixture
@@ -102,8 +112,8 @@ def clock(monkeypatch, tmp_path):
     pytest.importorskip("torch")
     from einops_fast.backends.attention import clock as clocks
 
-    monkeypatch.setattr(clocks, "TorchClock", lambda: clock)
-    monkeypatch.setattr(measured, "_NO_WAIT", 100.0)  # fakes take seconds
+    monkeypatch.setattr(clocks, "TorchClock", lambda device: clock)
+    monkeypatch.setattr(measuring, "NO_WAIT", 100.0)  # fakes take seconds
     clear_plans()
     yield clock
     clear_plans()
@@ -218,10 +228,11 @@ def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, grad
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     call = torch_call(lse=lse, gradients=gradients)
-    run = TorchClock().run_of(Math(), call)
-    assert 0 < TorchClock().wall_seconds(run, "cpu", 3) < 10
+    clock = TorchClock("cuda:0")
+    run = clock.run_of(Math(), call)
+    assert 0 < clock.wall_seconds(run, 3) < 10
     assert len(waits) == 2
-    TorchClock().settle([run], "cpu")
+    clock.settle([run])
     assert len(waits) > 2
     assert call.arrays["q"].grad is None
 
@@ -244,7 +255,7 @@ def test_what_is_timed_is_what_a_call_does(gradients):
     call = torch_call(gradients=gradients)
     assert call.by(Short()).straight(*call.arrays.values()).sum() == 48
     seen.clear()
-    TorchClock().run_of(Short(), call)()
+    TorchClock("cuda:0").run_of(Short(), call)()
     ((given, recorded),) = seen
     assert given is not call.arrays["q"]
     assert given.data_ptr() == call.arrays["q"].data_ptr()
@@ -306,10 +317,8 @@ def test_modes(clock, offer):
 def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
     """Where the sizes of one kind of call change on and on, the prediction is taken until some time has passed."""
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    measure = measured._measure
-    monkeypatch.setattr(
-        measured, "_measure", lambda *given: (passing.append(0.7 * budget._AT_ONCE), measure(*given))[1]
-    )
+    timed = measured.time_runs
+    monkeypatch.setattr(measured, "time_runs", lambda *given: (passing.append(0.7 * budget.AT_ONCE), timed(*given))[1])
 
     def chosen(q_len):
         found = choose(replace(SPEC, q_len=q_len), "cuda:0", "auto", CALL)
@@ -448,13 +457,13 @@ def test_versions_are_of_what_is_installed(monkeypatch):
 
     monkeypatch.setattr(clocks.TorchMemory, "versions", lambda self: {})
     monkeypatch.setattr(clocks, "version", {"flash-attn-4": "4.0.0"}.__getitem__)
-    assert clocks.TorchClock().versions()["flash-attn-4"] == "4.0.0"
+    assert clocks.TorchClock("cuda:0").versions()["flash-attn-4"] == "4.0.0"
 
     def missing(name):
         raise clocks.PackageNotFoundError(name)
 
     monkeypatch.setattr(clocks, "version", missing)
-    assert "flash-attn-4" not in clocks.TorchClock().versions()
+    assert "flash-attn-4" not in clocks.TorchClock("cuda:0").versions()
 
 
 def test_the_only_one_is_not_measured(clock, offer):
@@ -479,7 +488,7 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     torch = pytest.importorskip("torch")
     from einops_fast.backends.attention.clock import TorchClock
 
-    clock = TorchClock()
+    clock = TorchClock("cuda:0")
     ran = []
     monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
     call = torch_call(dropout_p=0.5)
@@ -488,9 +497,9 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[]):
         run = clock.run_of(Math(), call)
-        assert clock.seconds(run, "cpu", 1) == [1.0]
+        assert clock.seconds(run, 1) == [1.0]
         with torch.no_grad():
-            clock.seconds(run, "cpu", 1)
+            clock.seconds(run, 1)
     assert ran == [None, None]
     assert not q.grad.any()
     assert q.grad_fn is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from einops_fast import budget, disk_cache
+from einops_fast import measuring as clocks
 
 pytest.importorskip("triton")
 torch: Any = pytest.importorskip("torch")
@@ -18,7 +19,6 @@ from fake_memory import FakeMemory  # noqa: E402
 
 from einops_fast.backends.memory import Memory  # noqa: E402
 from einops_fast.backends.triton import choice as module  # noqa: E402
-from einops_fast.backends.triton import measuring  # noqa: E402
 from einops_fast.backends.triton.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.plan_cache import clear_plans  # noqa: E402
@@ -125,7 +125,7 @@ def test_what_takes_long_is_timed_once_and_not_all_of_it(
 ) -> None:
     now = iter(range(100))
     # Every look at the clock is a second later.
-    monkeypatch.setattr(measuring, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(clocks, "perf_counter", lambda: float(next(now)))
     choose = offer(*(Way(f"way {at}", 10 + at / 10, 9 - at) for at in range(6)), library=library(10, 7))
     assert choose("array")[0] in ("library", "way 0", "way 1")
     assert memory.measured[0] == "library"
@@ -323,7 +323,7 @@ def test_time_is_up_for_ever_new_shapes(
     """Of one kind: others have time of their own, and what comes back is chosen for when some has passed."""
     measure = module.measure
     monkeypatch.setattr(
-        module, "measure", lambda *arguments: (passing.append(0.7 * budget._AT_ONCE), measure(*arguments))[1]
+        module, "measure", lambda *arguments: (passing.append(0.7 * budget.AT_ONCE), measure(*arguments))[1]
     )
     reads: list[Any] = []
     monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))

@@ -208,7 +208,7 @@ def test_time_is_up_for_ever_new_sizes(
 ) -> None:
     measure, reads = module.measure, []
     monkeypatch.setattr(
-        module, "measure", lambda *arguments: (passing.append(1.4 * budget._AT_ONCE), measure(*arguments))[1]
+        module, "measure", lambda *arguments: (passing.append(1.4 * budget.AT_ONCE), measure(*arguments))[1]
     )
     monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
     assert chosen(contest(memory, RULE, FAST, rows=1)) == "fast"

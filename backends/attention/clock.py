@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.registry import Implementation
+from einops_fast.backends.clock import DeviceClock
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch_memory import TorchMemory
 from einops_fast.backends.torch_types import is_traced
@@ -21,24 +21,19 @@ _cudnn: Any = torch.backends.cudnn
 
 __all__ = ["TorchClock"]
 
-_SETTLING = 0.15
-"""Seconds after which the clock of a device at work has fallen as far as it does, about."""
 
-_WARM_UP = 2
-"""Runs that don't count: after those of another one, caches and pools of memory aren't what they are in a loop."""
+class TorchClock(DeviceClock):
+    """The clock of a CUDA device."""
 
-
-class TorchClock:
-    """Of CUDA devices."""
-
-    def __init__(self) -> None:
-        self._memory = TorchMemory()
+    def __init__(self, device: str) -> None:
+        self._name = device
+        super().__init__(TorchMemory(), torch.device(device).index or 0)
 
     def may_measure(self) -> bool:
         return self._memory.may_measure() and not is_traced()
 
-    def device_name(self, device: str) -> str:
-        return str(torch.cuda.get_device_name(device))
+    def device_name(self) -> str:
+        return str(torch.cuda.get_device_name(self._name))
 
     def versions(self) -> dict[str, str]:
         found = {**self._memory.versions(), "cudnn": str(_cudnn.version())}
@@ -46,12 +41,12 @@ class TorchClock:
             found["flash-attn-4"] = version("flash-attn-4")
         return found
 
-    def ceilings(self, device: str) -> Ceilings:
-        return gpu_ceilings(self.device_name(device))
+    def ceilings(self) -> Ceilings:
+        return gpu_ceilings(self.device_name())
 
     @contextmanager
-    def aside(self, device: str) -> Iterator[None]:
-        with torch.random.fork_rng(devices=[torch.device(device)]), torch.cuda.device(device):
+    def aside(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[torch.device(self._name)]), torch.cuda.device(self._name):
             yield
 
     def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], None]:
@@ -75,26 +70,6 @@ class TorchClock:
                 torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
 
         return both if spec.gradients and leaves else forward
-
-    def settle(self, runs: Sequence[Callable[[], object]], device: str) -> None:
-        end = perf_counter() + _SETTLING
-        while perf_counter() < end:
-            for run in runs:
-                run()
-            torch.cuda.synchronize(device)
-
-    def seconds(self, run: Callable[[], object], device: str, repeat: int) -> list[float]:
-        return self._memory.seconds(run, torch.device(device).index or 0, repeat)
-
-    def wall_seconds(self, run: Callable[[], object], device: str, calls: int) -> float:
-        for _ in range(_WARM_UP):
-            run()
-        torch.cuda.synchronize(device)
-        began = perf_counter()
-        for _ in range(calls):
-            run()
-        torch.cuda.synchronize(device)
-        return (perf_counter() - began) / calls
 
 
 def _apart(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:

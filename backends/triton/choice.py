@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
+from einops_fast.backends.triton.measuring import circumstances, measure, works
 from einops_fast.backends.triton.reduction import ReductionTiling
 from einops_fast.backends.triton.ways import Candidate, LibraryCalls, LibraryCandidate
-from einops_fast.budget import may_spend, spending
+from einops_fast.budget import AT_ONCE
 from einops_fast.chains import products
-from einops_fast.choosing import Record, measure_once, recall
+from einops_fast.choosing import Chooser, Record
+from einops_fast.measuring import CONTRACTIONS
 from einops_fast.steps import Epilogue, Fused, Multiply
 
 __all__ = ["Choice", "chosen_run", "left_to_library"]
-
-_MARGIN = {"auto": 1.4, "always": 4.0}
-"""How many times the best kernel another one may be predicted to take and still be measured, by mode."""
 
 _LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 5.0
 """How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
@@ -43,8 +43,8 @@ launch in place of several."""
 _MOST_SMALL, _SMALL_SECONDS = 2, 10.0
 """Then so many tilings of a kernel are measured, and so many seconds taken at once by those that differ in sizes."""
 
-_ORDER_BONUS = 1.04
-"""How much faster a result in another order than C has to come, for whoever reads it next."""
+
+_seconds: Callable[[Candidate], float] = attrgetter("seconds")
 
 
 def _small(step: Fused) -> bool:
@@ -83,9 +83,8 @@ class Choice:
         self.calls = self.libraries[0].run
         self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
-        # Whether addresses are aligned of which nothing is on disk, and the kind of problem, for which time may be up.
-        self._unknown: set[bool] = set()
-        self._kind: Hashable = None
+        # By whether addresses are aligned.
+        self._choosers: dict[bool, Chooser[Candidate]] = {}
         self._run: Callable[..., Any] | None = None
         self._run_unaligned: Callable[..., Any] | None = None
         self._device = 0
@@ -118,7 +117,8 @@ class Choice:
         if not aligned and self._run_unaligned is not None:
             return self._run_unaligned
         self._device = self.memory.device(operands[0])
-        if not self.memory.may_measure() or (aligned in self._unknown and not self._in_time()):
+        chooser = self._choosers.get(aligned)
+        if not self.memory.may_measure() or (chooser is not None and chooser.waits()):
             # Nothing is chosen while a graph is being captured; the next call may do so.
             return self.calls
         with self.memory.on_device(self._device):
@@ -140,11 +140,9 @@ class Choice:
 
     def _choose(self, operands: Sequence[Any]) -> Candidate | None:
         """The way for these operands; ``None`` if that can't be known yet."""
-        dtype = self.memory.dtype(operands[0])
+        dtype, aligned = self.memory.dtype(operands[0]), self._aligned(operands)
         on = gpu_ceilings(self.memory.device_name(self._device))
         libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
-        aligned = self._aligned(operands)
-        key = self._key(dtype, aligned)
         if interpreted():
             return kernel_candidates(self.step, dtype, on, self.precision)[0]
 
@@ -154,47 +152,26 @@ class Choice:
             way = way or kernel_candidate(name, self.step, dtype, on, self.precision)
             return way if way is not None and works(way) else None
 
-        if aligned not in self._unknown:
-            record = recall(key, self.mode)
-            known = None if record is None else named(record["choice"])
-            if known is not None:
-                return known
-            self._unknown.add(aligned)
-        self._kind = _kind(self.step), dtype, self.precision, self._device
-        if not self._in_time():
-            return None
-        with spending(self._kind):
-            kernels = kernel_candidates(self.step, dtype, on, self.precision)
-            return self._found(operands, libraries, kernels, key, named)
+        @cache
+        def kernels() -> Sequence[Candidate]:
+            return kernel_candidates(self.step, dtype, on, self.precision)
 
-    def _in_time(self) -> bool:
-        if self.mode != "auto":
-            return True
-        return may_spend(self._kind, _SMALL_SECONDS) if _small(self.step) else may_spend(self._kind)
+        def near() -> Sequence[Candidate]:
+            found = self._near(kernels(), libraries)
+            return found if len(found) > 1 else ()
 
-    def _found(
-        self,
-        operands: Sequence[Any],
-        libraries: list[Candidate],
-        kernels: Sequence[Candidate],
-        key: Mapping[str, Any],
-        named: Callable[[str], Candidate | None],
-    ) -> Candidate:
-        """Return the way that is predicted to be the fastest by far, or measured to be it."""
-        near = [] if self.mode == "never" else self._near(kernels, libraries)
-        if len(near) < 2:
-            ways = sorted([*libraries, *kernels], key=lambda way: way.seconds)
-            return next(way for way in ways if works(way))
+        def predicted() -> Candidate:
+            return next(way for way in sorted([*libraries, *kernels()], key=_seconds) if works(way))
 
-        def measured() -> Record | None:
-            times = measure(near, operands, self.memory, self._device)
-            if not times:
-                return None
-            best = min(times, key=lambda way: times[way] * (1.0 if way.in_order else _ORDER_BONUS))
-            return record_of(best, near, times)
+        def measured(ways: Sequence[Candidate]) -> Record | None:
+            in_order = {way.name for way in ways if way.in_order}
+            return measure(ways, in_order, operands, self.memory, self._device, CONTRACTIONS)
 
-        record = measure_once(key, self.mode, lambda name: named(name) is not None, measured)
-        return (record and named(record["choice"])) or libraries[0]
+        kind = _kind(self.step), dtype, self.precision, self._device
+        new = Chooser[Candidate](kind, self.mode, _SMALL_SECONDS if _small(self.step) else AT_ONCE)
+        chooser = self._choosers.setdefault(aligned, new)
+        choice = chooser.choose(self._key(dtype, aligned), named, near, predicted, libraries[0], measured)
+        return choice.way if choice.final else None
 
     def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
         """Those of which one may be the fastest, by their predictions; the library where it has a chance."""
@@ -205,7 +182,7 @@ class Choice:
         for way in kernels:
             # Of each kind some: how one does against another isn't foreseen so well.
             before = [each.kind for each in near].count(way.kind)
-            margin = max(_MARGIN[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
+            margin = max(CONTRACTIONS.margin[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
             if before < self._most(way) and way.seconds <= margin * least:
                 near.append(way)
         # The library first: of what takes seconds, not all is timed.

@@ -14,17 +14,14 @@ from typing import Any, Protocol
 
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.launch import interpreted
-from einops_fast.backends.triton.measuring import circumstances, measure, record_of, works
-from einops_fast.budget import may_spend, spending
-from einops_fast.choosing import Record, measure_once, recall
+from einops_fast.backends.triton.measuring import circumstances, measure, works
+from einops_fast.choosing import Chooser, Record
+from einops_fast.measuring import ROWS
 
 __all__ = ["Call", "Contest", "Launch", "Way"]
 
 _SMALL = 8 << 20
 """Bytes of all arrays below which the rule is good enough."""
-
-_BONUS = 1.01
-"""How many times the best the rule's way may take and still be taken."""
 
 
 class Kernel(Protocol):
@@ -105,7 +102,7 @@ class Contest:
     def __init__(self, memory: Memory, device: int, call: Call, ways: Sequence[Way]) -> None:
         self.call, self.ways = call, ways
         self.chosen: Way | None = None
-        self._unknown = False  # whether it's known that nothing is on disk
+        self._chooser: Chooser[Way] | None = None
         self._memory, self._device, self._current_device = memory, device, memory.current_device
 
     def __call__(self, *arrays: Any) -> None:
@@ -133,37 +130,32 @@ class Contest:
         rule, mode = self.ways[0], self.call.mode
         if interpreted() or len(self.ways) == 1:
             return rule, True
+        if self._chooser is not None and self._chooser.waits():
+            return rule, False
         dtypes = [None if each is None else self._memory.dtype(each) for each in arrays]
-        kind = self.call.kind, *dtypes, self._device
-        in_time = mode != "auto" or may_spend(kind)
-        if self._unknown and not in_time:
-            return rule, False
-        key = self._key(dtypes)
+        if self._chooser is None:
+            self._chooser = Chooser((self.call.kind, *dtypes, self._device), mode)
         trials = {way.name: _Trial(way, self._memory, arrays) for way in self.ways}
-
-        def usable(name: str) -> bool:
-            return name in trials and works(trials[name])
-
-        known = recall(key, mode)
-        if known is not None and usable(known["choice"]):
-            return trials[known["choice"]].way, True
-        self._unknown = True
         moved = sum(each.nbytes for each in arrays if each is not None)
-        if mode == "never" or self.call.in_place or (mode == "auto" and moved < _SMALL):
-            return rule, True
-        if not in_time or not self._memory.may_measure():
-            return rule, False
+        pays = not (self.call.in_place or (mode == "auto" and moved < _SMALL))
 
-        def measured() -> Record | None:
-            times = measure(list(trials.values()), arrays, self._memory, self._device)
-            if not times:
-                return None
-            best = min(times, key=lambda each: times[each] * (1.0 if each.way is rule else _BONUS))
-            return record_of(best, list(trials.values()), times)
+        def named(name: str) -> Way | None:
+            return trials[name].way if name in trials and works(trials[name]) else None
 
-        with spending(kind):
-            record = measure_once(key, mode, usable, measured)
-        return (rule if record is None else trials[record["choice"]].way), True
+        def measured(ways: Sequence[Way]) -> Record | None:
+            return measure([trials[way.name] for way in ways], {rule.name}, arrays, self._memory, self._device, ROWS)
+
+        choice = self._chooser.choose(
+            self._key(dtypes),
+            named,
+            lambda: self.ways,
+            lambda: rule,
+            rule,
+            measured,
+            self._memory.may_measure,
+            pays=pays,
+        )
+        return choice.way, choice.final
 
     def _key(self, dtypes: Sequence[str | None]) -> dict[str, Any]:
         return {

@@ -71,7 +71,7 @@ def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None =
     from einops_fast.attention.measured import choose_by_time
     from einops_fast.backends.attention.clock import TorchClock
 
-    return choose_by_time(answers, spec, device, mode, call, TorchClock())
+    return choose_by_time(answers, spec, device, mode, call, TorchClock(device))
 
 
 def _unless_refused(answer: Implementation | str, spec: AttentionSpec, inputs: AttentionInputs) -> Implementation | str:
