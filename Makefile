@@ -1,7 +1,7 @@
 # make test     lint, type-check and test
 # make coverage test with branch coverage, into htmlcov; ARGS='...' goes to pytest
 # make profile  measure einsum on this machine; ARGS='...' goes to the profiler
-# make report   make the tables of README and docs, the plots and a page from the kept results
+# make report   make the tables of README, the reference, the plots and a page from kept results and docstrings
 # make clean    remove everything that these made
 #
 # All work in .venv, made from PYTHON on first use and remade when the requirements change.

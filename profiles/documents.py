@@ -1,7 +1,7 @@
-"""The tables of README and docs, made from kept results: ``make report``.
+"""The made parts of README and docs, from kept results and from docstrings: ``make report``.
 
-A document has a pair of comments around each, ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``; what stands
-between them is made here, and a test says when it isn't up to date.
+A document has a pair of comments around each, ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, or
+``reference`` in place of ``results``; what stands between them is made here, and a test says when it isn't up to date.
 
 ``python -m einops_fast.profiles.documents`` writes them anew, draws the plots of the kept results, and puts all
 results on one page, ``profiles/results/report.html``.
@@ -16,19 +16,24 @@ from einops_fast.profiles.html_report import html_page
 from einops_fast.profiles.results import RESULTS, ROOT, read_result
 from einops_fast.profiles.sections_cases import CASES, kept_files
 from einops_fast.profiles.sections_einsum import EINSUM
+from einops_fast.profiles.sections_reference import REFERENCE
+from einops_fast.profiles.sections_results import FURTHER
 
 __all__ = ["DOCUMENTS", "SECTIONS", "updated"]
 
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 """Where sections may stand."""
 
 DRAWN = ("contraction-nvidia-h200",)
 """The results whose plots are kept beside them."""
 
-SECTIONS = {**EINSUM, **CASES}
-"""What makes each section, by name."""
+SECTIONS = {
+    **{f"results:{name}": make for name, make in {**EINSUM, **CASES, **FURTHER}.items()},
+    **{f"reference:{name}": make for name, make in REFERENCE.items()},
+}
+"""What makes each section, by the name that stands in its comments."""
 
-_MARKED = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results:\2 -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- ((?:results|reference):[\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def updated(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Sections of docs about attention and the operators: a table of all cases per device and dtype."""
+"""Sections about attention and the operators: the losses and layers in short, and the plots of all cases."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from einops_fast.profiles.attention_ways import OURS as ATTENTION
-from einops_fast.profiles.attention_ways import WAYS
-from einops_fast.profiles.case_tables import best_over_ours, by_case, gigabytes, megabytes, number, teraflops
+from einops_fast.profiles.case_tables import megabytes
 from einops_fast.profiles.ops_cases import FAMILIES
-from einops_fast.profiles.ops_tables import backward_alone, in_order, of_floor
+from einops_fast.profiles.ops_tables import in_order
 from einops_fast.profiles.ops_ways import OURS as OPERATOR
-from einops_fast.profiles.ops_ways import WAYS as OPERATORS
 from einops_fast.profiles.records import Row
 from einops_fast.profiles.report import geomean, markdown_table, milliseconds, ratio
 from einops_fast.profiles.results import RESULTS, read_result
@@ -33,81 +30,6 @@ def _by_device_and_dtype(study: str, told: Callable[[str, str, Sequence[Row]], s
             groups.setdefault((result.device, row.dtype), []).append(row)
     texts = [told(device, dtype, rows) for (device, dtype), rows in groups.items()]
     return "\n\n".join(texts) or f"No result is kept yet: `python -m einops_fast.profiles {study}` measures."
-
-
-def _attention() -> str:
-    """Throughput of every way, forward / forward and backward, per device and dtype."""
-    return _by_device_and_dtype("attention", _attention_of)
-
-
-def _attention_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
-    both = [by_case([row for row in rows if row.backward is backward]) for backward in (False, True)]
-    ways = [name for name in WAYS if any(row.what == name and row.seconds for row in rows)]
-    cells = []
-    for case in dict.fromkeys(row.case for row in rows):
-        found = [cases[case] for cases in both if case in cases]
-        ours = [each[ATTENTION] for each in found if ATTENTION in each]
-        cells.append(
-            (
-                f"`{case}`",
-                next(row.sizes for row in rows if row.case == case),
-                *(" / ".join(number(teraflops(each.get(way))) for each in found) for way in ways),
-                " / ".join(f"{1 / row.to_best:.2f}" if row.to_best else "–" for row in ours),
-                " / ".join(row.chosen or "–" for row in ours),
-                " / ".join(f"{row.floor / row.seconds:.0%}" if row.floor and row.seconds else "–" for row in ours),
-            )
-        )
-    head = (
-        "case",
-        "batch×heads×positions×features",
-        *(f"`{way}`" for way in ways),
-        "best peer / ours",
-        "ours is",
-        "of the roofline",
-    )
-    return f"{device}, {dtype}, TFLOP/s, forward / forward and backward:\n\n{markdown_table(head, cells)}"
-
-
-def _ops() -> str:
-    """Per device and dtype how near ours comes to the device's copy or GEMM, and how the others compare."""
-    return _by_device_and_dtype("ops", _ops_of)
-
-
-def _ops_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
-    forward, both = (by_case([row for row in in_order(rows) if row.backward is backward]) for backward in (False, True))
-    alone = {row.key: row for row in rows if not row.backward}
-    ways = [name for name in OPERATORS if any(row.what == name and row.seconds for row in rows)]
-    cells = []
-    for case in dict.fromkeys([*forward, *both]):
-        found = [cases[case] for cases in (forward, both) if case in cases]
-        some = next(iter(found[0].values()))
-        ours = both.get(case, {}).get(OPERATOR)
-        shares = [of_floor(forward.get(case, {}).get(OPERATOR)), backward_alone(ours, alone)[1]]
-        unit = "TFLOP/s" if some.flops else "GB/s"
-        rate = teraflops if some.flops else gigabytes
-        cells.append(
-            (
-                f"`{case}`",
-                some.sizes,
-                unit,
-                *(" / ".join(number(rate(each.get(way))) for each in found) for way in ways),
-                " / ".join("–" if share is None else f"{share:.0%}" for share in shares),
-                " / ".join(ratio(best_over_ours(each.get(OPERATOR))) for each in found),
-                " / ".join(megabytes(each.get(OPERATOR)) for each in found),
-                " / ".join(megabytes(each.get("native")) for each in found),
-            )
-        )
-    head = (
-        "case",
-        "shape",
-        "unit",
-        *(f"`{way}`" for way in ways),
-        "ours of copy or GEMM, forward / backward alone",
-        "best peer / ours",
-        "ours peak MB",
-        "native peak MB",
-    )
-    return f"{device}, {dtype}, forward / forward and backward:\n\n{markdown_table(head, cells)}"
 
 
 def _ops_in_short() -> str:
@@ -144,14 +66,12 @@ def _ops_in_short_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
 def _plots(study: str) -> str:
     """The plots that lie beside the kept results of a study."""
     names = [path.name for file in kept_files(study) for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
-    images = [f"![{name.removesuffix('.svg')}](../profiles/results/{name})" for name in dict.fromkeys(names)]
+    images = [f"![{name.removesuffix('.svg')}]({name})" for name in dict.fromkeys(names)]
     return "\n\n".join(images) or "No result is kept yet."
 
 
 CASES: dict[str, Callable[[], str]] = {
-    "attention": _attention,
     "attention-plots": partial(_plots, "attention"),
-    "ops": _ops,
     "ops-in-short": _ops_in_short,
     "ops-plots": partial(_plots, "ops"),
 }

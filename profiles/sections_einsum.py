@@ -1,9 +1,9 @@
-"""Sections of README and docs about einsum: the three problems of the issue, many contractions, the host's time."""
+"""Sections about einsum: the three problems of the issue, many contractions, the host's time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from einops_fast.profiles.contraction_tables import BEHIND, OURS
 from einops_fast.profiles.peers import NATIVE
@@ -11,16 +11,17 @@ from einops_fast.profiles.records import Row
 from einops_fast.profiles.report import geomean, markdown_table
 from einops_fast.profiles.results import RESULTS, Result, read_result
 
-__all__ = ["EINSUM"]
+__all__ = ["EINSUM", "GPU", "ON_GPU", "digits", "kept", "right"]
 
 NAMES = {"numpy": "NumPy", "torch": "torch", "mxnet": "MXNet", "cupy": "CuPy"}
 
 
-def _kept(name: str) -> Result:
+def kept(name: str) -> Result:
+    """A kept result."""
     return read_result(RESULTS / f"{name}.json")
 
 
-def _right(rows: Sequence[Row], **wanted: object) -> dict[str, Row]:
+def right(rows: Sequence[Row], **wanted: object) -> dict[str, Row]:
     """The rows with these values by case, without those that failed."""
     return {
         row.case: row
@@ -33,7 +34,7 @@ def _right(rows: Sequence[Row], **wanted: object) -> dict[str, Row]:
 
 
 def _issue() -> str:
-    result = _kept("einsum-amd-epyc-threads-1")
+    result = kept("einsum-amd-epyc-threads-1")
     head = (
         "framework",
         "problem",
@@ -46,20 +47,20 @@ def _issue() -> str:
     cells = []
     for framework in ("mxnet", "torch", "numpy"):
         ways = {
-            what: _right(result.measured, framework=framework, what=what, backward=False)
+            what: right(result.measured, framework=framework, what=what, backward=False)
             for what in ("einsum", "no_einsum", OURS, "patched")
         }
         for case, native in ways["einsum"].items():
             times = [_milliseconds(ways[what][case].seconds) for what in ways]
             problem = f"{case.removeprefix('mx')} `{native.equation}`"
-            cells.append((_versioned(result, framework), problem, *times, _digits(ways[OURS][case].speedup or 0.0)))
+            cells.append((_versioned(result, framework), problem, *times, digits(ways[OURS][case].speedup or 0.0)))
     return markdown_table(head, cells)
 
 
 def _issue_on_two_threads() -> str:
-    rows = _kept("einsum-amd-epyc-threads-2").measured
-    ours = _right(rows, framework="mxnet", what=OURS, backward=False)
-    *others, last = (_digits(row.speedup or 0.0) for row in ours.values())
+    rows = kept("einsum-amd-epyc-threads-2").measured
+    ours = right(rows, framework="mxnet", what=OURS, backward=False)
+    *others, last = (digits(row.speedup or 0.0) for row in ours.values())
     told = f"{', '.join(others)} and {last}"
     return f"With two threads MXNet's own einsum gets faster by almost two and the ratios are {told}."
 
@@ -67,49 +68,10 @@ def _issue_on_two_threads() -> str:
 # Many contractions
 
 
-CPU, GPU = "contraction-intel-r-xeon-r-processor-threads-2", "contraction-nvidia-h200"
-CUPY = "contraction-cupy-nvidia-h200"
+GPU = "contraction-nvidia-h200"
 
 ON_GPU = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32 (no TF32)"}
 """What each dtype that is measured there is called."""
-
-
-def _contractions() -> str:
-    """Native time over ours, per framework, device and dtype."""
-    places = (
-        (
-            "NumPy, 2 CPU threads, float32",
-            "the better of `np.einsum(optimize=True)` and opt_einsum",
-            CPU,
-            "numpy",
-            "float32",
-        ),
-        ("torch, 2 CPU threads, float32", "`torch.einsum`", CPU, "torch", "float32"),
-        ("torch, 2 CPU threads, bfloat16", "`torch.einsum`", CPU, "torch", "bfloat16"),
-        *((f"torch, H200, {told}", "`torch.einsum`", GPU, "torch", dtype) for dtype, told in ON_GPU.items()),
-        *((f"CuPy, H200, {ON_GPU[dtype]}", "`cupy.einsum`", CUPY, "cupy", dtype) for dtype in ("float16", "float32")),
-    )
-    cells = []
-    for where, against, name, framework, dtype in places:
-        rows = [row for row in _kept(name).measured if (row.framework, row.dtype) == (framework, dtype)]
-        ours = _right(rows, what=OURS, backward=False)
-        if framework == "numpy":
-            values = _over_best(ours, rows)
-        else:
-            values = {case: row.speedup for case, row in ours.items() if row.speedup is not None}
-        worst, best = (pick(values, key=lambda case: values[case]) for pick in (min, max))
-        told = [f"{_digits(values[case], 1 if values[case] >= 3.95 else 2)} (`{case}`)" for case in (worst, best)]
-        cells.append((where, against, f"{geomean(values.values()):.2f}", *told))
-    return markdown_table(("where", "against", "geometric mean", "worst", "best"), cells)
-
-
-def _over_best(ours: Mapping[str, Row], rows: Sequence[Row]) -> dict[str, float]:
-    """By case, the median time of the fastest of the others over that of ours."""
-    others: dict[str, float] = {}
-    for row in rows:
-        if row.what != OURS and row.seconds is not None and not row.backward:
-            others[row.case] = min(others.get(row.case, row.seconds), row.seconds)
-    return {case: others[case] / row.seconds for case, row in ours.items() if row.seconds and case in others}
 
 
 FLOORED = {
@@ -123,15 +85,15 @@ FLOORED = {
 
 def _floors() -> str:
     """Time over floor of all implementations, in the cases of two operands."""
-    rows = [row for row in _kept(GPU).measured if row.equation.count(",") == 1]
+    rows = [row for row in kept(GPU).measured if row.equation.count(",") == 1]
     cells = []
     for dtype, told in ON_GPU.items():
         ratios = []
         for what in FLOORED:
-            found = _right(rows, dtype=dtype, what=what, backward=False).values()
+            found = right(rows, dtype=dtype, what=what, backward=False).values()
             ratios.append([(row.seconds or 0.0) / row.floor for row in found if row.floor])
         values = (geomean(each) if each else None for each in ratios)
-        cells.append((told, *("–" if value is None else _digits(value, 2 if value < 10 else 1) for value in values)))
+        cells.append((told, *("–" if value is None else digits(value, 2 if value < 10 else 1) for value in values)))
     return markdown_table(("", *FLOORED.values()), cells)
 
 
@@ -145,7 +107,7 @@ def _engine() -> str:
         f"over {BEHIND - 1:.0%} behind it": [],
     }
     for dtype in ON_GPU:
-        ours = _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=False)
+        ours = right(kept(GPU).measured, dtype=dtype, what=OURS, backward=False)
         floors = {case: (row.seconds or 0.0) / row.floor for case, row in ours.items() if row.floor}
         best = {case: row.to_best for case, row in ours.items() if row.to_best is not None}
         worst = max(floors, key=lambda case: floors[case])
@@ -166,7 +128,7 @@ def _engine() -> str:
 
 def _backward() -> str:
     """Of the cases that models are trained through."""
-    found = {dtype: _right(_kept(GPU).measured, dtype=dtype, what=OURS, backward=True) for dtype in ON_GPU}
+    found = {dtype: right(kept(GPU).measured, dtype=dtype, what=OURS, backward=True) for dtype in ON_GPU}
     half, brain, single = (
         geomean(1 / row.speedup for row in rows.values() if row.speedup is not None) for rows in found.values()
     )
@@ -190,7 +152,7 @@ def _overhead() -> str:
     )
     cells = []
     for where, name, framework, product in places:
-        rows = {(row.case, row.what): row.seconds for row in _kept(name).measured if row.framework == framework}
+        rows = {(row.case, row.what): row.seconds for row in kept(name).measured if row.framework == framework}
         keys = [("tiny", what) for what in (f"{framework}.einsum", product, OURS, "contract_expression")]
         times = [rows[key] for key in (*keys, ("first call", OURS))]
         cells.append((where, *("–" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in times)))
@@ -213,7 +175,7 @@ def _milliseconds(seconds: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _digits(value: float, decimals: int | None = None) -> str:
+def digits(value: float, decimals: int | None = None) -> str:
     """A ratio with three digits, and without zeros at its end that say nothing."""
     if decimals is not None:
         return f"{value:.{decimals}f}"
@@ -228,7 +190,6 @@ def _in_words(number: int) -> str:
 EINSUM: dict[str, Callable[[], str]] = {
     "issue": _issue,
     "issue-on-two-threads": _issue_on_two_threads,
-    "contractions": _contractions,
     "floors": _floors,
     "engine": _engine,
     "backward": _backward,

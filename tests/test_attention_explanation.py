@@ -120,6 +120,6 @@ def test_the_table_in_the_documentation_is_what_the_implementations_say():
     pytest.importorskip("torch")
     from einops_fast.attention.features import feature_table
 
-    text = (Path(__file__).parents[1] / "docs" / "attention.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "attention.md").read_text(encoding="utf-8")
     table = feature_table()
     assert table in text, "update the table with: python -m einops_fast.attention.features"

@@ -485,8 +485,9 @@ assert "transformers" not in sys.modules
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True)
 
 
-def test_document() -> None:
-    document = Path(__file__).parents[1] / "docs" / "modules.md"
+@pytest.mark.parametrize("name", ["tutorial/models.md", "reference/nn.md"])
+def test_document(name: str) -> None:
+    document = Path(__file__).parents[1] / "docs" / name
     done = doctest.testfile(str(document), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert done.attempted > 10
+    assert done.attempted > 5
     assert done.failed == 0

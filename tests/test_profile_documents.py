@@ -1,4 +1,4 @@
-"""The tables of README and docs are those of the kept results; results of any age can be read."""
+"""README and docs say what kept results, docstrings and folders say; results of any age can be read."""
 
 import doctest
 import json
@@ -13,10 +13,14 @@ from einops_fast.profiles import documents, sections_einsum
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.extra_cases import FAMILIES
 from einops_fast.profiles.records import ALL, Ceiling, Row, skipped
-from einops_fast.profiles.results import RESULTS, Result, read_result
+from einops_fast.profiles.results import RESULTS, ROOT, Result, read_result
+
+every_document = pytest.mark.parametrize(
+    "path", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 
 
-@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
+@every_document
 def test_document_is_up_to_date(path):
     text = path.read_text("utf-8")
     assert documents.updated(text) == text, "run: make report"
@@ -24,8 +28,57 @@ def test_document_is_up_to_date(path):
 
 def test_every_section_stands_somewhere():
     text = "".join(path.read_text("utf-8") for path in documents.DOCUMENTS)
-    assert set(re.findall(r"<!-- results:([\w-]+) -->", text)) == documents.SECTIONS.keys()
-    assert len(re.findall("<!-- results:", text)) == len(re.findall("<!-- /results:", text))
+    begun, ended = (sorted(re.findall(rf"<!-- {mark}((?:results|reference):[\w-]+) -->", text)) for mark in ("", "/"))
+    assert begun == ended
+    assert set(begun) == documents.SECTIONS.keys()
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+# Links and paths
+
+
+def headings(path):
+    """The anchors of a document, as GitHub makes them of its headings."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+def broken_links(path):
+    """The relative links that lead to no file, or to no heading of a document."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"\w+:", target):
+            name, _, anchor = target.partition("#")
+            file = path.parent / name if name else path
+            if not file.exists() or (anchor and anchor not in headings(file)):
+                yield target
+
+
+@every_document
+def test_links_lead_somewhere(path):
+    assert not list(broken_links(path))
+
+
+def test_a_broken_link_is_found(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(
+        "# `A` title\n[a](page.md#a-title) [b](#no) [c](none.md) [d](https://x.org/none)\n```\n[e](f)\n```\n"
+    )
+    assert list(broken_links(path)) == ["#no", "none.md"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda path: path.stem)
+def test_design_names_files_that_are_there(path):
+    named = re.findall(r"`((?:einops_fast|backends|profiles|tests)/[\w/]+(?:\.py)?)`", path.read_text("utf-8"))
+    assert named
+    # A checkout has the folders beside the package, an sdist in it.
+    assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "einops_fast" / name).exists()] == []
 
 
 def test_a_section_is_what_was_measured(monkeypatch):
@@ -36,11 +89,10 @@ def test_a_section_is_what_was_measured(monkeypatch):
         rows = [Row(**{**row.to_dict(), "seconds": 2 * row.seconds}) if row.seconds else row for row in result.rows]
         return Result(**{each.name: getattr(result, each.name) for each in fields(result)} | {"rows": tuple(rows)})
 
-    before = documents.SECTIONS["overhead"]()
+    before = documents.SECTIONS["results:overhead"]()
     monkeypatch.setattr(sections_einsum, "read_result", slower)
-    numbers, doubled = (
-        [float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, documents.SECTIONS["overhead"]())
-    )
+    after = documents.SECTIONS["results:overhead"]()
+    numbers, doubled = ([float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, after))
     assert doubled == pytest.approx([2 * number for number in numbers], abs=0.11)
 
 
