@@ -97,6 +97,30 @@ def test_an_operand_that_begins_anywhere_is_refused() -> None:
     assert fa4.Fa4().refuses(spec, AttentionInputs(even, even, even)) is None
 
 
+def test_a_later_operand_that_begins_anywhere_is_copied(monkeypatch: Any) -> None:
+    """The choice was for calls of this kind, some of whose operands begin at multiples and some elsewhere."""
+    seen = []
+
+    def spy(q: Any, k: Any, v: Any, *others: Any, **options: Any) -> Any:
+        seen.append([each.data_ptr() % 16 for each in (q, k, v)])
+        return native(q, k, v, *others, **options)
+
+    native = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(sdpa, "native", spy)
+    monkeypatch.setattr(sdpa, "sdpa_kernel", lambda backend: nullcontext())
+    monkeypatch.setattr(sdpa.Efficient, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(sdpa.Efficient, "supports", lambda self, spec, device: self.lacks(spec))
+    monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: None)
+    long = torch.randn(2 * 4 * 16 * 64 + 1)
+    odd, even = long[1:].view(2, 4, 16, 64).requires_grad_(), long[:-1].view(2, 4, 16, 64)
+    with attention_backend("efficient"):
+        for operands in ((even, even, even), (odd, even, odd)):
+            found = attention(*operands, layout="bhsd")
+            torch.testing.assert_close(found, native(*operands))
+    assert torch.autograd.grad(found.sum(), odd)[0].any()
+    assert seen == [[0, 0, 0]] * 2
+
+
 # ---- while a compiler traces
 
 
@@ -181,6 +205,23 @@ def test_torch_goes_on_to_what_attention_backend_allows(on_gpu: Any) -> None:
 # ---- tensors without values
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_mask_without_values_is_not_kept(monkeypatch: Any) -> None:
+    monkeypatch.setattr(flex.Flex, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(flex.Flex, "function", lambda self: flex.flex_attention)
+
+    def call() -> Any:
+        clear_plans()
+        q = torch.ones(1, 2, 24, 16)
+        with attention_backend("flex"):
+            return attention(q, q, q, layout="bhsd", causal=True)
+
+    flex._kept_mask.cache_clear()
+    with FakeTensorMode():
+        assert call().shape == (1, 2, 24, 16)
+    torch.testing.assert_close(call(), torch.ones(1, 2, 24, 16))
+
+
 @pytest.mark.parametrize("allowed", [None, "triton", "fa4"])
 def test_tensors_without_values_are_neither_timed_nor_asked_for_addresses(
     on_gpu: Any, monkeypatch: Any, allowed: str | None
@@ -190,7 +231,7 @@ def test_tensors_without_values_are_neither_timed_nor_asked_for_addresses(
     for module, name, value in (
         (devices, "_capability", lambda device: (9, 0)),
         (fa4, "_INSTALLED", True),
-        (clock.TorchClock, "device_name", lambda self, device: "NVIDIA H100"),
+        (clock.TorchClock, "device_name", lambda self: "NVIDIA H100"),
         (clock.TorchClock, "run_of", None),
     ):
         monkeypatch.setattr(module, name, value)

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.four_axes import FourAxes, OnFourAxes
+from einops_fast.backends.torch_types import is_traced
 from einops_fast.backends.triton_support import installed_version
 
 __all__ = ["Flex"]
@@ -147,7 +148,9 @@ def _block_mask(spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes, q_
     if spec.mask is None and not spec.segments:
         if not spec.causal and spec.window == (None, None):
             return None
-        return _fixed_mask(spec.causal, spec.window, _shift(spec), q_len, kv_len, device)
+        # Of tensors without values, a mask has none either: it isn't for other calls.
+        make = _fixed_mask if is_traced() else _kept_mask
+        return make(spec.causal, spec.window, _shift(spec), q_len, kv_len, device)
     band = _band(spec.causal, spec.window, _shift(spec))
     mask = None if inputs.mask is None else axes.scores(inputs.mask)
     q_segments = kv_segments = None
@@ -191,11 +194,13 @@ def _near(found: Any, ahead: Any, causal: bool, window: tuple[int | None, int | 
     return found
 
 
-@lru_cache(maxsize=256)
 def _fixed_mask(
     causal: bool, window: tuple[int | None, int | None], shift: int, q_len: int, kv_len: int, device: str
 ) -> Any:
     return create_block_mask(_band(causal, window, shift), None, None, q_len, kv_len, device)
+
+
+_kept_mask = lru_cache(maxsize=256)(_fixed_mask)
 
 
 def _packed_mask(spec: AttentionSpec, q_ends: Any, kv_ends: Any, q_len: int, kv_len: int) -> _Modifier:

@@ -22,7 +22,7 @@ from einops_fast.tracing import is_tracing
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
 
-__all__ = ["ALIGNED", "FourAxes", "OnFourAxes", "four_axes", "odd_addresses", "odd_strides"]
+__all__ = ["ALIGNED", "FourAxes", "OnFourAxes", "aligned", "four_axes", "odd_addresses", "odd_strides"]
 
 ALIGNED = 16
 """Bytes that libraries read at a time: addresses and strides of q, k and v are to be multiples."""
@@ -171,6 +171,21 @@ def odd_strides(spec: AttentionSpec) -> bool:
 def odd_addresses(inputs: AttentionInputs) -> bool:
     """Whether q, k or v doesn't begin at a multiple of :data:`ALIGNED` bytes; tensors without memory do."""
     return any(type(each) in PLAIN and each.data_ptr() % ALIGNED for each in (inputs.q, inputs.k, inputs.v))
+
+
+def aligned(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays, those that begin elsewhere than at a multiple of :data:`ALIGNED` bytes as copies.
+
+    Who was chosen for calls of a kind gets all later ones, whose arrays may begin anywhere.
+    """
+    bits = 0
+    for each in arrays:  # in one go: every call comes through here
+        if type(each) not in PLAIN:
+            return arrays
+        bits |= each.data_ptr()
+    if not bits % ALIGNED:
+        return arrays
+    return tuple([each.clone() if each.data_ptr() % ALIGNED else each for each in arrays])
 
 
 class OnFourAxes(Implementation):

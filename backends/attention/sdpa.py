@@ -17,7 +17,14 @@ from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.attention.cpu_gradients import native
 from einops_fast.backends.attention.devices import capability, has_cudnn
-from einops_fast.backends.attention.four_axes import ALIGNED, FourAxes, OnFourAxes, odd_addresses, odd_strides
+from einops_fast.backends.attention.four_axes import (
+    ALIGNED,
+    FourAxes,
+    OnFourAxes,
+    aligned,
+    odd_addresses,
+    odd_strides,
+)
 from einops_fast.tracing import is_tracing, known
 
 __all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
@@ -61,11 +68,15 @@ class Sdpa(OnFourAxes):
         return partial(self._call, spec, axes)
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        q, k, v = self._operands(inputs, axes)
         mask, causal, allowed = self._mask(spec, inputs, axes)
         run = self._native(spec)
         result = run(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
         return self._finished(axes.back(result), allowed), None
+
+    def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
+        """q, k and v with four axes."""
+        return axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
 
     def _is_plain(self, spec: AttentionSpec) -> bool:
         """Whether no mask has to be made."""
@@ -173,6 +184,10 @@ class _OnGpu(Sdpa):
         can = getattr(_cuda, f"can_use_{self.name}_attention")(parameters, False)
         return None if can else "torch says that it can't be used for these tensors"
 
+    def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
+        found = super()._operands(inputs, axes)
+        return found if is_tracing() else aligned(*found)
+
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if is_tracing():
             # Nobody can ask torch now whether the library takes these tensors: torch goes on to the next one where not.
@@ -231,8 +246,7 @@ class Flash(_OnGpu):
             return super()._call(spec, axes, inputs)
         # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
         result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v), spec.dropout_p, spec.causal, False,
-            scale=spec.scale,
+            *self._operands(inputs, axes), spec.dropout_p, spec.causal, False, scale=spec.scale
         )  # fmt: skip
         return axes.back(result), axes.back(lse) if spec.lse else None
 
@@ -312,7 +326,7 @@ class Cudnn(_WithMask):
         options = None, spec.gradients, spec.dropout_p, spec.causal, False
 
         def run(q: Any, k: Any, v: Any) -> Any:
-            return operator(q, k, v, *options, scale=spec.scale)[0]
+            return operator(*aligned(q, k, v), *options, scale=spec.scale)[0]
 
         return run
 
