@@ -29,10 +29,14 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
             "ShapeError",
             "OperandError",
             "__version__",
-        )
+        ),
+        "einops_fast.explanation": ("Explanation",),
+        "einops_fast.profile_table": ("Profile",),
+        "einops_fast.plan_cache": ("clear_plans",),
     },
     "attention": {
         "einops_fast": ("attention", "scaled_dot_product_attention", "explain_attention", "attention_backend"),
+        "einops_fast.attention.explanation": ("AttentionExplanation",),
         "einops_fast.attention.memory": ("score_memory",),
         "einops_fast.attention.registry": ("register_implementation", "registered_implementations", "Implementation"),
     },
@@ -102,10 +106,12 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
         yield "**Attributes**"
         yield "\n".join(fields)
     for name, method in made.items():
-        if (not name.startswith("_") or name == "__call__") and ast.get_docstring(method):
+        docstring = ast.get_docstring(method) or ""
+        is_property = "property" in map(ast.unparse, method.decorator_list)
+        if (not name.startswith("_") or name == "__call__") and (docstring or is_property):
             yield f"#### `{node.name}.{name}`"
-            if "property" in map(ast.unparse, method.decorator_list):
-                yield _markdown(ast.get_docstring(method) or "")
+            if is_property:
+                yield f"`{ast.unparse(method.returns)}`{_dash(docstring)}" if method.returns else _markdown(docstring)
             else:
                 yield from _function(method, bound=True)
 

@@ -48,6 +48,10 @@ class Pair:
     def total(self) -> int:
         """The sum."""
 
+    @property
+    def size(self) -> int:
+        return 2
+
     def undocumented(self) -> None: ...
 '''
 
@@ -86,7 +90,11 @@ Change places.
 
 #### `Pair.total`
 
-The sum.
+`int`: The sum.
+
+#### `Pair.size`
+
+`int`
 
 ### `ShapeError`
 
