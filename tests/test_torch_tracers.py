@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched  # noqa: E402
+from einops_fast.attention import attend  # noqa: E402
 
 CASES = [
     ("ijk,jk->i", [(2, 3, 4), (3, 4)]),
@@ -115,3 +116,33 @@ def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
 
     with pytest.raises(OperandError, match=r"torch\.fx\.wrap"):
         torch.fx.symbolic_trace(Module())
+
+
+def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    choose = attend.choose
+    monkeypatch.setattr(
+        attend, "choose", lambda *given, quiet=False: asked.append(quiet) or choose(*given, quiet=quiet)
+    )
+    q, other = torch.randn(2, 3, 5, 4), torch.randn(3, 3, 7, 4)
+    for causal in (False, True):
+
+        def call(q: Any, causal: bool = causal) -> Any:
+            return attention(q, q, q, layout="bhsd", causal=causal)
+
+        traced = torch.jit.trace(call, (q,), check_trace=False)
+        torch.testing.assert_close(traced(other), call(other))
+    assert asked[0] is asked[-2] is True
+    assert asked[-1] is False
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_jit_records_attention_on_a_gpu(causal: bool) -> None:
+    q, other = (torch.randn(batch, 4, length, 32, device="cuda") for batch, length in ((2, 64), (3, 100)))
+
+    def call(q: Any) -> Any:
+        return attention(q, q, q, layout="bhsd", causal=causal)
+
+    traced = torch.jit.trace(call, (q,), check_trace=False)
+    torch.testing.assert_close(traced(other), call(other), rtol=1e-3, atol=1e-3)

@@ -266,10 +266,12 @@ class _Call:
         """What does the call, and its result; it's kept for the next one, unless that may be done otherwise."""
         spec, device = self.plan.spec, self.plan.device
         call = GivenCall(self.plan, arrays)
+        # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
+        recorded = get_backend(spec.framework).is_recording()
         refusal: RuntimeError | None = None
         while True:
             try:
-                decision = choose(spec, device, circumstances[1], call)
+                decision = choose(spec, device, circumstances[1], call, quiet=recorded)
             except OperandError:
                 if refusal is None:
                     raise

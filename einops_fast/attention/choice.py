@@ -45,7 +45,7 @@ def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None =
         device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
         call: the first one; without it nothing is measured.
-        quiet: a compiler traces the call: nothing is predicted, measured or read from disk.
+        quiet: a compiler traces the call, or torch records it: nothing is predicted, measured or read from disk.
 
     Raises:
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.

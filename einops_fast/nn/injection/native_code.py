@@ -34,6 +34,8 @@ _look_ups: dict[Any, tuple[_LookUp, ...]] = {}
 # Packages whose code is known; ours is in the place of theirs while it is patched in.
 _KNOWN, _OURS = ("torch", "transformers"), "einops_fast"
 
+_COMPARED = (ModuleType, bool, int, float, str, type(None))
+
 
 def foreign_code(kind: Any) -> str | None:
     """Name what isn't torch's or transformers' own among the code that a class or a function runs; ``None`` if all is.
@@ -57,7 +59,9 @@ def foreign_code(kind: Any) -> str | None:
         inner = _unwrapped(value)[-1]
         if isinstance(inner, FunctionType) and inner.__module__ == kind.__module__:
             pending += _read_by(inner, holder)
-    _look_ups[kind] = tuple([_LookUp(*key, value) for key, value in found.items()])
+    # What is neither called nor a plain value (a logger) changes nothing, and compilers may not follow a comparison.
+    matter = {key: value for key, value in found.items() if callable(value) or isinstance(value, _COMPARED)}
+    _look_ups[kind] = tuple([_LookUp(*key, value) for key, value in matter.items()])
     return None
 
 
