@@ -47,6 +47,8 @@ class Backend(ABC):
     name: str
     #: Top-level module of the framework; the backend wakes when it is in ``sys.modules``.
     module: str
+    #: Loops that take ``(equation, *arrays)``, if few elements, in less time than a plan is looked up in.
+    loops: Callable[..., Any] | None = None
 
     @abstractmethod
     def owns(self, array_type: type) -> bool:
@@ -138,6 +140,16 @@ class Backend(ABC):
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
         """Whether users of the framework's own einsum may rely on it that this result lies in C order."""
         return False
+
+    def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
+        """Return the axes of the framework's own result, slowest first, or none where users don't rely on their order.
+
+        Args:
+            equation: as the framework reads it.
+            operands: the arrays.
+            optimize: the framework is asked to choose an order of contraction.
+        """
+        return ()
 
     def answer(self, rank: int) -> Run | None:
         """What is done last to a result of this rank; ``None`` for nothing."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from numbers import Number
 from string import ascii_letters
 from typing import Any
 
 import numpy as np
 
-from einops_fast.backends.base import Run
+from einops_fast.backends.base import Likeness, Run
 from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.ndarray import NdarrayBackend
@@ -18,6 +19,7 @@ from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.foreign import refuse_foreign
 from einops_fast.layout import contiguous_strides
+from einops_fast.small_calls import FIRST_OF_OTHERS, own_loops
 from einops_fast.steps import Cast, Multiply, Native, Step, Sum
 from einops_fast.target import Numerics, Target
 
@@ -26,9 +28,8 @@ __all__ = ["NumpyBackend"]
 # Before version 2, a scalar has the smallest dtype that holds its value.
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
-
-_FIRST_OF_OTHERS = 256
-"""The least number of a dtype that another package has registered, such as ml_dtypes; NumPy's own have less."""
+_FEW_LABELS = 12
+"""The most labels for which a contraction of two elements along each takes no time."""
 
 
 class NumpyBackend(NdarrayBackend):
@@ -36,10 +37,12 @@ class NumpyBackend(NdarrayBackend):
 
     name = "numpy"
     module = "numpy"
+    loops: Callable[..., Any]
 
     def __init__(self) -> None:
         super().__init__(np, np.einsum)
         self.matmul, self.multiply_arrays = _quiet(np.matmul), _quiet(np.multiply)
+        self.loops = own_loops(self.einsum) or self.einsum
         threads = cpu_threads()
         self._target = Target(
             self.name,
@@ -52,6 +55,7 @@ class NumpyBackend(NdarrayBackend):
                 call=1e-6,
                 again=1e-6,
                 item=8e-8,
+                vector_item=3e-8,
                 run=1.2e-8,
                 # OpenBLAS shares out every matrix of a stack, one after the other.
                 fork=3e-6 if threads > 1 else 0.0,
@@ -60,14 +64,30 @@ class NumpyBackend(NdarrayBackend):
                 native=5e9,
                 native_products=5e9,
                 native_call=3e-6,
-                native_run=2e-9,
+                native_run=4e-9,
+                native_complex=9e8,
+                native_complex_products=2.4e8,
                 # In single precision these have one thread, and round off the more the longer they are: long ones
                 # are for einsum's loops, which are hardly slower.
-                dots={"float32": 2.4e9},
+                dots={"float32": 2.4e9, "complex64": 2.5e9, "complex128": 2.5e9},
                 dot_kernels=frozenset({"float64", "complex64", "complex128"}),
             ),
             batch_axes=32,
         )
+
+    def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
+        if any(type(operand) is not np.ndarray for operand in operands):
+            return None
+        if len(operands) == 2:
+            return _like_two(*operands)
+        kinds = [(operand.shape, operand.strides, operand.dtype) for operand in operands]
+
+        def like(others: Sequence[Any]) -> bool:
+            return all(type(each) is np.ndarray for each in others) and kinds == [
+                (each.shape, each.strides, each.dtype) for each in others
+            ]
+
+        return like
 
     def target(self, operands: Sequence[Any]) -> Target:
         return self._target
@@ -135,13 +155,13 @@ class NumpyBackend(NdarrayBackend):
         every = ascii_letters[:rank]
         kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
         equation = f"{every}->{kept}"
-        native, plain = self.einsum, super().sum(step)
+        loops, plain = self.loops, super().sum(step)
 
         def run(a: Any) -> Any:
             if a.dtype.num < 0:
                 return plain(a)
             try:
-                return native(equation, a)
+                return loops(equation, a)
             except TypeError as error:
                 self._explain(error, (a,))
                 raise
@@ -152,11 +172,9 @@ class NumpyBackend(NdarrayBackend):
         return all(operand.dtype.num >= 0 for operand in operands)
 
     def computes(self, operands: Sequence[Any]) -> bool:
-        return all(operand.dtype.num < _FIRST_OF_OTHERS for operand in operands)
+        return all(operand.dtype.num < FIRST_OF_OTHERS for operand in operands)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
-        if not options and not self.trusts_native(operands):
-            return self._by_ufuncs(equation, operands)
         try:
             return super().native(equation, operands, **options)
         except TypeError as error:
@@ -171,6 +189,37 @@ class NumpyBackend(NdarrayBackend):
                     f"NumPy's einsum has no products and sums of {operand.dtype}: convert the operands of this dtype, "
                     "or give dtype="
                 ) from error
+
+    def native_step(self, step: Native) -> Run:
+        equation, loops, by_ufuncs = step.equation, self.loops, self._by_ufuncs
+
+        def run(*operands: Any) -> Any:
+            for operand in operands:
+                if operand.dtype.num < 0:
+                    return by_ufuncs(equation, operands)
+            try:
+                return loops(equation, *operands)
+            except TypeError as error:
+                self._explain(error, operands)
+                raise
+
+        return run
+
+    def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
+        # It depends on the order of the strides, whatever the sizes are: few elements tell as much as all.
+        few = [operand[tuple([slice(2)] * operand.ndim)] for operand in operands]
+        labels = {label for label in equation.partition("->")[0] if label.isalpha()}
+        if len(labels) > _FEW_LABELS or any(operand.dtype.kind not in "fc" for operand in operands):
+            return ()
+        try:
+            result = self.native(equation, few, optimize=True) if optimize else self.loops(equation, *few)
+        except Exception:  # the call itself says what is wrong
+            return ()
+        axes = [at for at in range(result.ndim) if result.shape[at] > 1]
+        slowest_first = sorted(axes, key=lambda at: -result.strides[at])
+        if slowest_first == axes:
+            return ()
+        return *slowest_first, *(at for at in range(result.ndim) if at not in axes)
 
     def _by_ufuncs(self, equation: str, operands: Sequence[Any]) -> Any:
         """Multiply, then sum: einsum has no loops for dtypes of other packages without a number, and returns zeros."""
@@ -204,14 +253,51 @@ def _boxed(result: Any) -> Any:
     return box
 
 
-def _quiet(ufunc: Any) -> Any:
+def _like_two(one: Any, other: Any) -> Likeness:
+    """Return what compares two plain arrays with these: in half the time that it takes to hash what they are."""
+    array, shape, strides, dtype = np.ndarray, one.shape, one.strides, one.dtype
+    other_shape, other_strides, other_dtype = other.shape, other.strides, other.dtype
+
+    def like(others: Sequence[Any]) -> bool:
+        if len(others) != 2:
+            return False
+        a, b = others
+        return (
+            type(a) is array
+            and type(b) is array
+            and a.shape == shape
+            and b.shape == other_shape
+            and a.strides == strides
+            and b.strides == other_strides
+            and a.dtype is dtype
+            and b.dtype is other_dtype
+        )
+
+    return like
+
+
+def _quiet(ufunc: Any) -> Callable[..., Any]:
     """The function without floating-point warnings: einsum gives none, whatever ``numpy.errstate`` says."""
     if _VALUES_PROMOTE:
         # NumPy 1 takes buffer size, error mask and handler as an argument; its errstate costs 3 µs.
         return partial(ufunc, extobj=[np.getbufsize(), 0, None])
+    umath: Any = import_module("numpy._core.umath")
+    try:
+        # What errstate does; it makes this anew for each call, which takes 1 µs.
+        state, ignoring = umath._extobj_contextvar, umath._make_extobj(all="ignore")
+    except AttributeError:
+
+        def with_errstate(*arrays: Any, **options: Any) -> Any:
+            with np.errstate(all="ignore"):
+                return ufunc(*arrays, **options)
+
+        return with_errstate
 
     def quiet(*arrays: Any, **options: Any) -> Any:
-        with np.errstate(all="ignore"):
+        token = state.set(ignoring)
+        try:
             return ufunc(*arrays, **options)
+        finally:
+            state.reset(token)
 
     return quiet

@@ -65,6 +65,7 @@ class Ceilings:
         call: seconds of one library call (launch and dispatch).
         again: seconds that each further call of a loop costs.
         item: seconds that one matrix of a batch costs beyond its FLOPs.
+        vector_item: the same of a matrix times a vector, or of two vectors; 0 where it makes no difference.
         run: seconds that a copy, an elementwise product or a sum takes to begin its innermost loop once more.
         fork: seconds that it costs more if it is shared out among threads,
         fork_above: which it is from this number of multiply-adds on.
@@ -76,6 +77,8 @@ class Ceilings:
         native_products: the same where nothing is summed.
         native_call: seconds of a call of it.
         native_run: seconds that it takes for each run of its innermost loop, beyond its multiply-adds.
+        native_complex: as ``native``, of complex numbers; 0 where the loops are of no use for these.
+        native_complex_products: the same where nothing is summed.
         block: elements of a product that are made at a time if they are summed; 0 where all are.
         blocked: multiply-adds per second of products that are made and summed in blocks.
         small: multiply-adds of one matrix below which a batched GEMM runs scalar loops.
@@ -96,6 +99,7 @@ class Ceilings:
     again: float
     item: float
     broadcast: float
+    vector_item: float = 0.0
     tile: float = 5.0
     depth: float = 5.0
     blocks: dict[str, int] = field(default_factory=dict, hash=False)
@@ -103,6 +107,8 @@ class Ceilings:
     native_products: float = 1.0
     native_call: float = 0.0
     native_run: float = 0.0
+    native_complex: float = 0.0
+    native_complex_products: float = 1.0
     run: float = 0.0
     block: int = 0
     blocked: float = 1.0
@@ -165,12 +171,13 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     # Scalar loops are for float32 and wider.
     scalar = m * n * k < on.small and ITEM_SIZES.get(dtype, 8) >= 4
     if m == n == 1 and dtype in on.dots and not scalar and (product.batch > 1 or dtype not in on.dot_kernels):
-        return overhead + product.full / on.dots[dtype]
+        return overhead + product.batch * on.vector_item + product.full / on.dots[dtype]
     if m * n * k < on.small:
         return overhead + product.full / on.small_rate + product.batch * on.small_item
     # Libraries share out a single dot product where that takes less time.
     forks = m * n * k > on.fork_above and product.batch * m * n > 1
-    overhead += product.batch * (on.item + (on.fork if forks else 0.0))
+    item = on.vector_item if on.vector_item and (m == 1 or n == 1) else on.item
+    overhead += product.batch * (item + (on.fork if forks else 0.0))
     moved = ITEM_SIZES.get(dtype, 8) * product.batch * (m * k + k * n + m * n)
     if m == 1 or n == 1:
         return overhead + moved / on.bandwidth
@@ -224,7 +231,7 @@ def multiply_seconds(
         runs: how often either pass begins its innermost loop.
     """
     if runs:
-        return 2 * runs * on.run + multiply_seconds(full, elements, summed, dtype, on)
+        return (2 if summed else 1) * runs * on.run + multiply_seconds(full, elements, summed, dtype, on)
     left, right, result = elements
     item = ITEM_SIZES.get(dtype, 8)
     rate = on.bandwidth if left == right == full else on.broadcast
@@ -241,16 +248,31 @@ def multiply_seconds(
     return converted + 2 * on.call + product + (wide * full + item * result) / on.bandwidth
 
 
-def native_seconds(full: int, elements: Sequence[int], summed: bool, dtype: str, on: Ceilings, inner: int = 0) -> float:
+def native_seconds(
+    full: int,
+    elements: Sequence[int],
+    summed: bool,
+    dtype: str,
+    on: Ceilings,
+    inner: int = 0,
+    adds_to_memory: bool = False,
+) -> float:
     """Predicted time in the framework's own einsum loops, where they are of use; arguments as above.
 
-    ``inner`` is the length of the innermost loop, 0 where it makes no difference.
+    Args:
+        inner: length of the innermost loop, 0 where it makes no difference.
+        adds_to_memory: the innermost loop runs along the result, which each multiply-add reads and writes.
     """
-    if not on.native or dtype.startswith("complex"):
+    rate, products = on.native, on.native_products
+    if dtype.startswith("complex"):
+        rate, products = on.native_complex, on.native_complex_products
+    if not rate or (adds_to_memory and dtype.startswith("complex")):
         return float("inf")
-    moved = ITEM_SIZES.get(dtype, 8) * sum(elements)
-    loops = full / (on.native if summed else on.native_products) + (full / inner * on.native_run if inner else 0.0)
-    return on.native_call + max(loops, moved / on.bandwidth)
+    item = ITEM_SIZES.get(dtype, 8)
+    loops = full / (rate if summed else products) + (full / inner * on.native_run if inner else 0.0)
+    if adds_to_memory:
+        loops += 2 * item * full / on.bandwidth
+    return on.native_call + max(loops, item * sum(elements) / on.bandwidth)
 
 
 @dataclass(frozen=True)

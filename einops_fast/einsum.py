@@ -15,6 +15,7 @@ from einops_fast.notation import Subscripts
 from einops_fast.plan import Plan, compile_plan, make_plan
 from einops_fast.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.precision import allow_precision, allowed
+from einops_fast.small_calls import loops_suffice, read_alike
 from einops_fast.traced import call_traced
 from einops_fast.tracing import is_tracing
 
@@ -81,21 +82,29 @@ def fast_einsum(
     if precision is not None and precision != allowed():
         with allow_precision(precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    if type(operands[0] if operands else None) is str and out is None and dtype is None:
+    equation = operands[0] if operands else None
+    if type(equation) is str and out is None and dtype is None:
+        if equation in read_alike and order == "K" and casting == "safe" and optimize == "auto":
+            kind, loops = read_alike[equation]
+            if loops_suffice(operands) and len(operands) <= 3 and type(operands[1]) is type(operands[-1]) is kind:
+                try:
+                    return loops(*operands)
+                except Exception:  # a plan says what is wrong
+                    pass
         arrays = operands[1:]
         if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
             arrays = arrays[0]  # if no list of numbers: those have no signature
-        question = operands[0], order, casting, optimize
+        question = equation, order, casting, optimize
         try:
             shapes = by_question.get(question)
             if shapes is not None and (native := shapes.native_for(arrays)) is not None:
                 try:
-                    return native(operands[0], arrays)
+                    return native(equation, arrays)
                 except Exception:  # whatever the framework refuses, a plan does or says why not
                     pass
             run = recall(question, arrays)
             if run is None:
-                run = compiled[operands[0], awake_types[type(arrays[0])].signature(arrays), order, casting, optimize]
+                run = compiled[equation, awake_types[type(arrays[0])].signature(arrays), order, casting, optimize]
         except (KeyError, IndexError, AttributeError, TypeError):
             pass
         else:
@@ -168,12 +177,18 @@ def plan_call(
     casting: str,
     optimize: Any,
     order: str = "K",
+    memory: Sequence[int] = (),
 ) -> Plan:
-    """The plan for these arrays. Another order than ``'K'`` may still have to be brought about afterwards."""
+    """The plan for these arrays. Another order than ``'K'`` may still have to be brought about afterwards.
+
+    ``memory`` are the axes of the result, slowest first, in the order that they are to have if it costs nothing.
+    """
     operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
     if order == "C":
         target = replace(target, in_order=True)
+    elif memory:
+        target = replace(target, memory="".join([subscripts.output[at] for at in memory]))
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

@@ -306,7 +306,7 @@ class _Lowering:
             partner = rest.partner(keep)
             wanted = self.hint(left, right, keep, partner, rest)
             # Nobody wants an intermediate in any order but the next step.
-            target = replace(target, in_order=False) if target.in_order else target
+            target = replace(target, in_order=False, memory="") if target.in_order or target.memory else target
         step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.

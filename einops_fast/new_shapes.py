@@ -14,6 +14,7 @@ from einops_fast.backends import Backend
 from einops_fast.notation import Subscripts
 from einops_fast.observers import observed
 from einops_fast.plan_cache import LIMIT, emptied_with_plans, keep
+from einops_fast.small_calls import read_alike
 
 __all__ = ["NewShapes", "by_question", "watch"]
 
@@ -59,7 +60,7 @@ by_question: dict[Hashable, NewShapes] = emptied_with_plans({})
 """By all of a call but its operands."""
 
 
-def watch(question: Hashable, subscripts: Subscripts, backend: Backend, operands: Sequence[Any]) -> None:
+def watch(question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, operands: Sequence[Any]) -> None:
     """Take notice of a shape that is planned.
 
     Args:
@@ -75,3 +76,5 @@ def watch(question: Hashable, subscripts: Subscripts, backend: Backend, operands
             shapes = NewShapes()
             keep(by_question, question, shapes)
         shapes.watch(backend, operands)
+        if backend.loops is not None and isinstance(question[0], str):
+            keep(read_alike, question[0], (type(operands[0]), backend.loops))

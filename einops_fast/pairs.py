@@ -38,6 +38,8 @@ def contract_pair(
     if single:
         left, right = (_unnamed(term, single) for term in (left, right))
         roles = Roles.of(left, right, keep, wanted)
+    # Sums of products are written in the order of their labels, anything else lies in memory as the operands do.
+    written = Roles.of(left, right, keep, target.memory) if target.memory and roles.contracted else roles
     dtype, on = numerics.compute, target.ceilings
     strides = contiguous_strides(roles.sizes(wanted))
     summed = bool(roles.contracted)
@@ -47,19 +49,22 @@ def contract_pair(
     elements = (left.size, right.size, product.batch * product.m * product.n)
     multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on)
     native = float("inf")
-    # Loops are a match for BLAS only where every element of the larger operand is used once.
-    if not summed or product.m == 1 or product.n == 1:
-        inner = _innermost(roles) if summed and on.native_run else 0
-        native = cost.native_seconds(product.full, elements, summed, dtype, on, inner)
-    gemm = cheapest_gemm(roles, target, dtype) if summed and numerics.gemm else None
+    is_vector = product.m == 1 or product.n == 1
+    is_complex = dtype.startswith("complex")
+    # Loops are a match for BLAS only where every element of the larger operand is used once, or all run along a batch.
+    if not summed or is_vector or roles.lies_along_batch:
+        inner = _innermost(roles) if (summed or is_complex) and on.native_run else 0
+        native = cost.native_seconds(product.full, elements, summed, dtype, on, inner, summed and not is_vector)
+    gemm = cheapest_gemm(written, target, dtype) if summed and numerics.gemm else None
     runs = 0
-    if summed and on.run and multiply <= min(native, gemm.seconds if gemm else native):
+    begins = on.run and (summed or (is_complex and on.native_complex))
+    if begins and multiply <= min(native, gemm.seconds if gemm else native):
         runs = product.full // max(1, _innermost(roles))
         multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on, runs)
     if gemm is not None and gemm.seconds <= min(multiply, native):
-        return gemm.step(roles, target)
+        return gemm.step(written, target)
     if multiply <= native:
-        return _multiply(roles, target, dtype, runs)
+        return _multiply(written, target, dtype, runs)
     return _native(roles, "its loops are predicted to be fastest here"), strides
 
 

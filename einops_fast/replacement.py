@@ -25,8 +25,8 @@ from einops_fast.function_body import FunctionBody
 from einops_fast.notation import parse
 from einops_fast.observers import left_to_native, observed
 from einops_fast.plan import compile_plan
-from einops_fast.plan_cache import compiled, remember
-from einops_fast.small_calls import SmallCalls
+from einops_fast.plan_cache import compiled, recall, remember, remember_alike
+from einops_fast.small_calls import SmallCalls, leave_to_loops, own_loops
 from einops_fast.steps import Native
 from einops_fast.tracing import is_tracing
 
@@ -87,14 +87,18 @@ class Replacement:
 
 def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: Dialect) -> Callable[..., Any]:
     signature = _unless_intercepted(backend.signature) if name == "torch" else backend.signature
+    takes_optimize = "optimize" in dialect.options
+    compares = name == "numpy"  # who gets to see a call of torch's is told by its signature only
 
     def einsum(*operands: Any, **options: Any) -> Any:
         if dialect.lists and not options and _is_list_form(operands):
             operands = (operands[0], *operands[1])
-        if not options:
+        if not options or (takes_optimize and _asks_only_to_optimize(options)):
             arrays = operands[1:]
             try:
-                run = compiled[name, operands[0], signature(arrays)]
+                run = recall((name, operands[0], not options), arrays) if compares else None
+                if run is None:
+                    run = compiled[name, operands[0], signature(arrays), not options]
             except _DefaultDevice:
                 # torch would ask the mode about every attribute of a tensor, and every call of a plan.
                 with sys.modules["torch"]._C.DisableTorchFunction():
@@ -141,27 +145,46 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     if not usual or ignored:
         raise _ForNative("its options are left to the native function")
 
-    key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays))
-    if options:
+    plain, loops = not options or _asks_only_to_optimize(options), own_loops(native)
+    asks = options.get("optimize", False) is not False
+    key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays), not asks)
+    if not plain:
         key += (dtype, casting, optimize)
     try:
         run = compiled[key]
     except TypeError:
         raise _ForNative("its dtype can't be hashed") from None
     except KeyError:
-        made = _compile(equation, backend, arrays, dtype, casting, optimize)
+        made = _compile(equation, backend, arrays, dtype, casting, optimize, asks)
         if isinstance(made, _NoBetter) and observed():
             raise _ForNative(made.reason) from None  # each time, to be counted
-        run = partial(native, equation) if isinstance(made, _NoBetter) else made
+        run = partial((made.in_loops and loops) or native, equation) if isinstance(made, _NoBetter) else made
         remember(key, run)
-    if isinstance(run, partial) and run.func is native:
+        like = backend.likeness(arrays) if plain and name == "numpy" else None
+        if like is not None:
+            remember_alike((name, equation, not asks), like, run)
+        if plain and loops is not None and _is_native(run, loops):
+            leave_to_loops(equation, arrays)
+    if _is_native(run, native):
         return run(*arrays, **options)
+    if not plain and _is_native(run, loops):
+        # NumPy would only choose an order of contraction for the loops, which takes longer than they do.
+        return native(equation, *arrays, **{name: options[name] for name in options if name != "optimize"})
     result = run(*arrays)
     if out is None and order == "K":
         return result
     if out is not None and out.dtype != getattr(result, "dtype", None):  # one object, without an axis, has none
         raise _ForNative("it computes in a dtype that suits operands and out")
     return backend.finish(result, out, order, casting)
+
+
+def _asks_only_to_optimize(options: Mapping[str, Any]) -> bool:
+    """Return whether the options ask for nothing but what ours does without any."""
+    return len(options) == 1 and options.get("optimize") is True
+
+
+def _is_native(run: Callable[..., Any], function: Callable[..., Any] | None) -> bool:
+    return isinstance(run, partial) and run.func is function
 
 
 def _is_list_form(operands: Sequence[Any]) -> bool:
@@ -194,25 +217,27 @@ def _intercepts(arrays: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _NoBetter:
-    """There is no plan that is better than the native function, for this reason."""
+    """There is no plan that is better than the native function, for this reason; or than its loops."""
 
     reason: str
+    in_loops: bool = False
 
 
 def _compile(
-    equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any
+    equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any, asks: bool
 ) -> Callable[..., Any] | _NoBetter:
-    """The plan as a callable, where there is a better one than the native function."""
+    """The plan as a callable, where there is a better one than the native function; ``asks``: for ``optimize``."""
     if not backend.computes(arrays):
         return _NoBetter("the framework's own einsum has no products and sums of a dtype, but ways around them")
     try:
         subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
         order = "C" if backend.gives_c_order(equation, arrays) else "K"
-        plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
+        memory = backend.memory_order(equation, arrays, asks)
+        plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order, memory)
     except EinsumError as error:
         return _NoBetter(str(error))
     if len(plan.steps) == 1 and isinstance(plan.steps[0], Native) and backend.trusts_native(arrays):
-        return _NoBetter(plan.steps[0].reason)
+        return _NoBetter(plan.steps[0].reason, in_loops=True)
     run = compile_plan(plan, backend)
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 

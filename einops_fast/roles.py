@@ -67,6 +67,12 @@ class Roles:
         return self.left.slot, self.right.slot
 
     @property
+    def lies_along_batch(self) -> bool:
+        """Whether neighbours in either term, and so in the result, belong to neighbouring products of the batch."""
+        fastest = self.left.fastest
+        return bool(fastest) and fastest in self.batch and fastest == self.right.fastest
+
+    @property
     def product(self) -> Product:
         size = self.size
         return Product(size(self.batch), size(self.rows), size(self.columns), size(self.contracted))

@@ -44,6 +44,7 @@ class Target:
         drops_expanded: an axis of stride 0 may be dropped (not where the framework differentiates each step).
         kernels: there are kernels of our own, for these dtypes, that take operands with any strides.
         in_order: the result is wanted in C order.
+        memory: labels of the result, slowest first, if sums of products are written in another order than its axes'.
         any_size: the plan must hold for operands of other sizes, too.
         gradients: gradients of the result may be asked for; see :meth:`Backend.differentiable`.
     """
@@ -60,6 +61,7 @@ class Target:
     drops_expanded: bool = True
     kernels: frozenset[str] = frozenset()
     in_order: bool = False
+    memory: str = ""
     any_size: bool = False
     gradients: bool = False
 
