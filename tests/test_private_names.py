@@ -120,6 +120,7 @@ def has_cuda(library: Any) -> bool:
 
 ONLY: dict[str, Callable[[Any], bool]] = {
     "": lambda library: True,
+    "NumPy 2": lambda library: library.__version__ >= "2",
     "torch with CUDA": has_cuda,
     "Triton 3.6": lambda library: library.__version__.startswith("3.6."),
 }
