@@ -81,17 +81,24 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
         key = operands[0]
         if type(key) is not str:
             key = len(operands)
-        first, second, most, most_complex, left = _rules[key] if key in _rules else _learn(key)
+        # Written out: each call that is made here takes 2% of a small einsum.
+        try:
+            first, second, most, most_complex, left = _rules[key]
+        except KeyError:
+            first, second, most, most_complex, left = _learn(key)
         one, other = operands[first], operands[second]
-        size, other_size = one.size, other.size
+        size, other_size, dtype = one.size, other.size, one.dtype
         if size <= most >= other_size:
-            number, another = one.dtype.num, other.dtype.num
-            if 0 <= number <= _REAL >= another >= 0:
+            number = dtype.num
+            if 0 <= number <= _REAL and (dtype is other.dtype or 0 <= other.dtype.num <= _REAL):
                 return True
             # There are none of other packages' dtypes, some of which have no number.
-            of_numpy = 0 <= number < FIRST_OF_OTHERS > another >= 0
+            of_numpy = 0 <= number < FIRST_OF_OTHERS > other.dtype.num >= 0
             return of_numpy and size <= most_complex >= other_size  # type: ignore[no-any-return]
-        return bool(left) and len(operands) == 3 and _kind(*operands[1:]) in left
+        if left and len(operands) == 3:
+            _, one, other = operands
+            return (one.size, other.size, one.dtype, other.dtype, one.strides, other.strides) in left
+        return False
     except (AttributeError, IndexError, TypeError):  # operands that aren't arrays, or too few of them
         return False
 
@@ -107,12 +114,9 @@ def leave_to_loops(equation: str, arrays: Sequence[Any]) -> None:
         left = _rules[equation].left
         if len(left) >= LIMIT:
             left.clear()
-        left.add(_kind(*arrays))
-
-
-def _kind(one: Any, other: Any) -> Hashable:
-    # Shapes take longer to ask for than sizes, which tell as much: strides do of all axes but the first.
-    return one.size, other.size, one.dtype, other.dtype, one.strides, other.strides
+        one, other = arrays
+        # Shapes take longer to ask for than sizes, which tell as much: strides do of all axes but the first.
+        left.add((one.size, other.size, one.dtype, other.dtype, one.strides, other.strides))
 
 
 def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
