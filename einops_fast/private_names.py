@@ -12,7 +12,7 @@ __all__ = ["PRIVATE_NAMES", "TESTED", "PrivateNames"]
 TESTED = {
     "cupy": ("14.2",),
     "mxnet": ("2.0.0b1",),
-    "numpy": ("1.26", "2.5"),
+    "numpy": ("1.26", "2.4"),
     "torch": ("2.11", "2.13"),
     "transformers": ("5.17",),
     "triton": ("3.6", "3.7"),
