@@ -141,8 +141,14 @@ class Backend(ABC):
         """Whether users of the framework's own einsum may rely on it that this result lies in C order."""
         return False
 
-    def memory_order(self, equation: str, operands: Sequence[Any]) -> Sequence[int]:
-        """Return the axes of the framework's own result, slowest first, or none if they lie in C order or in any."""
+    def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
+        """Return the axes of the framework's own result, slowest first, or none where users don't rely on their order.
+
+        Args:
+            equation: as the framework reads it.
+            operands: the arrays.
+            optimize: the framework is asked to choose an order of contraction.
+        """
         return ()
 
     def answer(self, rank: int) -> Run | None:

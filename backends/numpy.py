@@ -205,14 +205,14 @@ class NumpyBackend(NdarrayBackend):
 
         return run
 
-    def memory_order(self, equation: str, operands: Sequence[Any]) -> Sequence[int]:
+    def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
         # It depends on the order of the strides, whatever the sizes are: few elements tell as much as all.
         few = [operand[tuple([slice(2)] * operand.ndim)] for operand in operands]
         labels = {label for label in equation.partition("->")[0] if label.isalpha()}
         if len(labels) > _FEW_LABELS or any(operand.dtype.kind not in "fc" for operand in operands):
             return ()
         try:
-            result = self.loops(equation, *few)
+            result = self.native(equation, few, optimize=True) if optimize else self.loops(equation, *few)
         except Exception:  # the call itself says what is wrong
             return ()
         axes = [at for at in range(result.ndim) if result.shape[at] > 1]

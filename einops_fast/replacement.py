@@ -96,9 +96,9 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
         if not options or (takes_optimize and _asks_only_to_optimize(options)):
             arrays = operands[1:]
             try:
-                run = recall((name, operands[0]), arrays) if compares else None
+                run = recall((name, operands[0], not options), arrays) if compares else None
                 if run is None:
-                    run = compiled[name, operands[0], signature(arrays)]
+                    run = compiled[name, operands[0], signature(arrays), not options]
             except _DefaultDevice:
                 # torch would ask the mode about every attribute of a tensor, and every call of a plan.
                 with sys.modules["torch"]._C.DisableTorchFunction():
@@ -146,7 +146,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         raise _ForNative("its options are left to the native function")
 
     plain, loops = not options or _asks_only_to_optimize(options), own_loops(native)
-    key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays))
+    asks = options.get("optimize", False) is not False
+    key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays), not asks)
     if not plain:
         key += (dtype, casting, optimize)
     try:
@@ -154,14 +155,14 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     except TypeError:
         raise _ForNative("its dtype can't be hashed") from None
     except KeyError:
-        made = _compile(equation, backend, arrays, dtype, casting, optimize)
+        made = _compile(equation, backend, arrays, dtype, casting, optimize, asks)
         if isinstance(made, _NoBetter) and observed():
             raise _ForNative(made.reason) from None  # each time, to be counted
         run = partial((made.in_loops and loops) or native, equation) if isinstance(made, _NoBetter) else made
         remember(key, run)
         like = backend.likeness(arrays) if plain and name == "numpy" else None
         if like is not None:
-            remember_alike((name, equation), like, run)
+            remember_alike((name, equation, not asks), like, run)
         if plain and loops is not None and _is_native(run, loops):
             leave_to_loops(equation, arrays)
     if _is_native(run, native):
@@ -223,15 +224,15 @@ class _NoBetter:
 
 
 def _compile(
-    equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any
+    equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any, asks: bool
 ) -> Callable[..., Any] | _NoBetter:
-    """The plan as a callable, where there is a better one than the native function."""
+    """The plan as a callable, where there is a better one than the native function; ``asks``: for ``optimize``."""
     if not backend.computes(arrays):
         return _NoBetter("the framework's own einsum has no products and sums of a dtype, but ways around them")
     try:
         subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
         order = "C" if backend.gives_c_order(equation, arrays) else "K"
-        memory = backend.memory_order(equation, arrays)
+        memory = backend.memory_order(equation, arrays, asks)
         plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order, memory)
     except EinsumError as error:
         return _NoBetter(str(error))

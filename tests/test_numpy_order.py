@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from einops_fast import fast_einsum, patched
+from einops_fast.plan_cache import clear_plans
 
 SIZES = {"n": 5, "b": 6, "i": 27, "j": 28, "k": 29, "t": 50, "f": 30, "m": 40}
 EQUATIONS = ["ij,jk->ik", "ij,jk->ki", "ij,kj->ik", "bft,mf->bmt", "nij,njk->nik", "nij,njk->ink", "nij,jk->nik"]
@@ -41,7 +42,7 @@ def test_axes_lie_in_numpys_order(equation: str, orders: Any) -> None:
 @pytest.mark.parametrize("optimize", [True, False])
 def test_order_of_numpys_own_test(optimize: bool) -> None:
     a, b = operands("...ft,mf->...mt", "FF")
-    wanted = np.einsum("...ft,mf->...mt", a, b)
+    wanted = np.einsum("...ft,mf->...mt", a, b, optimize=optimize)
     assert not wanted.flags.c_contiguous
     assert not wanted.flags.f_contiguous
     with patched("numpy"):
@@ -52,13 +53,25 @@ def test_order_of_numpys_own_test(optimize: bool) -> None:
             assert result.flags[f"{order.upper()}_CONTIGUOUS"]
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("side", [10, 30])
-def test_products_with_optimize_lie_in_the_order_of_the_operands(side: int, order: Any) -> None:
-    a, b = (np.ones((side, side + at), order=order) for at in range(2))
+def test_orders_with_and_without_optimize_are_kept_apart() -> None:
+    a, b = operands("ij,jk->ik", "FF")
+    wanted = [slowest_first(np.einsum("ij,jk->ik", a, b, optimize=optimize)) for optimize in (False, True)]
+    for optimizes in ((False, True), (True, False)):
+        clear_plans()
+        with patched("numpy"):
+            for optimize in (*optimizes, *optimizes):
+                options = {"optimize": True} if optimize else {}
+                result = np.einsum("ij,jk->ik", a, b, **options)
+                assert slowest_first(result) == wanted[optimize]
+
+
+def test_tall_products_with_optimize_lie_as_numpys_do() -> None:
+    a, b = np.ones((1000, 4)), np.ones((4, 4))
+    wanted = np.einsum("ij,jk->ik", a, b, optimize=True)
     with patched("numpy"):
-        for options in ({}, {"optimize": True}, {"optimize": "greedy"}):
-            assert np.einsum("ij,jk->ik", a, b, **options).flags[f"{order}_CONTIGUOUS"]
+        for _ in range(2):
+            assert np.einsum("ij,jk->ik", a, b, optimize=True).strides == wanted.strides
+            assert np.einsum("ij,jk->ik", a, b).flags.c_contiguous
 
 
 def test_axes_of_one_element_make_no_difference() -> None:
