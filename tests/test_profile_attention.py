@@ -9,14 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from einops_fast.profiles import attention_ways, documents, frameworks, results, sections_cases, study_attention
+from einops_fast.profiles import attention_ways, frameworks, study_attention
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.attention_cases import FAMILIES, scaled, visible_pairs
 from einops_fast.profiles.attention_check import allowed_error, canonical, largest_error, reference, seen
 from einops_fast.profiles.attention_plots import draw_attention
 from einops_fast.profiles.ceilings import Ceilings
 from einops_fast.profiles.records import ALL, Extent, Note, Options, Row
-from einops_fast.profiles.results import Result
 
 CASES = {case.name: case for case in FAMILIES["public"]}
 SMALL = {name: scaled(case, "cpu") for name, case in CASES.items()}
@@ -203,17 +202,6 @@ ROWS = tuple(
     for case in ("row-a", "decode-b") for what in ("ours", "cudnn") for backward in (False, True)
     if not (backward and case == "decode-b")
 )  # fmt: skip
-
-
-def test_the_document_shows_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections_cases, "RESULTS", tmp_path)
-    assert "No result is kept yet" in documents.SECTIONS["attention"]()
-    kept = Result("attention", "Some GPU", 1, "2026-01-01", True, {}, (), ROWS)
-    kept.write_json(tmp_path / "attention-rows-some-gpu.json")
-    text = documents.SECTIONS["attention"]()
-    assert "| `row-a` | 2×16×64×64 | 435 / 435 | 435 / 435 | 1.25 / 1.25 | triton / triton | 50% / 50% |" in text
-    assert "| `decode-b` | 2×16×64×64 | 435 | 435 | 1.25 | triton | 50% |" in text
-    assert results.read_result(tmp_path / "attention-rows-some-gpu.json").rows == ROWS
 
 
 def test_plots_name_every_case_and_way(tmp_path):

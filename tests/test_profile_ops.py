@@ -15,7 +15,6 @@ from test_profile_page import CHROMIUM, browse
 
 from einops_fast.profiles import (
     compare,
-    documents,
     frameworks,
     ops_ahead,
     ops_cases,
@@ -23,8 +22,6 @@ from einops_fast.profiles import (
     ops_libraries,
     ops_models,
     ops_ways,
-    results,
-    sections_cases,
     study_ops,
 )
 from einops_fast.profiles.__main__ import main
@@ -542,22 +539,6 @@ def test_backward_alone_is_what_is_left(torch):
     assert [cell[0] for cell in bytes_[1].cells] == ["softmax@256", "softmax@512"]
     assert bytes_[1].cells[0][bytes_[1].columns.index("backward ms, of copy")] == "2.500, 60%"
     assert flops[0].cells[0][flops[0].columns.index("ours of GEMM")] == "50%"
-
-
-def test_the_document_shows_what_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(sections_cases, "RESULTS", tmp_path)
-    assert "No result is kept yet" in documents.SECTIONS["ops"]()
-    assert "No result is kept yet" in documents.SECTIONS["ops-plots"]()
-    kept = Result("ops", "Some GPU", 1, "2026-01-01", True, {}, (), ROWS)
-    kept.write_json(tmp_path / "ops-some-gpu.json")
-    text = documents.SECTIONS["ops"]()
-    assert (
-        "| `softmax@512` | 8×8 | GB/s | 268 / 298 | 268 / 298 | 50% / 60% | 1.25 / 1.25 | 4.0 / 4.0 | – / – |" in text
-    )
-    assert "| `bert-large-layer` | 8×8 | TFLOP/s |" in text
-    assert results.read_result(tmp_path / "ops-some-gpu.json").rows == ROWS
-    (tmp_path / "ops-some-gpu-bfloat16-ratios.svg").touch()
-    assert "(../profiles/results/ops-some-gpu-bfloat16-ratios.svg)" in documents.SECTIONS["ops-plots"]()
 
 
 def test_plots_name_every_case_and_way(tmp_path):

@@ -122,7 +122,7 @@ def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.Monk
     asked: list[bool] = []
     choose = attend.choose
     monkeypatch.setattr(
-        attend, "choose", lambda *given, quiet=False: asked.append(quiet) or choose(*given, quiet=quiet)
+        attend, "choose", lambda *given, recorded=False: asked.append(recorded) or choose(*given, recorded=recorded)
     )
     q, other = torch.randn(2, 3, 5, 4), torch.randn(3, 3, 7, 4)
     for causal in (False, True):

@@ -78,6 +78,7 @@ class Cpu(Sdpa):
     """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
 
     name = "cpu"
+    recordable = True
     expands = True
     flat = True
     spreads = False

@@ -335,6 +335,7 @@ class Efficient(_WithMask):
     """The memory-efficient kernels, from xFormers."""
 
     name = "efficient"
+    recordable = True
     efficiency = 0.2
     efficiencies = MappingProxyType({"float32": 0.5})
     backend = SDPBackend.EFFICIENT_ATTENTION

@@ -271,14 +271,14 @@ class _Call:
         refusal: RuntimeError | None = None
         while True:
             try:
-                decision = choose(spec, device, circumstances[1], call, quiet=recorded)
+                decision = choose(spec, device, circumstances[1], call, recorded=recorded)
             except OperandError:
                 if refusal is None:
                     raise
                 forget_refusals(spec, device)
                 raise refusal from None  # nobody else may or can: the library's own words say why
             way = decision.implementation
-            runs = call.by(way)
+            runs = call.by(way, recorded)
             try:
                 result = runs.by_name(arrays)
             except RuntimeError as error:

@@ -46,9 +46,12 @@ class GivenCall:
         """The arrays as canonical views."""
         return self.plan.inputs(self.arrays)
 
-    def by(self, way: Implementation) -> Runs:
-        """What an implementation does in such calls."""
+    def by(self, way: Implementation, recorded: bool = False) -> Runs:
+        """What an implementation does in such calls; ``recorded``: also in those of other sizes."""
         plan = self.plan
+        if recorded:
+            run = by_views(way, plan)
+            return Runs(run, _by_name(run, (*self.arrays,)))
         arrays = [self.arrays[name] for name, _, _ in plan.views]
         straight = way.straight(plan, arrays)
         if straight is not None:

@@ -37,7 +37,14 @@ class Decision:
     final: bool = True
 
 
-def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None = None, quiet: bool = False) -> Decision:
+def choose(
+    spec: AttentionSpec,
+    device: str,
+    mode: str,
+    call: GivenCall | None = None,
+    quiet: bool = False,
+    recorded: bool = False,
+) -> Decision:
     """Choose an implementation.
 
     Args:
@@ -45,13 +52,14 @@ def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None =
         device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
         call: the first one; without it nothing is measured.
-        quiet: a compiler traces the call, or torch records it: nothing is predicted, measured or read from disk.
+        quiet: a compiler traces the call: nothing is predicted, measured or read from disk.
+        recorded: ``torch.jit.trace`` records the call, whose sizes stand for any.
 
     Raises:
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.
     """
-    answers = candidates(spec, device)
-    if call is not None and not quiet:
+    answers = candidates(spec, device, recorded)
+    if call is not None and not (quiet or recorded):
         refused = refusals_of(spec, device)
         answers = [(name, refused.get(name) or _unless_refused(answer, spec, call.inputs)) for name, answer in answers]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
@@ -59,6 +67,8 @@ def choose(spec: AttentionSpec, device: str, mode: str, call: GivenCall | None =
         raise none_left(answers)
     if allowed_names() is not None:
         return Decision(able[0], "the first that attention_backend allows and that can", answers)
+    if recorded:
+        return Decision(able[0], "the first that torch.jit.trace records for all sizes", answers, final=False)
     if not (device.startswith("cuda") and spec.framework == "torch"):
         return Decision(able[0], "the first that can; nothing is measured on a CPU", answers)
     if quiet:

@@ -19,6 +19,7 @@ class Math(Implementation):
     """By einsum and elementwise calls."""
 
     name = "math"
+    recordable = True
     efficiency = 0.0
 
     def lacks(self, spec: AttentionSpec) -> str | None:

@@ -53,6 +53,8 @@ class Implementation(ABC):
     host: ClassVar[tuple[float, float]] = (0.0, 0.0)
     #: Whether it is a library's that may refuse, when it is called, what it was said to do. Then another one does it.
     may_refuse: ClassVar[bool] = False
+    #: Whether what ``torch.jit.trace`` records of a call is right for arrays of other sizes, too.
+    recordable: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, spec: AttentionSpec) -> str | None:
@@ -193,8 +195,14 @@ _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementation | str]]:
-    """All implementations that a call may use, each as itself or as the reason why it can't be used."""
+def candidates(spec: AttentionSpec, device: str, recorded: bool = False) -> list[tuple[str, Implementation | str]]:
+    """All implementations that a call may use, each as itself or as the reason why it can't be used.
+
+    Args:
+        spec: what to compute.
+        device: where.
+        recorded: by ``torch.jit.trace``.
+    """
     found: list[tuple[str, Implementation | str]] = []
     names = allowed_names() or tuple(_entries)
     _wake(tuple([name for name in names if _entries[name].framework in ("", spec.framework)]))
@@ -204,6 +212,9 @@ def candidates(spec: AttentionSpec, device: str) -> list[tuple[str, Implementati
             found.append((name, f"it takes {framework} arrays only"))
             continue
         made = _made[name]
+        if recorded and not isinstance(made, str) and not made.recordable:
+            found.append((name, "torch.jit.trace would record it for these sizes alone"))
+            continue
         found.append((name, made if isinstance(made, str) else made.supports(spec, device) or made))
     return found
 
