@@ -121,21 +121,20 @@ def _layouts(
 def _forward_plan(
     shape: Strides, strides: Strides, kind: torch.dtype, residual: tuple[Strides, Strides, torch.dtype] | None,
     along: tuple[int | None, int | None], drops: bool, dim: int, centred: bool, eps: float, drop: float, dtype: str,
-    aligned: bool, device: int, mode: str,
+    device: int, mode: str,
 ) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
     """What there is memory to be made for, and what writes it."""
     from einops_fast.backends.triton.norm_plan import NormProblem, norm_contest
 
     layouts = _layouts(shape, strides, kind, None if residual is None else residual[2], drops, dim, centred, dtype)
-    (_, dense, wanted), summed, *_ = layouts
+    (_, dense, _), summed, *_ = layouts
     problem = NormProblem(
         tuple(shape), dim, centred, eps, drop, dtype_name(kind),
         "" if summed is None else " after dropout" if residual is None else " of a sum",
     )  # fmt: skip
-    items = (kind.itemsize, wanted.itemsize) if aligned and summed is None else ()
     of_residual = None if residual is None else _expanded(residual[0], residual[1], shape)
     of_arrays = strides, dense, _row_strides(shape, dim), of_residual, None if summed is None else dense
-    return layouts, norm_contest(MEMORY, device, MEMORY.limits(device), items, mode, problem, of_arrays, along)
+    return layouts, norm_contest(MEMORY, device, MEMORY.limits(device), mode, problem, of_arrays, along)
 
 
 def _expanded(shape: Strides, strides: Strides, to: Strides) -> Strides:
@@ -212,7 +211,7 @@ def _made(
     layouts, run = _forward_plan(
         x.shape, x.stride(), x.dtype, None if residual is None else (residual.shape, residual.stride(), residual.dtype),
         (None if weight is None else weight.stride(0), None if bias is None else bias.stride(0)),
-        seed is not None, dim, centred, eps, drop, dtype, is_aligned(x), MEMORY.device(x), current_mode(),
+        seed is not None, dim, centred, eps, drop, dtype, MEMORY.device(x), current_mode(),
     )  # fmt: skip
     found = (*new_tensors(x, layouts[:count]), *(None,) * (len(layouts) - count))
     run(x, residual, weight, bias, seed, *found)

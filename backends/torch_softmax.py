@@ -13,7 +13,6 @@ from einops_fast.backends.torch_operator import (
     Operator,
     by_kernel,
     dtype_name,
-    is_aligned,
     new_tensor,
     result_dtype,
 )
@@ -72,16 +71,15 @@ def softmax_by_torch(
 @lru_cache(maxsize=4096)
 def _forward_plan(
     shape: Strides, strides: Strides, kind: torch.dtype, mask: tuple[Strides, torch.dtype] | None, dim: int, log: bool,
-    queries: int | None, shift: int, scale: float, dtype: str, aligned: bool, device: int, mode: str,
+    queries: int | None, shift: int, scale: float, dtype: str, device: int, mode: str,
 ) -> tuple[Layout, Contest]:  # fmt: skip
     """What there is memory to be made for, and what writes it."""
     from einops_fast.backends.triton.softmax_plan import softmax_contest
 
     layout = _layout(shape, strides, dtype)
-    items = (kind.itemsize, layout[2].itemsize) if aligned else ()
     of_mask = (0,) * len(shape) if mask is None else mask[0]
     return layout, softmax_contest(
-        MEMORY, device, MEMORY.limits(device), items, mode, tuple(shape), (strides, layout[1], of_mask), dim,
+        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, layout[1], of_mask), dim,
         None if mask is None else "hiding" if mask[1] == torch.bool else "added", log, queries, shift, scale,
         kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
@@ -90,15 +88,14 @@ def _forward_plan(
 @lru_cache(maxsize=4096)
 def _gradient_plan(
     shape: Strides, strides: Strides, kind: torch.dtype, d_out: Strides, dim: int, log: bool, masked: bool,
-    scale: float, dtype: str, aligned: bool, device: int, mode: str,
+    scale: float, dtype: str, device: int, mode: str,
 ) -> tuple[Layout, Contest]:  # fmt: skip
     """The same of the gradient."""
     from einops_fast.backends.triton.softmax_plan import softmax_gradient_contest
 
     layout = _layout(shape, strides, dtype)
-    items = (kind.itemsize, kind.itemsize, layout[2].itemsize) if aligned else ()
     return layout, softmax_gradient_contest(
-        MEMORY, device, MEMORY.limits(device), items, mode, tuple(shape), (strides, d_out, layout[1]), dim, masked,
+        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, d_out, layout[1]), dim, masked,
         log, scale, kind.itemsize, kind == torch.float64 or dtype == "float64",
     )  # fmt: skip
 
@@ -111,7 +108,7 @@ def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift:
     shape = x.shape
     layout, run = _forward_plan(
         shape, x.stride(), x.dtype, None if mask is None else (mask.expand(shape).stride(), mask.dtype), dim, log,
-        queries, shift, scale, dtype, is_aligned(x), MEMORY.device(x), current_mode(),
+        queries, shift, scale, dtype, MEMORY.device(x), current_mode(),
     )  # fmt: skip
     out = new_tensor(x, layout)
     run(x, mask, out)
@@ -124,7 +121,7 @@ def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, sca
 
 def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
     layout, run = _gradient_plan(
-        out.shape, out.stride(), out.dtype, d_out.stride(), dim, log, masked, scale, dtype, is_aligned(out, d_out),
+        out.shape, out.stride(), out.dtype, d_out.stride(), dim, log, masked, scale, dtype,
         MEMORY.device(out), current_mode(),
     )  # fmt: skip
     dx = new_tensor(out, layout)

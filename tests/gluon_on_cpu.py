@@ -2,9 +2,8 @@
 
 The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels, those
 of attention and the one that contracts boxes, each warp group and the copying warp is a thread; barriers, phases and
-announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of kernels with rings, what is
-copied to holds NaN until the copy is waited for. Of those for clusters, a program is a whole cluster. What is not here:
-layouts, registers, alignment, and that reading and writing take time.
+announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of kernels for clusters, a
+program is a whole cluster. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
 
 pytest.importorskip("triton")
 
-from einops_fast.backends.triton import candidates, cluster_tilings, fma_contraction, ring_tilings
+from einops_fast.backends.triton import candidates, cluster_tilings, fma_contraction
 from einops_fast.backends.triton.attention import hopper_decode_plan, hopper_plan
 from einops_fast.backends.triton.attention.hopper_call import HopperCall
 from einops_fast.backends.triton.kernel_call import KernelCall
@@ -135,12 +134,12 @@ def _features(epilogue: Any, dtype: Any) -> Any:
 
 @contextmanager
 def rows_on_cpu() -> Iterator[None]:
-    """Have kernels with rings or for clusters chosen, and executed here."""
+    """Have kernels for clusters chosen, and executed here."""
     call = KernelCall.__call__
 
     def execute(self: KernelCall, memory: Any, device: int, *arrays: Any) -> None:
         function = self.function.fn
-        if not any(each in function.__module__ for each in (".ring_", ".cluster_")):
+        if ".cluster_" not in function.__module__:
             call(self, memory, device, *arrays)
             return
         given = [None if array is None else Pointer(_flat(array)) for array in arrays]
@@ -150,7 +149,6 @@ def rows_on_cpu() -> Iterator[None]:
 
     with (
         mock.patch.object(KernelCall, "__call__", execute),
-        mock.patch.object(ring_tilings, "interpreted", return_value=False),
         mock.patch.object(cluster_tilings, "interpreted", return_value=False),
     ):
         yield

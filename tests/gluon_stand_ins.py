@@ -29,7 +29,6 @@ _DEVICE_CODE = (
     ".triton.indexing",
     ".triton.norm",
     ".triton.packed",
-    ".triton.ring_",
     ".triton.row_",
     ".triton.softmax",
     ".triton.tma_",

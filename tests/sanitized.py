@@ -38,7 +38,6 @@ from test_kernels import MEMORY
 from test_ops_candidates import FUNCTIONS, forget, found, operands
 
 from einops_fast.backends.torch_memory import TorchMemory
-from einops_fast.backends.triton import norm_plan, softmax_plan
 from einops_fast.backends.triton.attention import hopper_padded_plan
 from einops_fast.backends.triton.attention.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.contest import Contest
@@ -212,23 +211,6 @@ def few_processors() -> Iterator[None]:
         yield
 
 
-def ring(name: str, dtype: str, columns: int, kernel: str) -> str:
-    """Long rows through rings of chunks in shared memory; those that there is no room for are copied again."""
-    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 0):
-        raise NotHereError
-    given = [each.to(getattr(torch, dtype)) for each in operands((6, columns), "contiguous")]
-    names: list[str] = []
-    with few_processors(), ExitStack() as stack:
-        for module in (softmax_plan, norm_plan):
-            stack.enter_context(mock.patch.object(module, "cluster_tilings", return_value=[]))
-        context = taking(lambda ways: next((way for way in ways if way.name == "ring"), ways[0]))
-        stack.enter_context(context)
-        stack.enter_context(launched(names))
-        compared(name, given, nullcontext())
-    assert kernel in names, names
-    return ", ".join(dict.fromkeys(each for each in names if "ring" in each))
-
-
 def clusters(name: str, dtype: str, columns: int, last: bool, wanted: Sequence[str]) -> str:
     """Rows that clusters share: the first or the last of the tilings."""
     if DEVICE == "cuda" and torch.cuda.get_device_capability() < (9, 0):
@@ -251,9 +233,6 @@ NORM = ("norm_cluster_kernel", "norm_gradient_cluster_kernel")
 
 ROWS: dict[str, Callable[[], str]] = {
     **{f"rows, {name}": (lambda name=name: rows(name)) for name in FUNCTIONS},
-    "ring, softmax": lambda: ring("softmax", "float16", 70_000, "softmax_ring_kernel"),
-    "ring, log softmax": lambda: ring("log_softmax", "float16", 131_080, "softmax_gradient_ring_kernel"),
-    "ring, layer norm": lambda: ring("layer_norm", "float16", 70_000, "norm_ring_kernel"),
     "clusters, softmax": lambda: clusters("softmax", "float16", 16_384, False, SOFTMAX),
     "clusters, log softmax": lambda: clusters("log_softmax", "float32", 20_016, True, SOFTMAX),
     "clusters, layer norm": lambda: clusters("layer_norm", "float16", 20_016, False, NORM),

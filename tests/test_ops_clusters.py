@@ -238,6 +238,17 @@ def test_what_does_not_fit() -> None:
     assert not tilings(131_088, Share(8192, 8, 80)), "too long for a cluster"
 
 
+@pytest.mark.parametrize("shares", [cluster_tilings.EXPONENTIALS, cluster_tilings.GRADIENTS_OF_EXPONENTIALS])
+@pytest.mark.parametrize("items", [(2,), (4,)])
+def test_large_parts_are_for_rows_that_are_too_long_for_others(shares: Any, items: tuple[int, ...]) -> None:
+    """Of 131,072 elements, 16 thread blocks have 8192 each."""
+    assert {each.share.block for each in tilings(131_072, *shares, items=items)} == {8192}
+    found = tilings(151_936, *shares, items=items)
+    assert {(each.ctas, each.share.block, each.ragged) for each in found} == {(16, 16_384, True)}
+    assert tilings(262_144, *shares, items=items)
+    assert not tilings(262_160, *shares, items=items)
+
+
 @pytest.mark.parametrize(("known", "left"), [(21, 21), (90, 50), (None, 50)])
 def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> None:
     call: Any = SimpleNamespace(grid=(50, 1, 1), at_a_time=lambda *arrays: known)
@@ -271,4 +282,3 @@ def test_where_clusters_are_the_rule(rows: int, columns: int, first: str) -> Non
     (names,) = seen
     assert names[0].startswith(first)
     assert any(name.startswith("clusters") for name in names)
-    assert "ring" not in names

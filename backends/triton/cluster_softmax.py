@@ -13,10 +13,9 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.again import again
 from einops_fast.backends.triton.exchange import heard, meet, notes_here, tell
 from einops_fast.backends.triton.indexing import field
-from einops_fast.backends.triton.ring_softmax import base_two_exp
 from einops_fast.backends.triton.row_cluster import part_of_row, parts_of, with_parts
 from einops_fast.backends.triton.row_pieces import most_of, total_of
-from einops_fast.backends.triton.row_tiles import row_place, store_tile
+from einops_fast.backends.triton.row_tiles import exponential, row_place, store_tile
 from einops_fast.backends.triton.softmax import softmax_reference
 from einops_fast.backends.triton.softmax_gradient import softmax_gradient_tile, softmax_summand
 
@@ -39,17 +38,17 @@ def _softmax_of_row(
     reference = softmax_reference(most)
     e = ()
     for at in gl.static_range(len(runs)):
-        e += (base_two_exp(scores[at] - reference[:, None]),)
+        e += (exponential(scores[at] - reference[:, None]),)
     tell(notes, step, number, most, gl.sum(total_of(e), 1), t)
     if field(t, "several"):
         ahead = row + gl.num_programs(0)
         found = part_of_row(x, ahead, rows, number, runs, exist, sizes, strides.x, f, t)
     all_most, all_sums = heard(notes, step, t)
     of_row = softmax_reference(gl.max(all_most, 0))
-    share = gl.where(all_most == float("-inf"), 0.0, base_two_exp(all_most - of_row))
+    share = gl.where(all_most == float("-inf"), 0.0, exponential(all_most - of_row))
     total = gl.sum(all_sums * share, 0)
     # A part's exponentials times this are those of the row. All those of a part may be 0.
-    of_part = gl.where(most == float("-inf"), 0.0, base_two_exp(reference - of_row))
+    of_part = gl.where(most == float("-inf"), 0.0, exponential(reference - of_row))
     place = row_place(row * field(t, "parts") + number, sizes, strides.out, f)
     for at in gl.static_range(len(runs)):
         if field(f, "log"):

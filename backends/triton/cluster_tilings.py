@@ -37,6 +37,9 @@ _LEAST_COLUMNS = 8193
 
 _MOST_CTAS = 16
 
+_LONG = 16384
+"""Columns of a thread block for rows that are too long for a cluster of smaller ones; for others these are faster."""
+
 _STEP = 16
 """Elements that rows are multiples of apart: then the compiler sees that they are aligned."""
 
@@ -61,10 +64,10 @@ class Share(NamedTuple):
     kept: bool = False
 
 
-EXPONENTIALS = Share(8192, 4, 128), Share(8192, 8, 80), Share(4096, 4, 80)
+EXPONENTIALS = Share(8192, 4, 128), Share(8192, 8, 80), Share(4096, 4, 80), Share(_LONG, 8, 80), Share(_LONG, 8, 128)
 """For softmax: what was the fastest on an H200, as are those below; in bfloat16 the first ones, in float32 the last."""
 
-GRADIENTS_OF_EXPONENTIALS = Share(8192, 8, 80), Share(4096, 4, 80)
+GRADIENTS_OF_EXPONENTIALS = Share(8192, 8, 80), Share(4096, 4, 80), Share(_LONG, 8, 128)
 """For the gradient of softmax."""
 
 NORM = Share(8192, 8, 64), Share(8192, 8, 80), Share(4096, 4, 96)
@@ -194,7 +197,7 @@ def cluster_tilings(
         if share.late and share.kept and max(items) > 2:
             continue  # two rows ahead of the one that is finished leave no registers
         ctas = power_of_two(-(-rows.columns // share.block))
-        if not 2 <= ctas <= _MOST_CTAS:
+        if not 2 <= ctas <= _MOST_CTAS or (share.block == _LONG and ctas < _MOST_CTAS):
             continue
         parts = ctas * share.warps
         least = 8 * LANES // min(items)  # 8 bytes for each thread

@@ -24,8 +24,6 @@ from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
 from einops_fast.backends.triton.norm import NormFeatures, NormStrides, norm_kernel
 from einops_fast.backends.triton.norm_gradient import norm_columns_kernel, norm_gradient_kernel, norm_row_sums_kernel
-from einops_fast.backends.triton.ring_norm import norm_through_ring
-from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.row_candidates import (
     column_tilings,
     gradient_tilings,
@@ -249,7 +247,7 @@ class _Columns(_Sums):
 
 
 def norm_contest(
-    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, problem: NormProblem,
+    memory: Memory, device: int, limits: tuple[int, int], mode: str, problem: NormProblem,
     strides: Sequence[Strides | None], along: tuple[int | None, int | None],
 ) -> Contest:  # fmt: skip
     """The ways to run a norm.
@@ -260,7 +258,6 @@ def norm_contest(
     Args:
         memory, device: where arrays are.
         limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
-        items: bytes of an element of input and result, if both begin at multiples of 16 bytes and there is no sum.
         mode: of :func:`einops_fast.autotune`.
         problem: which norm of what.
         strides: of input, result, statistics, residual and sum.
@@ -289,12 +286,7 @@ def norm_contest(
         clusters.append(
             ClusterWay(norm_cluster_kernel, rows, cluster, parts, places(parts), (drop,), of_parts, limits[1])
         )
-    ring = None
-    if not clusters:
-        ring = norm_through_ring(rows, items, (along[0] or 0, along[1] or 0), features, *limits)
-    if ring is not None:
-        ways.insert(0, RingWay(ring, 2))
-    call = row_call(problem.name, alike, features, mode, ring=ring is not None)
+    call = row_call(problem.name, alike, features, mode)
     return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
 
 

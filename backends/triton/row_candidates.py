@@ -80,9 +80,7 @@ def typical(rows: Rows) -> Rows:
     return replace(rows, sizes=tuple([size if size <= 16 else power_of_two(size) for size in rows.sizes]))
 
 
-def row_call(
-    operator: str, rows: Rows, features: Any, mode: str, in_place: bool = False, *, ring: bool = False
-) -> Call:
+def row_call(operator: str, rows: Rows, features: Any, mode: str, in_place: bool = False) -> Call:
     """A kind of call for :class:`~einops_fast.backends.triton.contest.Contest`.
 
     Args:
@@ -91,7 +89,6 @@ def row_call(
         features: those of the kernel, a dataclass. Numbers that aren't whole make no difference for time, but for 0.
         mode: of :func:`einops_fast.autotune`.
         in_place: a result is written over what is read.
-        ring: one of the ways is through a ring, which not all arrays can go.
     """
     values = {each.name: getattr(features, each.name) for each in fields(features)}
     named = [
@@ -101,7 +98,7 @@ def row_call(
     strides = [" ".join(map(_stride, each)) for each in rows.strides]
     apart = [] if rows.strides[0][-1] == 1 else [f"strides {strides[0]}"]
     text = f"{operator}, {'·'.join(map(str, rows.sizes))} rows of {rows.columns}"
-    details = {"features": values, "strides": strides, "ring": ring}
+    details = {"features": values, "strides": strides}
     return Call(", ".join([text, *named, *apart]), details, mode, in_place, ", ".join([operator, *named]))
 
 

@@ -17,9 +17,6 @@ from einops_fast.backends.triton.cluster_tilings import (
 from einops_fast.backends.triton.cluster_way import ClusterWay, with_clusters
 from einops_fast.backends.triton.contest import Contest, Launch, Way
 from einops_fast.backends.triton.kernel_call import KernelCall
-from einops_fast.backends.triton.ring_gradient import gradient_through_ring
-from einops_fast.backends.triton.ring_softmax import softmax_through_ring
-from einops_fast.backends.triton.ring_way import RingWay
 from einops_fast.backends.triton.row_candidates import cut_tilings, row_call, row_tilings, typical
 from einops_fast.backends.triton.rows import Rows, RowTiling, neighbours, rows_of
 from einops_fast.backends.triton.softmax import SoftmaxFeatures, SoftmaxStrides, softmax_kernel
@@ -84,7 +81,7 @@ def _cut(
 
 
 def softmax_contest(
-    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
+    memory: Memory, device: int, limits: tuple[int, int], mode: str, shape: Strides,
     strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int,
     scale: float, size: int, double: bool,
 ) -> Contest:  # fmt: skip
@@ -93,7 +90,6 @@ def softmax_contest(
     Args:
         memory, device: where arrays are.
         limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
-        items: bytes of an element of each array with whole rows, if they all begin at multiples of 16 bytes.
         mode: of :func:`einops_fast.autotune`.
         shape: of the arrays.
         strides: of input, result and mask.
@@ -128,15 +124,12 @@ def softmax_contest(
         places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
         of_parts = replace(features, axes=len(parts.sizes))
         clusters.append(ClusterWay(softmax_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1]))
-    ring = softmax_through_ring(rows, items, log, scale, *limits) if plain and not clusters else None
-    if ring is not None:
-        ways.insert(0, RingWay(ring, 2))
-    call = row_call("softmax", alike, features, mode, ring=ring is not None)
+    call = row_call("softmax", alike, features, mode)
     return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
 
 
 def softmax_gradient_contest(
-    memory: Memory, device: int, limits: tuple[int, int], items: Sequence[int], mode: str, shape: Strides,
+    memory: Memory, device: int, limits: tuple[int, int], mode: str, shape: Strides,
     strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float, size: int, double: bool,
 ) -> Contest:  # fmt: skip
     """The ways to run the gradient of a softmax, which take result, its gradient, and the input's. See above."""
@@ -164,10 +157,5 @@ def softmax_gradient_contest(
         clusters.append(
             ClusterWay(softmax_gradient_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1])
         )
-    ring = None
-    if not double and not clusters:
-        ring = gradient_through_ring(rows, items, log, masked, scale, *limits)
-    if ring is not None:
-        ways.insert(0, RingWay(ring, 1))
-    call = row_call("softmax gradient", alike, features, mode, ring=ring is not None)
+    call = row_call("softmax gradient", alike, features, mode)
     return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
