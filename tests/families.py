@@ -251,7 +251,7 @@ FAMILIES: dict[str, Family] = {
         ((2, 64, 40), (2, 48, 40)),
         ((64, 300, 128), (64, 256, 128)),
         _THREADS,
-        lambda tiling: _whole(tiling) and not tiling.chunk and not tiling.persistent,
+        lambda tiling: _whole(tiling) and not tiling.chunk,
         dtype="float32",
     ),
     "threads, totals": Family(
@@ -272,15 +272,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "threads, split": Family(
         "ik,kj->ij", ((40, 600), (600, 24)), ((120, 30000), (30000, 136)), _THREADS, _split, dtype="float32"
-    ),
-    "threads, one after the other": Family(
-        "ik,kj->ij",
-        ((9000, 16), (16, 64)),
-        ((1 << 17, 16), (16, 64)),
-        _THREADS,
-        lambda tiling: tiling.persistent,
-        dtype="float32",
-        units=2,
     ),
     "threads on a copy": Family(
         "bij,bkj->bik",

@@ -246,32 +246,22 @@ def _batch(array, batch, at: gl.constexpr, tiling: gl.constexpr):
 @gluon.jit
 def _fetch_both(left, right, a, b, at, program, begin, tiling: gl.constexpr):
     """Have the tiles of a program's step copied."""
-    contracted: gl.constexpr = field(tiling, "contracted")
-    split: gl.constexpr = field(tiling, "split")
-    steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
-    if field(tiling, "persistent"):
-        number, step = program + at // steps * field(tiling, "programs"), at % steps
-    else:
-        number, step = program, begin + at
-    batch, row_tile, column_tile = _placed(number, tiling)
+    batch, row_tile, column_tile = _placed(program, tiling)
     stage = at % field(tiling, "stages")
-    _fetch(a, _batch(left, batch, 0, tiling), row_tile, step, stage, tiling, 0)
-    _fetch(b, _batch(right, batch, 1, tiling), column_tile, step, stage, tiling, 1)
+    _fetch(a, _batch(left, batch, 0, tiling), row_tile, begin + at, stage, tiling, 0)
+    _fetch(b, _batch(right, batch, 1, tiling), column_tile, begin + at, stage, tiling, 1)
 
 
 @gluon.jit
 def fma_kernel(
     left, right, third, out, before, tiling: gl.constexpr, acc_type: gl.constexpr, upcast: gl.constexpr
 ):  # fmt: skip
-    """Write the tiles of the result, or of ``split`` partial results; the arguments are those of ``contract_kernel``.
+    """Write a tile of the result, or of ``split`` partial results; the arguments are those of ``contract_kernel``.
 
     ``third``, ``before`` and ``upcast`` aren't used.
     """
     contracted: gl.constexpr = field(tiling, "contracted")
     split: gl.constexpr = field(tiling, "split")
-    programs: gl.constexpr = field(tiling, "programs")
-    persistent: gl.constexpr = field(tiling, "persistent")
-    tiles: gl.constexpr = field(tiling, "tiles")
     chunk: gl.constexpr = field(tiling, "chunk")
     depth: gl.constexpr = field(contracted, "block")
     steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
@@ -280,8 +270,6 @@ def fma_kernel(
     part = gl.program_id(1)
     begin = part * steps
     count = gl.minimum(begin + steps, field(contracted, "tiles")) - begin
-    if persistent:
-        count *= (tiles - program + programs - 1) // programs
     if split > 1:
         out += part.to(gl.int64) * field(tiling, "reach")
 
@@ -316,12 +304,7 @@ def fma_kernel(
         if chunk > 0 and at % chunk == chunk - 1:
             _keep(totals, _with_totals(sums, totals, tiling), tiling)
             sums = _sums(tiling)
-        if persistent and at % steps == steps - 1:
-            batch, row_tile, column_tile = _placed(program + at // steps * programs, tiling)
-            _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
-            sums = _sums(tiling)
     if chunk > 0:
         sums = _with_totals(sums, totals, tiling)
-    if not persistent:
-        batch, row_tile, column_tile = _placed(program, tiling)
-        _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)
+    batch, row_tile, column_tile = _placed(program, tiling)
+    _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)

@@ -34,41 +34,23 @@ class FmaTiling(ContractionTiling):
         below, further: more parts of each tile's rows and columns, where their number is no power of two.
         one_by_one: operands that are contiguous along contracted axes, and of which each element is copied by itself:
             then rows, or columns, are neighbours in shared memory.
-        programs: how many there are; where there are fewer than tiles, each goes on to another one.
     """
 
     below: tuple[Role, ...] = ()
     further: tuple[Role, ...] = ()
     one_by_one: tuple[int, ...] = ()
-    programs: int = 0
 
     @property
     def name(self) -> str:
         tile = "×".join(str(role.width) for role in (self.rows, self.columns, self.contracted))
-        again = ", one after the other" if self.persistent else ""
         turned = "".join(f", {('left', 'right')[operand]} turned" for operand in self.one_by_one)
         shape = f"{tile}, {self.warps} warps, {self.stages} stages, split {self.split}"
-        return f"contraction by threads {shape}{turned}{again}"
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        tiles, split, _ = super().grid
-        return min(self.programs or tiles, tiles), split, 1
+        return f"contraction by threads {shape}{turned}"
 
     @property
     def tiles(self) -> int:
         """Of the result."""
-        return super().grid[0]
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a program computes several tiles."""
-        return self.grid[0] < self.tiles
-
-    @property
-    def chunk(self) -> int:
-        # Where programs compute several tiles, a tile has few steps.
-        return 0 if self.persistent else super().chunk
+        return self.grid[0]
 
     def parts_of(self, operand: int) -> tuple[Role, ...]:
         """The rows of a tile, or its columns."""

@@ -37,7 +37,7 @@ _SHORT = 8
 """Steps of which the first one's loads take a part of the time that counts."""
 
 _ONE_STEP, _UNHIDDEN = 2, 1.1
-"""With so few steps, a tile takes so much longer where no other one of its program hides how it begins and ends."""
+"""With so few steps, a tile takes so much longer, as little hides how it begins and ends."""
 
 _TURNED, _SHORT_RUNS = 1.01, 1.15
 """How much longer a tile takes of which each element is copied by itself, and one whose runs are of eight."""
@@ -102,7 +102,6 @@ def tiling_of(
     warps: int,
     stages: int,
     *,
-    programs: int = 0,
     split: int = 1,
 ) -> FmaTiling | None:
     """The tiling for a problem, if its rows and columns can be taken in these parts."""
@@ -122,7 +121,6 @@ def tiling_of(
         stages=stages,
         below=tuple(down[1:]),
         further=tuple(across[1:]),
-        programs=programs,
     )
 
 
@@ -151,8 +149,6 @@ def _all(problem: Contraction, on: Ceilings, name: str = "") -> Iterator[FmaTili
         if tiling is None or not tiling.each_its_own:
             continue
         steps = tiling.contracted.tiles
-        if steps <= _ONE_STEP < tiling.stages and tiling.tiles > on.units * tiling.resident:
-            yield replace(tiling, programs=on.units * tiling.resident)
         tiling = replace(tiling, stages=min(tiling.stages, max(2, power_of_two(steps))))
         if tiling.tiles <= on.units * tiling.resident and steps <= _SHORT:
             # All begin at once: what is loaded further ahead is in the way of what is needed first.
@@ -227,9 +223,7 @@ def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
     batch, m, n, k = problem.extents
     tiles = tiling.tiles * tiling.split
     idle = -(-tiles // on.units) * on.units / tiles
-    if tiling.persistent:
-        idle = (1 + -(-tiles // tiling.programs) * tiling.programs / tiles) / 2
-    elif tiling.contracted.tiles <= _ONE_STEP:
+    if tiling.contracted.tiles <= _ONE_STEP:
         idle *= _UNHIDDEN
     resident = min(tiling.resident, -(-tiles // on.units)) * tiling.warps
     if tiling.contracted.tiles <= _FEW:
