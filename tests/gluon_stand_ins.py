@@ -28,6 +28,7 @@ _DEVICE_CODE = (
     ".triton.epilogue",
     ".triton.indexing",
     ".triton.norm",
+    ".triton.offsets",
     ".triton.packed",
     ".triton.row_",
     ".triton.softmax",

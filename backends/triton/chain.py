@@ -15,8 +15,9 @@ from math import prod
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside, tile_offsets
+from einops_fast.backends.triton.indexing import counted, field, inside, tile_offsets
 from einops_fast.backends.triton.matrix_product import matrix_product
+from einops_fast.backends.triton.offsets import in_swaths
 from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role
 

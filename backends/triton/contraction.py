@@ -21,7 +21,6 @@ from einops_fast.backends.triton.indexing import (
     counted,
     field,
     group_field,
-    in_swaths,
     inside,
     run_inside,
     run_offsets,
@@ -29,6 +28,7 @@ from einops_fast.backends.triton.indexing import (
 )
 from einops_fast.backends.triton.matrix_product import matrix_product
 from einops_fast.backends.triton.matrix_tiles import OUT
+from einops_fast.backends.triton.offsets import in_swaths
 from einops_fast.backends.triton.storing import store_tile
 from einops_fast.backends.triton.tiling import Axis, Role, reach
 from einops_fast.steps import Epilogue

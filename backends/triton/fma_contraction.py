@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from einops_fast.backends.triton.barriers import barrier
 from einops_fast.backends.triton.following import take_turn
-from einops_fast.backends.triton.indexing import counted, field, in_swaths, inside_at, offsets_at
+from einops_fast.backends.triton.indexing import counted, field, inside_at, offsets_at
+from einops_fast.backends.triton.offsets import in_swaths
 
 __all__ = ["fma_kernel"]
 

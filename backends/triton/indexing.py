@@ -18,7 +18,6 @@ __all__ = [
     "group_field",
     "group_inside",
     "group_offsets",
-    "in_swaths",
     "inside",
     "inside_at",
     "lacks",
@@ -92,14 +91,6 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
             else:
                 offset += digit * _stride(steps, at)
     return offset
-
-
-@triton.jit
-def in_swaths(number, row_tiles: tl.constexpr, column_tiles: tl.constexpr, swath: tl.constexpr):
-    """Row tile and column tile of a tile's number: ``swath`` tiles of rows are worked on together."""
-    first = number // (swath * column_tiles) * swath
-    height = min(row_tiles - first, swath)
-    return first + number % (swath * column_tiles) % height, number % (swath * column_tiles) // height
 
 
 @triton.jit

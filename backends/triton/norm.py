@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import kept_type
 from einops_fast.backends.triton.row_pieces import load_parameters, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.row_tiles import (
     dropped_tile,

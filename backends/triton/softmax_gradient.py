@@ -7,9 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import kept_type
 from einops_fast.backends.triton.row_pieces import piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.row_tiles import (
     exponential,

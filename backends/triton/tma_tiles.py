@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import in_swaths
 from einops_fast.steps import Epilogue
 
 __all__ = [
@@ -310,12 +311,8 @@ def tile_of(number, tiling: gl.constexpr):
         number = number % field(tiling, "places")
     rows: gl.constexpr = tiles_of(tiling, 1)
     columns: gl.constexpr = tiles_of(tiling, 2)
-    swath: gl.constexpr = field(tiling, "swath")
-    batch = number // (rows * columns)
-    number = number % (rows * columns)
-    first = number // (swath * columns) * swath
-    height = gl.minimum(rows - first, swath)
-    return batch, first + number % (swath * columns) % height, number % (swath * columns) // height
+    row_tile, column_tile = in_swaths(number % (rows * columns), rows, columns, field(tiling, "swath"))
+    return number // (rows * columns), row_tile, column_tile
 
 
 @gluon.jit

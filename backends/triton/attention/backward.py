@@ -12,9 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import counted, kept_type, query_rows
+from einops_fast.backends.triton.attention.loading import query_rows
 from einops_fast.backends.triton.attention.score import LOG2E, allowed, dropped, factor_of, scored
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["delta_kernel", "log_and_delta", "score_gradient", "score_gradients", "weights_again"]
 

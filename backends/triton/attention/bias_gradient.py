@@ -11,9 +11,7 @@ from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Nu
 from einops_fast.backends.triton.attention.backward import log_and_delta, score_gradients
 from einops_fast.backends.triton.attention.blocks import seen_keys
 from einops_fast.backends.triton.attention.loading import (
-    counted,
     head_of,
-    kept_type,
     load_keys,
     load_rows,
     product,
@@ -22,6 +20,7 @@ from einops_fast.backends.triton.attention.loading import (
 )
 from einops_fast.backends.triton.attention.score import segments_at
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["bias_kernel", "store_sum"]
 

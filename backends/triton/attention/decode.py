@@ -7,8 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import counted, kept_type
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["combine_kernel"]
 

@@ -13,9 +13,7 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.blocks import narrowed, part_of, seen_keys, segment_range
 from einops_fast.backends.triton.attention.loading import (
-    counted,
     head_of,
-    kept_type,
     load_keys,
     load_rows,
     product,
@@ -35,6 +33,7 @@ from einops_fast.backends.triton.attention.score import (
     segments_at,
 )
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["forward_kernel"]
 

@@ -14,11 +14,10 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.arguments import Head
 from einops_fast.backends.triton.indexing import field
 from einops_fast.backends.triton.matrix_product import matrix_product
+from einops_fast.backends.triton.offsets import counted, in_swaths, kept_type
 
 __all__ = [
-    "counted",
     "head_of",
-    "kept_type",
     "load_keys",
     "load_rows",
     "product",
@@ -41,25 +40,6 @@ def width(parts, at):
     return max(parts[at], 1)
 
 
-@triton.constexpr_function
-def kept_type(features):
-    """What scores and sums are kept in."""
-    return tl.float64 if features.double else tl.float32
-
-
-@triton.jit
-def counted(index, sizes, strides, low: tl.constexpr, high: tl.constexpr):
-    """The offset of element number ``index`` of the batch axes from ``low`` to before ``high``; the last is fastest."""
-    offset = tl.cast(index, tl.int64) * 0
-    for at in tl.static_range(high - 1, low - 1, -1):
-        digit = index
-        if at > low:
-            digit = index % sizes[at]
-            index = index // sizes[at]
-        offset += digit * tl.cast(strides[at], tl.int64)
-    return offset
-
-
 @triton.jit
 def shared_size(sizes, f: tl.constexpr):
     """How many queries' heads share one of k and v."""
@@ -76,14 +56,10 @@ def task(tiles, heads, together, backwards: tl.constexpr):
     ``together`` elements are worked on side by side, so that what they read stays in the L2 cache, and of each the
     tiles with the most work come first: the last ones where queries see only what is before them.
     """
-    program = tl.program_id(0)
-    chunk = program // (tiles * together)
-    place = program % (tiles * together)
-    height = min(heads - chunk * together, together)
-    tile = place // height
+    element, tile = in_swaths(tl.program_id(0), heads, tiles, together)
     if backwards:
         tile = tiles - 1 - tile
-    return tile, chunk * together + place % height
+    return tile, element
 
 
 @triton.jit

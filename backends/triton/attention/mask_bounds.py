@@ -19,9 +19,9 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.hopper_call import of_batch
 from einops_fast.backends.triton.attention.hopper_tiles import GROUP_ROWS, HopperTiling, Places
-from einops_fast.backends.triton.attention.loading import counted
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.kernel_call import KernelCall
+from einops_fast.backends.triton.offsets import counted
 from einops_fast.backends.triton.tiling import power_of_two
 from einops_fast.layout import contiguous_strides
 

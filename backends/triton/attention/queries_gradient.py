@@ -11,9 +11,7 @@ from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Nu
 from einops_fast.backends.triton.attention.backward import log_and_delta, score_gradients
 from einops_fast.backends.triton.attention.blocks import narrowed, seen_keys, segment_range
 from einops_fast.backends.triton.attention.loading import (
-    counted,
     head_of,
-    kept_type,
     load_keys,
     load_rows,
     product,
@@ -25,6 +23,7 @@ from einops_fast.backends.triton.attention.loading import (
 )
 from einops_fast.backends.triton.attention.score import scale_of, segments_at
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["queries_kernel"]
 

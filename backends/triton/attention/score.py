@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.loading import kept_type
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import kept_type
 
 __all__ = ["LN2", "LOG2E", "allowed", "bias_at", "drawn", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
 

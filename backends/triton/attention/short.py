@@ -13,9 +13,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.loading import (
-    counted,
     head_of,
-    kept_type,
     load_keys,
     load_rows,
     product,
@@ -34,6 +32,7 @@ from einops_fast.backends.triton.attention.score import (
     segments_at,
 )
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["bias_of", "both_segments", "elements_of", "loaded", "sharer", "short_forward_kernel"]
 

@@ -13,17 +13,11 @@ import triton.language as tl
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
 from einops_fast.backends.triton.attention.backward import score_gradient, weights_again
 from einops_fast.backends.triton.attention.bias_gradient import store_sum
-from einops_fast.backends.triton.attention.loading import (
-    counted,
-    kept_type,
-    load_rows,
-    product,
-    query_rows,
-    store_rows,
-)
+from einops_fast.backends.triton.attention.loading import load_rows, product, query_rows, store_rows
 from einops_fast.backends.triton.attention.score import LOG2E, scale_of
 from einops_fast.backends.triton.attention.short import bias_of, both_segments, elements_of, loaded, sharer
 from einops_fast.backends.triton.indexing import field
+from einops_fast.backends.triton.offsets import counted, kept_type
 
 __all__ = ["short_gradients_kernel"]
 
