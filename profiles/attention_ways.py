@@ -13,18 +13,19 @@ from einops_fast import attention, attention_backend, explain_attention
 from einops_fast.attention.layouts import read_layout
 from einops_fast.profiles.attention_cases import AttentionCase
 from einops_fast.profiles.attention_check import Extras, canonical, seen
+from einops_fast.profiles.attention_flex import flex_way
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ways import Inputs, Way
 
 __all__ = ["ALONE", "NAIVE", "NATIVE", "OURS", "WAYS", "attention_inputs", "attention_ways", "chosen_by_ours", "extras"]
 
-OURS, NATIVE, NAIVE = "ours", "native", "naive"
+OURS, NATIVE, FLEX, NAIVE = "ours", "native", "flex", "naive"
 
-ALONE = ("triton", "cudnn", "fa4", "flash", "flex", "efficient")
+ALONE = ("triton", "cudnn", "fa4", "flash", "efficient")
 """Implementations that are also measured by themselves."""
 
-WAYS = (OURS, NATIVE, *ALONE, NAIVE)
+WAYS = (OURS, NATIVE, *ALONE[:4], FLEX, *ALONE[4:], NAIVE)
 """All, in the order of columns; the native call is what others are as fast as."""
 
 NAIVE_LIVE = {False: 4, True: 8}
@@ -84,6 +85,8 @@ def attention_ways(
                 made.append(Way(name, _ours(case, given), framework))
             elif name == NATIVE:
                 made.append(Way(name, _native(case, given, framework), framework))
+            elif name == FLEX:
+                made.append(Way(name, _flex(case, given, framework, backward), framework))
             else:
                 made.append(Way(name, _naive(case, given, framework, dtype, backward), framework))
         except Unavailable:
@@ -160,6 +163,16 @@ def _native(case: AttentionCase, given: Extras, framework: Any) -> Callable[...,
         return _in_layout(case, result)
 
     return call
+
+
+def _flex(case: AttentionCase, given: Extras, framework: Any, backward: bool) -> Callable[..., Any]:
+    """FlexAttention.
+
+    Raises:
+        Unavailable: it has no such gradient.
+    """
+    call = flex_way(case, given, framework.torch, backward)
+    return lambda *operands: _in_layout(case, call(*operands))
 
 
 def _nested(case: AttentionCase, given: Extras, framework: Any, options: dict[str, bool]) -> Callable[..., Any]:

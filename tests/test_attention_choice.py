@@ -525,7 +525,6 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
     functions = [
         # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
         ("flash", "scaled_dot_product_attention", lambda q: attention(q, q, q, layout="bhsd", causal=True)),
-        ("flex", "flex_attention", lambda q: attention(q, q, q, **softcap, bias=torch.ones(8, 1, 1))),
         ("math", "tanh", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
         (None, "attention_forward", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
     ]

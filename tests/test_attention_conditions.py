@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from einops_fast import attention, attention_backend  # noqa: E402
 from einops_fast.attention import prepare  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs  # noqa: E402
-from einops_fast.backends.attention import clock, devices, fa4, flex, sdpa  # noqa: E402
+from einops_fast.backends.attention import clock, devices, fa4, sdpa  # noqa: E402
 from einops_fast.plan_cache import clear_plans  # noqa: E402
 
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
@@ -29,11 +29,6 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
 @pytest.mark.parametrize(
     ("way", "change", "reason"),
     [
-        (flex.Flex, {}, None),
-        (flex.Flex, DIM_8, "from 16 to 256, not 8 and 8"),
-        (flex.Flex, {"v_head_dim": 8}, "from 16 to 256, not 64 and 8"),
-        (flex.Flex, DIM_512, "from 16 to 256, not 512 and 512"),
-        (flex.Flex, BIAS, None),
         (sdpa.Flash, ODD, "16 bytes"),
         (sdpa.Flash, EVEN, None),
         (sdpa.Flash, {"head_dim": 63, "v_head_dim": 63, **ODD}, None),  # torch copies them, with 64 features
@@ -77,13 +72,6 @@ def test_a_condition_of_the_gpu(monkeypatch: Any, way: Any, change: dict[str, An
     monkeypatch.setattr(devices, "_capability", lambda device: gpus[int(device[-1])])
     spec = replace(SPEC, **change)
     assert {gpu for at, gpu in enumerate(gpus) if way().supports(spec, f"cuda:{at}") is None} == can
-
-
-def test_flex_needs_the_compiler_of_its_kernels(monkeypatch: Any) -> None:
-    monkeypatch.setattr(flex, "_COMPILES", True)
-    assert flex.Flex().unavailable("cuda:0") is None
-    monkeypatch.setattr(flex, "_COMPILES", False)
-    assert "needs Triton" in str(flex.Flex().unavailable("cuda:0"))
 
 
 def test_an_operand_that_begins_anywhere_is_refused() -> None:
@@ -203,23 +191,6 @@ def test_torch_goes_on_to_what_attention_backend_allows(on_gpu: Any) -> None:
 
 
 # ---- tensors without values
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_mask_without_values_is_not_kept(monkeypatch: Any) -> None:
-    monkeypatch.setattr(flex.Flex, "unavailable", lambda self, device: None)
-    monkeypatch.setattr(flex.Flex, "function", lambda self: flex.flex_attention)
-
-    def call() -> Any:
-        clear_plans()
-        q = torch.ones(1, 2, 24, 16)
-        with attention_backend("flex"):
-            return attention(q, q, q, layout="bhsd", causal=True)
-
-    flex._kept_mask.cache_clear()
-    with FakeTensorMode():
-        assert call().shape == (1, 2, 24, 16)
-    torch.testing.assert_close(call(), torch.ones(1, 2, 24, 16))
 
 
 @pytest.mark.parametrize("allowed", [None, "triton", "fa4"])

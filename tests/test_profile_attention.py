@@ -105,6 +105,32 @@ def test_the_reference_is_what_ours_computes_in_float64(torch, name):
     assert largest_error(case, found, expected) > allowed_error(case, "bfloat16")
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "row-32x16x512x64-causal", "layout-sbhd", "heads-32-8-causal", "feature-window", "feature-softcap-bias",
+        "feature-mask", "varlen", "decode-8x16k",
+    ],
+)  # fmt: skip
+def test_flex_attention_computes_the_case(torch, name, monkeypatch):
+    """Without its compiler, on a CPU: what its modifiers mean can be seen there."""
+    monkeypatch.setattr(torch.torch, "compile", lambda function, **options: function)
+    case = SMALL[name]
+    given = attention_ways.extras(case, torch)
+    made = attention_ways.attention_inputs(case, torch, "float32", 0)
+    [flex] = attention_ways.attention_ways(case, torch, given, ("flex",), "float32", False)
+    found = [flex.call(*made.operands) for _ in range(2)]
+    expected = reference(case, made.operands, None, given)
+    assert all(largest_error(case, [each], expected) < 1e-5 for each in found)
+
+
+def test_flex_attention_has_no_gradient_of_a_bias(torch):
+    case = SMALL["feature-bias"]
+    given = attention_ways.extras(case, torch)
+    assert not attention_ways.attention_ways(case, torch, given, ("flex",), "float32", True)
+
+
 # Measuring
 
 

@@ -270,7 +270,6 @@ register_implementation("triton", "torch", _built_in(f"{_ATTENTION}.triton", "Tr
 register_implementation("cudnn", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cudnn"))
 register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))
 register_implementation("flash", "torch", _built_in(f"{_ATTENTION}.sdpa", "Flash"))
-register_implementation("flex", "torch", _built_in(f"{_ATTENTION}.flex", "Flex"))
 register_implementation("efficient", "torch", _built_in(f"{_ATTENTION}.sdpa", "Efficient"))
 register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.cpu", "Cpu"))
 register_implementation("math", "", _built_in("einops_fast.attention.math", "Math"))
