@@ -29,7 +29,7 @@ profile: $(STAMP)
 	$(BIN)/python -m einops_fast.profiles $(ARGS)
 
 report: $(STAMP)
-	$(BIN)/python -m einops_fast.profiles.documents
+	$(BIN)/python -m einops_fast.profiles.reporting.documents
 
 # MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
 $(STAMP): setup.cfg pyproject.toml constraints.txt

@@ -10,7 +10,7 @@ from typing import Any
 
 from einops_fast.backends.base import Backend, Numerics, Operand, Target
 from einops_fast.errors import OperandError
-from einops_fast.plan_cache import clear_plans
+from einops_fast.runtime.plan_cache import clear_plans
 
 __all__ = [
     "Backend",
@@ -116,6 +116,6 @@ def _built_in(name: str, class_name: str) -> Callable[[], Backend]:
 
 
 register_backend("numpy", "numpy", _built_in("numpy", "NumpyBackend"))
-register_backend("cupy", "cupy", _built_in("cupy", "CupyBackend"))
-register_backend("mxnet", "mxnet", _built_in("mxnet", "MxnetBackend"))
-register_backend("torch", "torch", _built_in("torch", "TorchBackend"))
+register_backend("cupy", "cupy", _built_in("cupy.backend", "CupyBackend"))
+register_backend("mxnet", "mxnet", _built_in("mxnet.backend", "MxnetBackend"))
+register_backend("torch", "torch", _built_in("torch.backend", "TorchBackend"))

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.errors import OperandError
-from einops_fast.steps import (
+from einops_fast.planning.steps import (
     Arrange,
     Cast,
     Contraction,
@@ -26,11 +26,11 @@ from einops_fast.steps import (
     Sum,
     View,
 )
-from einops_fast.target import Numerics, Operand, Target
+from einops_fast.planning.target import Numerics, Operand, Target
 
 if TYPE_CHECKING:
-    from einops_fast.notation import Subscripts
-    from einops_fast.plan import Plan
+    from einops_fast.planning.notation import Subscripts
+    from einops_fast.planning.plan import Plan
 
 __all__ = ["Backend", "Likeness", "Numerics", "Operand", "Run", "Target", "one_device"]
 
@@ -217,7 +217,7 @@ class Backend(ABC):
     def library(self, step: Fused) -> Run:
         """The library calls that a kernel has to be faster than."""
         # Imported here because plans are compiled by backends.
-        from einops_fast.plan import in_turn
+        from einops_fast.planning.plan import in_turn
 
         return in_turn([(self.emit(each), each.reads) for each in step.library], len(step.reads))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from einops_fast.backends.memory import Memory
-from einops_fast.measuring import Run
+from einops_fast.runtime.measuring import Run
 
 __all__ = ["DeviceClock"]
 

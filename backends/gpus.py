@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from einops_fast.cost import Ceilings
+from einops_fast.planning.cost import Ceilings
 
 __all__ = ["driver_version", "gpu_ceilings"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from einops_fast.backends.base import Backend, Run
 from einops_fast.errors import OperandError
-from einops_fast.function_body import private_copy
-from einops_fast.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
-from einops_fast.target import Numerics, Operand
+from einops_fast.patching.function_body import private_copy
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.planning.target import Numerics, Operand
 
 __all__ = ["NdarrayBackend"]
 

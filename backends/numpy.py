@@ -15,13 +15,13 @@ from einops_fast.backends.base import Likeness, Run
 from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.ndarray import NdarrayBackend
-from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
 from einops_fast.foreign import refuse_foreign
-from einops_fast.layout import contiguous_strides
-from einops_fast.small_calls import FIRST_OF_OTHERS, own_loops
-from einops_fast.steps import Cast, Multiply, Native, Step, Sum
-from einops_fast.target import Numerics, Target
+from einops_fast.patching.small_calls import FIRST_OF_OTHERS, own_loops
+from einops_fast.planning.cost import Ceilings
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.steps import Cast, Multiply, Native, Step, Sum
+from einops_fast.planning.target import Numerics, Target
 
 __all__ = ["NumpyBackend"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_functions
-from einops_fast.notation import Subscripts, parse, parse_interleaved
-from einops_fast.tracing import is_tracing
+from einops_fast.planning.notation import Subscripts, parse, parse_interleaved
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = [
     "Call",

@@ -14,15 +14,15 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from einops_fast import disk_cache
 from einops_fast._version import __version__
 from einops_fast.backends import registered
-from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
-from einops_fast.patch import FUNCTIONS, patch
-from einops_fast.profile import profile
-from einops_fast.tables import plain_table, rich_table
+from einops_fast.observing.profile import profile
+from einops_fast.observing.tables import plain_table, rich_table
+from einops_fast.patching.patch import FUNCTIONS, patch
+from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.runtime import disk_cache
 
 __all__ = ["main"]
 
@@ -249,7 +249,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    from einops_fast.metrics_summary import summarize
+    from einops_fast.observing.metrics_summary import summarize
 
     try:
         print(summarize(options.folder, options.top))

@@ -6,18 +6,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from einops_fast import tuning
 from einops_fast.arguments import Call, hashable, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, awake_types
 from einops_fast.foreign import dispatch, hand_over
-from einops_fast.new_shapes import by_question, watch
-from einops_fast.notation import Subscripts
-from einops_fast.plan import Plan, compile_plan, make_plan
-from einops_fast.plan_cache import compiled, recall, remember, remember_alike
-from einops_fast.precision import allow_precision, allowed
-from einops_fast.small_calls import loops_suffice, read_alike
-from einops_fast.traced import call_traced
-from einops_fast.tracing import is_tracing
+from einops_fast.patching.small_calls import loops_suffice, read_alike
+from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.plan import Plan, compile_plan, make_plan
+from einops_fast.runtime import tuning
+from einops_fast.runtime.new_shapes import by_question, watch
+from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
+from einops_fast.runtime.precision import allow_precision, allowed
+from einops_fast.runtime.traced import call_traced
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call"]
 
@@ -35,7 +35,7 @@ def fast_einsum(
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
 
     Call it as ``fast_einsum(equation, *arrays)``, or with lists of labels between the arrays as
-    ``fast_einsum(a, [0, 1], b, [1, 2], [0, 2])``. See :mod:`einops_fast.notation` for what an equation may be.
+    ``fast_einsum(a, [0, 1], b, [1, 2], [0, 2])``. See :mod:`einops_fast.planning.notation` for what an equation may be.
 
     Args:
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments
 from einops_fast.errors import OperandError, ShapeError
-from einops_fast.plan import Plan
+from einops_fast.planning.plan import Plan
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation

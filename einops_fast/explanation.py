@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from einops_fast.chains import chain_of
-from einops_fast.cost import ITEM_SIZES, StepCost
-from einops_fast.plan import Plan
-from einops_fast.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
+from einops_fast.planning.chains import chain_of
+from einops_fast.planning.cost import ITEM_SIZES, StepCost
+from einops_fast.planning.plan import Plan
+from einops_fast.planning.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
 
 __all__ = ["Explanation", "StepReport", "aligned", "explanation_of", "scaled"]
 

@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 from einops_fast.arguments import Call, is_dispatched, is_handed_over, own_arrays, read_call, read_options
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.constants import cheapest_folding
 from einops_fast.einsum import fast_einsum, plan_call
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
-from einops_fast.notation import Subscripts, bind_sizes, parse
-from einops_fast.plan import Plan, compile_plan
-from einops_fast.plan_cache import keeps_plans
-from einops_fast.traced import einsum_traced
-from einops_fast.tracing import is_tracing
+from einops_fast.planning.notation import Subscripts, bind_sizes, parse
+from einops_fast.planning.plan import Plan, compile_plan
+from einops_fast.runtime.constants import cheapest_folding
+from einops_fast.runtime.plan_cache import keeps_plans
+from einops_fast.runtime.traced import einsum_traced
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -167,7 +167,7 @@ class ContractExpression:
         return type(self), (self._subscripts, self.shapes, constants, *options)
 
     def forget_plans(self) -> None:
-        """Plan the next call anew; see :func:`einops_fast.plan_cache.clear_plans`."""
+        """Plan the next call anew; see :func:`einops_fast.runtime.plan_cache.clear_plans`."""
         self._runs, self._last = {}, _NO_CALL
 
     def _reject_count(self, count: int) -> NoReturn:
@@ -233,7 +233,7 @@ class ContractExpression:
         return folding.compile(backend, fast_einsum, whole, rest)
 
     def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
-        """Under a tracer: see :mod:`einops_fast.traced`. What torch.jit.trace records has other sizes, too."""
+        """Under a tracer: see :mod:`einops_fast.runtime.traced`. What torch.jit.trace records has other sizes, too."""
         if is_tracing():
             self._check_shapes(operands)
         result = einsum_traced(self._letters, operands, self._dtype, self._optimize)

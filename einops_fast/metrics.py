@@ -34,10 +34,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from einops_fast import observers
-from einops_fast.blocks import Block, Setting, holding
 from einops_fast.errors import EinsumError
-from einops_fast.recording import Recorder, current_label
+from einops_fast.observing import observers
+from einops_fast.observing.recording import Recorder, current_label
+from einops_fast.runtime.blocks import Block, Setting, holding
 
 __all__ = ["TABLES", "VARIABLE", "label", "read", "record", "start_from_environment", "write"]
 
@@ -99,7 +99,7 @@ def write(recorder: Recorder, folder: str | os.PathLike[str], tables: Collection
         The files.
     """
     # Few programs record anything: none should wait for this when it imports the package.
-    from einops_fast.metric_tables import MAKERS
+    from einops_fast.observing.metric_tables import MAKERS
 
     _check(tables)
     made = {name: MAKERS[name](recorder) for name in TABLES if name in tables}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
 from einops_fast.profiles.compare import run_studies
+from einops_fast.profiles.contraction.own_cases import read_cases
 from einops_fast.profiles.frameworks import FRAMEWORKS
-from einops_fast.profiles.own_cases import read_cases
-from einops_fast.profiles.records import Options
-from einops_fast.profiles.report import check_rich
-from einops_fast.profiles.results import read_result, reports_folder
+from einops_fast.profiles.reporting.records import Options
+from einops_fast.profiles.reporting.report import check_rich
+from einops_fast.profiles.reporting.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["main"]

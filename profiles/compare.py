@@ -9,14 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from einops_fast.profiles.earlier import compared, earlier_result
 from einops_fast.profiles.frameworks import installed
-from einops_fast.profiles.html_report import html_page
-from einops_fast.profiles.limits import interrupts
-from einops_fast.profiles.plots import draw
-from einops_fast.profiles.progress import Progress
-from einops_fast.profiles.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
-from einops_fast.profiles.report import (
+from einops_fast.profiles.reporting.earlier import compared, earlier_result
+from einops_fast.profiles.reporting.html_report import html_page
+from einops_fast.profiles.reporting.plots import draw
+from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
+from einops_fast.profiles.reporting.report import (
     Table,
     console,
     environment_table,
@@ -26,9 +24,11 @@ from einops_fast.profiles.report import (
     skips_table,
     slug,
 )
-from einops_fast.profiles.results import Result
-from einops_fast.profiles.resume import check_same_machine, finished
+from einops_fast.profiles.reporting.results import Result
+from einops_fast.profiles.reporting.resume import check_same_machine, finished
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.timing.limits import interrupts
+from einops_fast.profiles.timing.progress import Progress
 from einops_fast.profiles.worker import run_worker
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from einops_fast.profiles.clocks import Clock, EventClock, HostClock
-from einops_fast.profiles.processors import available_threads, cpu_name, gpu_count
+from einops_fast.profiles.timing.clocks import Clock, EventClock, HostClock
+from einops_fast.profiles.timing.processors import available_threads, cpu_name, gpu_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ class Framework(ABC):
     def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
         """Standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
         # Imports NumPy, which reads the number of threads then.
-        from einops_fast.profiles.accuracy import random_values
+        from einops_fast.profiles.timing.accuracy import random_values
 
         return [self.array(values, dtype) for values in random_values(shapes, seed)]
 
@@ -264,7 +264,7 @@ class MXNet(Framework):
 
     def __init__(self, device: str, threads: int) -> None:
         super().__init__(device, threads)
-        from einops_fast.backends.mxnet_import import import_mxnet
+        from einops_fast.backends.mxnet.importing import import_mxnet
 
         self.mx: Any = import_mxnet()
         self.mx.npx.set_np()

@@ -28,8 +28,8 @@ if find_spec("einops_fast") is None:
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
-from einops_fast.profiles.processors import available_threads, thread_environment
-from einops_fast.profiles.ranges import is_watched, phase, ranged, recorded
+from einops_fast.profiles.timing.processors import available_threads, thread_environment
+from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
 
 if TYPE_CHECKING:
     from einops_fast.profiles.frameworks import Framework
@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
-    from einops_fast.profiles.measure import check
-    from einops_fast.profiles.modes import make_way
+    from einops_fast.profiles.einsum.modes import make_way
+    from einops_fast.profiles.timing.measure import check
     from einops_fast.profiles.ways import bind, inputs
 
     try:
@@ -114,8 +114,8 @@ def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: 
 
 
 def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
-    from einops_fast.profiles.kernel_table import listing
-    from einops_fast.profiles.kernels import kernel_times
+    from einops_fast.profiles.profilers.kernel_table import listing
+    from einops_fast.profiles.profilers.kernels import kernel_times
 
     try:
         kernels = kernel_times(framework, call)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from einops_fast.profiles import study_attention, study_contraction, study_einsum, study_ops, study_overhead
+from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.cases import Named
+from einops_fast.profiles.contraction import study as study_contraction
+from einops_fast.profiles.einsum import study as study_einsum
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.records import Options, Record, Row
-from einops_fast.profiles.report import Table
+from einops_fast.profiles.ops import study as study_ops
+from einops_fast.profiles.overhead import study as study_overhead
+from einops_fast.profiles.reporting.records import Options, Record, Row
+from einops_fast.profiles.reporting.report import Table
 
 __all__ = ["STUDIES", "Study"]
 
@@ -22,7 +26,7 @@ class Study(Protocol):
         families: the cases by family; ``--cases`` chooses one, and ``--only-run`` selects from it.
         about: what it measures, in a few words.
         own_cases: whether ``--cases`` may also be a file of einsums (see
-            :mod:`einops_fast.profiles.own_cases`).
+            :mod:`einops_fast.profiles.contraction.own_cases`).
         peers: what ours can be measured against, for ``--peers``.
     """
 

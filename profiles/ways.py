@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 import einops_fast
-from einops_fast.budget import forget_spending
-from einops_fast.profiles.accuracy import random_values
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.layouts import laid_out, stored_shapes
+from einops_fast.profiles.timing.accuracy import random_values
+from einops_fast.runtime.budget import forget_spending
 
 __all__ = ["Around", "Call", "Inputs", "Way", "bind", "inputs", "our_way"]
 

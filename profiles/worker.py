@@ -18,10 +18,10 @@ from pathlib import Path
 
 import einops_fast
 from einops_fast.profiles import frameworks
-from einops_fast.profiles.environment import environment, versions
-from einops_fast.profiles.processors import available_threads, thread_environment
-from einops_fast.profiles.records import Machine, Options, Record, decode, encode, skipped
+from einops_fast.profiles.reporting.records import Machine, Options, Record, decode, encode, skipped
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.timing.environment import environment, versions
+from einops_fast.profiles.timing.processors import available_threads, thread_environment
 
 __all__ = ["run_worker"]
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
-from einops_fast import budget, new_shapes
 from einops_fast.attention import new_lengths
-from einops_fast.budget import forget_spending
+from einops_fast.runtime import budget, new_shapes
+from einops_fast.runtime.budget import forget_spending
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:

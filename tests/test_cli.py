@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from einops_fast import disk_cache
 from einops_fast.cli import main
-from einops_fast.patch import FUNCTIONS
+from einops_fast.patching.patch import FUNCTIONS
+from einops_fast.runtime import disk_cache
 
 ROOT = Path(__file__).parents[1]
 

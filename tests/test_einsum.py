@@ -26,13 +26,14 @@ from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
 
 from einops_fast import einsum as front
-from einops_fast import fast_einsum, plan_cache
+from einops_fast import fast_einsum
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments
-from einops_fast.notation import parse
-from einops_fast.plan import compile_plan, make_plan
-from einops_fast.plan_cache import clear_plans
-from einops_fast.steps import Gemm, Multiply, Native, Step
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import compile_plan, make_plan
+from einops_fast.planning.steps import Gemm, Multiply, Native, Step
+from einops_fast.runtime import plan_cache
+from einops_fast.runtime.plan_cache import clear_plans
 
 Array = npt.NDArray[Any]
 

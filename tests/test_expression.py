@@ -13,8 +13,8 @@ import pytest
 
 from einops_fast import OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
 from einops_fast.backends import get_backend
-from einops_fast.constants import cheapest_folding
 from einops_fast.einsum import plan_arguments
+from einops_fast.runtime.constants import cheapest_folding
 
 
 @pytest.fixture

@@ -75,8 +75,8 @@ def test_has_every_module_of_the_checkout(installed):
     assert {"backends/__init__.py", "profiles/__init__.py"} <= python_files(package)
     assert (package / "py.typed").is_file()
     # What the page of results is made of.
-    pages = {path.name for path in (ROOT / "einops_fast" / "profiles" / "page").iterdir()}
-    assert {path.name for path in (package / "profiles" / "page").iterdir()} == pages != set()
+    pages = {path.name for path in (ROOT / "einops_fast" / "profiles" / "reporting" / "page").iterdir()}
+    assert {path.name for path in (package / "profiles" / "reporting" / "page").iterdir()} == pages != set()
     assert not any(path.is_symlink() for path in package.rglob("*"))
 
 
@@ -94,6 +94,6 @@ def test_works_with_its_two_requirements_alone(installed):
 def test_sdist_holds_the_files_that_its_tests_read(installed):
     run(sys.executable, "-m", "tarfile", "--extract", installed.sdist, installed.cwd, cwd=installed.cwd)
     unpacked = installed.cwd / installed.sdist.name.removesuffix(".tar.gz")
-    script = "tests/test_profiles.py::test_script_says_what_it_cannot_run"
-    files = ("tests/test_profile_documents.py", "tests/test_profile_reports.py", script)
+    script = "tests/profiles/test_profiles.py::test_script_says_what_it_cannot_run"
+    files = ("tests/profiles/test_profile_documents.py", "tests/profiles/test_profile_reports.py", script)
     assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=unpacked)

@@ -12,7 +12,7 @@ from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import INTEGERS
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["read_call"]
 

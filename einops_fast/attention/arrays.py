@@ -129,9 +129,9 @@ def arrays_of(framework: str) -> Arrays:
 def _wake(framework: str) -> bool:
     if framework not in _known:
         if framework == "torch":
-            _known[framework] = import_module("einops_fast.backends.torch_arrays").TorchArrays()
+            _known[framework] = import_module("einops_fast.backends.torch.attention.arrays").TorchArrays()
         elif framework == "mxnet":
-            _known[framework] = import_module("einops_fast.backends.mxnet_arrays").MxnetArrays()
+            _known[framework] = import_module("einops_fast.backends.mxnet.arrays").MxnetArrays()
         else:
             _known[framework] = Arrays(import_module("cupy" if framework == "cupy" else "numpy"))
     return True

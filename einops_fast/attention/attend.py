@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any
 
-from einops_fast import tracing
 from einops_fast.attention import new_lengths, registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.calls import GivenCall, Runs, by_views
@@ -16,13 +15,14 @@ from einops_fast.attention.prepare import Options, Plan, make_plan
 from einops_fast.attention.refusals import forget_refusals, is_refusal, remember_refusal, warn_of_refusals
 from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
-from einops_fast.autocast import autocasts
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
-from einops_fast.plan_cache import emptied_with_plans, keep, recall, remember_alike
-from einops_fast.tracing import is_tracing
-from einops_fast.tuning import current_mode, unchecked_mode
+from einops_fast.runtime import tracing
+from einops_fast.runtime.autocast import autocasts
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
+from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
 __all__ = ["attend", "attention", "known", "own_call", "plan_of"]
 

@@ -79,7 +79,7 @@ def choose(
         return Decision(best, "the one that is the fastest where nothing is in its way", answers, final=False)
     # Imported when it is needed: it reads the disk, and there may be no GPU.
     from einops_fast.attention.measured import choose_by_time
-    from einops_fast.backends.attention.clock import TorchClock
+    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
     return choose_by_time(answers, spec, device, mode, call, TorchClock(device))
 

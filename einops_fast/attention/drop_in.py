@@ -6,15 +6,15 @@ from collections.abc import Hashable
 from math import lcm
 from typing import Any
 
-from einops_fast import tracing
 from einops_fast.attention import new_lengths, registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
 from einops_fast.attention.registry import allowed_names
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
-from einops_fast.tracing import is_tracing
-from einops_fast.tuning import unchecked_mode
+from einops_fast.runtime import tracing
+from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tuning import unchecked_mode
 
 __all__ = ["scaled_dot_product_attention"]
 

@@ -10,7 +10,7 @@ from einops_fast.attention.prediction import unfused_seconds
 from einops_fast.attention.reference import reference_attention
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.cost import Ceilings
+from einops_fast.planning.cost import Ceilings
 
 __all__ = ["Math"]
 

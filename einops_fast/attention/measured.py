@@ -13,9 +13,9 @@ from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.choosing import Chooser, Record, circumstances
-from einops_fast.cost import Ceilings
-from einops_fast.measuring import ATTENTION, Clock, record_of, time_runs
+from einops_fast.planning.cost import Ceilings
+from einops_fast.runtime.choosing import Chooser, Record, circumstances
+from einops_fast.runtime.measuring import ATTENTION, Clock, record_of, time_runs
 
 __all__ = ["AttentionClock", "choose_by_time", "problem_class"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar
 
-from einops_fast.blocks import Setting, holding
 from einops_fast.errors import EinsumError
+from einops_fast.runtime.blocks import Setting, holding
 
 __all__ = ["current_score_memory", "score_memory"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from einops_fast.plan_cache import LIMIT, emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
 __all__ = ["by_words", "run_for", "watch"]
 

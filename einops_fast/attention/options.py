@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from einops_fast.errors import EinsumError, OperandError
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["count", "plain_options", "whole_number"]
 

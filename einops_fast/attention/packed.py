@@ -7,7 +7,7 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["apart", "of_nested_tensors", "views"]
 
@@ -30,7 +30,7 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
         return parts
     if is_tracing() or not hasattr(packed, "unbind"):
         return views(packed, axis, sizes)
-    found: tuple[Any, ...] = import_module("einops_fast.backends.torch_parts").apart(packed, axis, sizes)
+    found: tuple[Any, ...] = import_module("einops_fast.backends.torch.attention.parts").apart(packed, axis, sizes)
     return found
 
 
@@ -45,7 +45,7 @@ def of_nested_tensors() -> Any:
 
 def _wake() -> bool:
     if not _known:
-        _known.append(import_module("einops_fast.backends.attention.nested"))
+        _known.append(import_module("einops_fast.backends.torch.attention.implementations.nested"))
     return True
 
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import chain
 
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
-from einops_fast.notation import parse
+from einops_fast.planning.notation import parse
 
 __all__ = ["PACKED", "Pattern", "checked_sequence", "letters_of", "read_pattern", "spelled"]
 

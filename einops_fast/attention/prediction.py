@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.cost import ITEM_SIZES, Ceilings
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
 __all__ = ["attention_bytes", "attention_flops", "fused_seconds", "unfused_seconds"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from einops_fast.attention.arrays import Arrays
 from einops_fast.attention.fewer_axes import merge_batch
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.cost import ITEM_SIZES
 from einops_fast.errors import OperandError, ShapeError
+from einops_fast.planning.cost import ITEM_SIZES
 
 __all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 __all__ = ["forget_refusals", "is_refusal", "refusals_of", "remember_refusal", "warn_of_refusals"]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import check_registration
-from einops_fast.blocks import Setting, holding, traced_value
-from einops_fast.cost import Ceilings
 from einops_fast.errors import OperandError
+from einops_fast.planning.cost import Ceilings
+from einops_fast.runtime.blocks import Setting, holding, traced_value
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -265,7 +265,7 @@ def _built_in(module: str, class_name: str) -> Callable[[], Implementation]:
     return make
 
 
-_ATTENTION = "einops_fast.backends.attention"
+_ATTENTION = "einops_fast.backends.torch.attention.implementations"
 register_implementation("triton", "torch", _built_in(f"{_ATTENTION}.triton", "Triton"))
 register_implementation("cudnn", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cudnn"))
 register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))

@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from einops_fast import observers
 from einops_fast.attention.drop_in import scaled_dot_product_attention
 from einops_fast.attention.torch_state import not_ours
 from einops_fast.errors import EinsumError
+from einops_fast.observing import observers
 
 __all__ = ["CUDA_KEYS", "AttentionReplacement"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from einops_fast.autocast import autocasts
 from einops_fast.errors import OperandError, ShapeError
+from einops_fast.runtime.autocast import autocasts
 
 __all__ = [
     "ask_torch",
@@ -31,7 +31,7 @@ __all__ = [
 is_strict: Callable[[], bool] = bool
 
 
-#: Whether torch has to get each call, as :func:`einops_fast.backends.torch_types.is_followed` says.
+#: Whether torch has to get each call, as :func:`einops_fast.backends.torch.types.is_followed` says.
 is_followed: Callable[[], bool] = bool
 
 
@@ -92,7 +92,7 @@ def hides_values(array: Any) -> bool:
         return False
     import torch
 
-    from einops_fast.backends.torch_types import is_traced
+    from einops_fast.backends.torch.types import is_traced
 
     return bool(array.is_meta or is_traced() or (array.is_cuda and torch.cuda.is_current_stream_capturing()))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from einops_fast.attention.torch_state import hides_values
-from einops_fast.backends.torch_types import PLAIN, may_read_values
+from einops_fast.backends.torch.types import PLAIN, may_read_values
 from einops_fast.errors import ShapeError
 
 __all__ = ["mask_options", "may_hide_all_keys"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from einops_fast.autocast import autocasts
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.options import check_probability
 from einops_fast.ops.sizes import check_sizes
+from einops_fast.runtime.autocast import autocasts
 
 __all__ = [
     "ACTIVATIONS",

@@ -8,7 +8,7 @@ from typing import Any
 
 from einops_fast.attention.options import whole_number
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["axis_of", "check_axis", "class_axis", "length"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["function_for", "torch_function"]
 
@@ -159,7 +159,7 @@ def _of(framework: str) -> dict[str, Callable[..., Any]]:
 def _wake(framework: str) -> bool:
     if framework not in _functions:
         if framework == "torch":
-            _functions[framework] = import_module("einops_fast.backends.torch_fused").FUNCTIONS
+            _functions[framework] = import_module("einops_fast.backends.torch.ops.fused").FUNCTIONS
         else:
             module = {"mxnet": "mxnet.numpy", "cupy": "cupy"}.get(framework, "numpy")
             _functions[framework] = import_module("einops_fast.ops.ndarrays").functions(import_module(module))

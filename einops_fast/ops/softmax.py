@@ -12,7 +12,7 @@ from einops_fast.ops.axes import axis_of, length
 from einops_fast.ops.dispatch import function_for
 from einops_fast.ops.masks import check_mask
 from einops_fast.ops.options import check_number
-from einops_fast.tracing import is_tracing
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
-from einops_fast.tables import plain_table, rich_table
+from einops_fast.observing.tables import plain_table, rich_table
 
 __all__ = ["OptimizeReport", "Row"]
 

@@ -1,0 +1,194 @@
+"""Contractions in a graph that MXNet traces once and runs with arrays of any size: hybridized and exported blocks.
+
+Every operator here takes axes, never sizes. Sizes are only looked at for two choices that hold for all of them: which
+operand to transpose, and which axes to repeat because they have length 1 in one operand while tracing. An axis that
+is equally long in both then has to be so in later calls, too: MXNet raises an error if it isn't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einops_fast.backends.mxnet.importing import import_mxnet
+from einops_fast.backends.mxnet.ops import ONEDNN_AXES, native_einsum, sum_over
+
+__all__ = ["contract_any_size"]
+
+mxnet = import_mxnet()
+mnp, npx = mxnet.np, mxnet.npx
+
+
+def contract_any_size(equation: str, *operands: Any) -> Any:
+    """Return the einsum of one or two floating-point arrays, by operators that hold for all sizes.
+
+    Args:
+        equation: in letters, with an output and without an ellipsis.
+        operands: arrays, as deep as the equation says.
+    """
+    given, _, output = equation.partition("->")
+    terms = given.split(",")
+    arrays, labels = [], []
+    for at, (term, array) in enumerate(zip(terms, operands, strict=True)):
+        needed = set(output).union(*terms[:at], *terms[at + 1 :])
+        kept = "".join([label for label in dict.fromkeys(term) if label in needed])
+        if len(set(term)) < len(term):
+            array = native_einsum(f"{term}->{kept}", array)
+        elif kept != term:
+            array = sum_over(array, [axis for axis, label in enumerate(term) if label not in kept])
+        arrays.append(array)
+        labels.append(kept)
+    if len(arrays) == 1:
+        # The answer is never the operand itself: its memory would be shared.
+        return mnp.copy(arrays[0]) if terms[0] == output else _ordered(arrays[0], labels[0], output)
+    (a, b), (left, right) = arrays, labels
+    for label in left:
+        if label in right and a.shape[left.index(label)] != b.shape[right.index(label)]:
+            a, b = _repeated(a, b, left.index(label), right.index(label))
+    if set(left + right) == set(output):
+        return _product(a, left, b, right, output)
+    return _matrix_product(a, left, b, right, output)
+
+
+def _ordered(array: Any, labels: str, wanted: str) -> Any:
+    return array if labels == wanted else mnp.transpose(array, [labels.index(label) for label in wanted])
+
+
+def _positions(array: Any, axis: int) -> Any:
+    # Halves can't count beyond 2048.
+    return npx.arange_like(array.astype("float32") if array.dtype == np.float16 else array, axis=axis)
+
+
+def _gathered(array: Any, positions: Any, axis: int) -> Any:
+    """The array with an axis of length 1 as long as ``positions``; one of that length stays as it is."""
+    return mnp.take(array, positions, axis=axis, mode="clip")
+
+
+def _repeated(a: Any, b: Any, axis_of_a: int, axis_of_b: int) -> tuple[Any, Any]:
+    """Both arrays with an equally long axis; where it has length 1 in one of them, that one is repeated."""
+    positions = mnp.maximum(_positions(a, axis_of_a), _positions(b, axis_of_b))
+    return _gathered(a, positions, axis_of_a), _gathered(b, positions, axis_of_b)
+
+
+def _product(a: Any, left: str, b: Any, right: str, output: str) -> Any:
+    """The product of elements.
+
+    Axes that one operand lacks are gathered. MXNet's own broadcasting sums gradients ten times as slowly, and leaves
+    them unwritten where nothing is to be summed.
+    """
+    both = [_ordered(x, own, "".join([at for at in output if at in own])) for x, own in ((a, left), (b, right))]
+    for axis, label in enumerate(output):
+        both = [x if label in own else mnp.expand_dims(x, axis) for x, own in zip(both, (left, right), strict=True)]
+    spread = list(both)
+    for axis in reversed(range(len(output))):
+        for at, own in enumerate((left, right)):
+            if output[axis] not in own:
+                spread[at] = _gathered(spread[at], _positions(both[1 - at], axis), axis)
+    return spread[0] * spread[1]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Axis orders in which two operands are stacks of matrices; ``batch + rows + columns`` is the result's.
+
+    ``first`` and ``second`` are the operands' axes: the batch, then the others, the contracted ones first or last.
+    """
+
+    batch: str
+    rows: str
+    columns: str
+    contracted: str
+    contracted_first: bool
+    contracted_last: bool
+
+    @property
+    def first(self) -> str:
+        pair = (self.contracted, self.rows) if self.contracted_first else (self.rows, self.contracted)
+        return self.batch + "".join(pair)
+
+    @property
+    def second(self) -> str:
+        pair = (self.columns, self.contracted) if self.contracted_last else (self.contracted, self.columns)
+        return self.batch + "".join(pair)
+
+    @property
+    def result(self) -> str:
+        return self.batch + self.rows + self.columns
+
+
+def _layouts(first: str, second: str, output: str) -> Iterator[_Layout]:
+    """The layouts of two operands that may save transposing: in the order of an operand or of the output."""
+
+    def orders(labels: set[str], *spelled: str) -> list[str]:
+        return list(dict.fromkeys("".join([at for at in each if at in labels]) for each in spelled))
+
+    one, two, kept = set(first), set(second), set(output)
+    for parts in product(
+        orders(one & two & kept, output, first, second),
+        orders(one - two, output, first),
+        orders(two - one, output, second),
+        orders((one & two) - kept, first, second),
+        (False, True),
+        (False, True),
+    ):
+        yield _Layout(*parts)
+
+
+def _matrix_product(a: Any, left: str, b: Any, right: str, output: str) -> Any:
+    """The sum of products over the axes that the output lacks, as a stack of products of matrices."""
+    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
+    pairs = (((a, left), (b, right)), ((b, right), (a, left)))
+
+    def moved(way: tuple[int, _Layout]) -> int:
+        """The elements to be transposed; MXNet takes ten times as long where the last axis changes."""
+        (_, first), (_, second) = pairs[way[0]]
+        orders = ((first, way[1].first), (second, way[1].second), (way[1].result, output))
+        changes = [(prod([sizes[label] for label in old]), old[-1:] == new[-1:]) for old, new in orders if old != new]
+        return sum(size * (1 if in_runs else 10) for size, in_runs in changes)
+
+    ways = [(at, way) for at, ((_, one), (_, two)) in enumerate(pairs) for way in _layouts(one, two, output)]
+    at, way = min(ways, key=moved)
+    a, b = _ordered(*pairs[at][0], way.first), _ordered(*pairs[at][1], way.second)
+    batch, rows, columns, contracted = map(len, (way.batch, way.rows, way.columns, way.contracted))
+    # oneDNN takes two axes beside these.
+    stack = max(1, min(batch, ONEDNN_AXES - 2))
+    result = npx.batch_dot(
+        _matrices(a, batch, stack, contracted if way.contracted_first else rows),
+        _matrices(b, batch, stack, columns if way.contracted_last else contracted),
+        transpose_a=way.contracted_first,
+        transpose_b=way.contracted_last,
+    )
+    result = _split(result, stack + 1, b, batch + (0 if way.contracted_last else contracted), columns)
+    result = _split(result, stack, a, batch + (contracted if way.contracted_first else 0), rows)
+    result = _split(result, stack - 1, a, stack - 1, batch - stack + 1)
+    return _ordered(result, way.result, output)
+
+
+def _matrices(array: Any, batch: int, stack: int, first: int) -> Any:
+    """The array with its last ``batch - stack + 1`` batch axes as one, the ``first`` next ones, and all others."""
+    last = array.ndim - batch - first
+    return _merged(_merged(_merged(array, batch + first, last), batch, first), stack - 1, batch - stack + 1)
+
+
+def _merged(array: Any, at: int, count: int) -> Any:
+    """The array with ``count`` axes from ``at`` on as one, of length 1 for none."""
+    if count == 0:
+        return mnp.expand_dims(array, at)
+    for _ in range(count - 1):
+        # -2 copies the length of an axis, -5 is that of two, and -4 stands for all that are left.
+        array = npx.reshape(array, (*[-2] * at, -5, -4))
+    return array
+
+
+def _split(array: Any, at: int, like: Any, begin: int, count: int) -> Any:
+    """The array with axis ``at`` as the ``count`` axes that ``like`` has from ``begin`` on."""
+    if count == 0:
+        return mnp.squeeze(array, axis=at)
+    if count == 1:
+        return array
+    return npx.reshape_like(array, like, lhs_begin=at, lhs_end=at + 1, rhs_begin=begin, rhs_end=begin + count)

@@ -1,0 +1,1 @@
+"""torch's tensors: what each step becomes, and what torch has to know of our functions."""

@@ -1,0 +1,1 @@
+"""Attention on torch's tensors: our kernels as functions and operators of torch."""

@@ -1,0 +1,263 @@
+"""Attention by our Triton kernels on torch's tensors, with gradients of q, k, v, the bias and the sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from einops_fast.attention.axes import View
+from einops_fast.attention.math import Math
+from einops_fast.attention.prepare import Plan
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays, Given, extras_of
+from einops_fast.backends.torch.attention.runs import AttentionCall, backward, call_of
+from einops_fast.backends.torch.function import recorded
+from einops_fast.backends.torch.types import is_batched, is_jit_tracing
+from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
+
+__all__ = [
+    "DIFFERENTIABLE",
+    "GivenAttention",
+    "differentiated_twice",
+    "second_order",
+    "triton_attention",
+]
+
+DIFFERENTIABLE = (0, 1, 2, 3, 6)
+"""Where q, k, v, the bias and the sinks are among the arrays."""
+
+
+def _by_the_reference(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+    return Math().run(replace(spec, lse=True), inputs)
+
+
+second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = _by_the_reference
+"""An attention that torch can differentiate twice, for gradients of gradients; ``None`` for an error in their place."""
+
+
+def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+    """``softmax(scale * q @ k.T + …) @ v`` for tensors in canonical order with any strides; nothing is copied.
+
+    Differentiable in q, k, v, the bias and the sinks, through the result and through the logarithms.
+
+    Args:
+        spec: what to compute; see :class:`~einops_fast.backends.torch.attention.implementations.triton.Triton`.
+        inputs: the tensors.
+
+    Returns:
+        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and where ``spec.lse`` the
+        logarithms of the rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
+
+    Raises:
+        NotImplementedError: from backward, where gradients are differentiated again.
+    """
+    arrays = _arrays(inputs)
+    if torch.compiler.is_compiling() or is_jit_tracing() or not _in_memory(arrays):
+        # Imported here because it registers operators that are made of these functions.
+        from einops_fast.backends.torch.attention.ops import attention_forward, constants
+
+        out, lse = attention_forward(*arrays, *constants(spec))
+        return out, lse if spec.lse else None
+    q, k, v, bias, *_ = arrays
+    call, extras = call_of(spec, arrays), extras_of(arrays)
+    differentiable = q, k, v, bias, inputs.sinks
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
+        return _differentiable(call, q, k, v, extras)
+    out, lse = call.forward(q, k, v, extras)
+    return out, lse if spec.lse else None
+
+
+def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
+    """The result and, if asked for, the logarithms, as autograd records them."""
+    if extras.bias is None and extras.sinks is None:
+        found = _recorded((call, extras), q, k, v)
+    else:
+        found = _recorded((call, extras), q, k, v, extras.bias, extras.sinks)
+    return found if call.spec.lse else (found, None)
+
+
+class GivenAttention:
+    """A whole call of one kind, of arrays as the caller has them; see :meth:`Implementation.prepared`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._bare = len(plan.views) == 3 and not plan.spec.dropout_p
+        # Where each further array is among the extras, its name and the dtype that it's converted to.
+        self._further = [(NAMES.index(name) - 3, name, dtype) for name, _, dtype in plan.views[3:]]
+        self._call: AttentionCall | None = None
+
+    def __call__(self, arrays: Mapping[str, Any]) -> Any:
+        """The result, and the logarithms if they are asked for."""
+        plan = self._plan
+        if is_jit_tracing():
+            return self._by_operators(arrays)
+        q, k, v = arrays["q"], arrays["k"], arrays["v"]
+        extras = NO_EXTRAS if self._bare else self._extras(arrays)
+        call = self._call
+        # Of tensors on a GPU, everything is known of those that are like these.
+        if call is None or not q.is_cuda:
+            given = (q, k, v, *extras)
+            if not _in_memory(given):
+                return self._by_operators(arrays)
+            if call is None:
+                call = self._call = AttentionCall(plan.spec, given, _given(plan), joins=True)
+        if plan.spec.gradients:
+            out, lse = _differentiable(call, q, k, v, extras)
+        else:
+            out, lse = call.forward(q, k, v, extras)
+        return (out, plan.log(lse, plan.permute)) if plan.spec.lse else out
+
+    def _extras(self, arrays: Mapping[str, Any]) -> Extras:
+        plan = self._plan
+        found = [*NO_EXTRAS]
+        for at, name, dtype in self._further:
+            array = arrays[name] if dtype is None else plan.cast(arrays[name], dtype)
+            found[at] = array.contiguous() if name in LENGTHS else array
+        if plan.spec.dropout_p:
+            found[-1] = seed_for(arrays["q"])
+        return Extras._make(found)
+
+    def _by_operators(self, arrays: Mapping[str, Any]) -> Any:
+        inputs = self._plan.inputs(arrays)
+        if self._plan.spec.dropout_p:
+            inputs.seed = seed_for(inputs.q)
+        return self._plan.answer(*triton_attention(self._plan.spec, inputs))
+
+
+def _given(plan: Plan) -> Given:
+    """How the arrays of a plan are given."""
+    views = {name: view for name, view, _ in plan.views}
+    return Given(tuple([views.get(name, View()) for name in NAMES]), plan.result)
+
+
+def _in_memory(arrays: Arrays) -> bool:
+    """Whether all are what is in memory: no tensors of another kind, no views that stand for the negative of it."""
+    for each in arrays:
+        if each is not None:
+            kind = type(each)
+            if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or each.is_neg():
+                return False
+    return True
+
+
+def _arrays(inputs: AttentionInputs) -> Arrays:
+    return (
+        inputs.q, inputs.k, inputs.v, inputs.bias, inputs.mask, inputs.alibi_slopes, inputs.sinks, inputs.q_segments,
+        inputs.kv_segments, inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table,
+        inputs.seed,
+    )  # fmt: skip
+
+
+class _Attention(torch.autograd.Function):
+    """What autograd sees, without ``setup_context``, which takes longer.
+
+    What has no gradients is one argument for it, and of results there are only those that somebody gets, as each takes
+    time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, fixed: tuple[AttentionCall, Extras], q: Any, k: Any, v: Any, *others: Any) -> Any:
+        call, extras = fixed
+        if others:
+            bias, sinks = others
+            extras = extras._replace(bias=bias, sinks=sinks)
+        out, lse = call.forward(q, k, v, extras)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse, *call.tensors(extras))
+        ctx.set_materialize_grads(False)
+        return (out, lse) if call.spec.lse else out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any, d_lse: Any = None) -> Any:
+        wanted = ctx.needs_input_grad[1:]
+        if d_out is None and d_lse is None:
+            return (None,) * (1 + len(wanted))
+        q, k, v, out, lse, *others = ctx.saved_tensors
+        call = ctx.call
+        extras = call.extras(others)
+        if torch.is_grad_enabled() or _are_batched(d_out, d_lse):
+            found = _canonical_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
+        else:
+            found = call.backward(q, k, v, extras, out, lse, d_out, d_lse, wanted)
+        return None, *found[: len(wanted)]
+
+
+def _are_batched(*gradients: Any) -> bool:
+    """Whether one of these stands for several."""
+    return any(each is not None and is_batched(each) for each in gradients)
+
+
+def _canonical_gradients(
+    call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
+) -> tuple[Any, ...]:
+    """The gradients by what sees arrays in canonical order: to be differentiated again, or of several at a time."""
+    given = call.given
+    wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
+    d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
+    canonical = given.canonical(arrays)
+    if _are_batched(d_out, d_lse):
+        # Torch calls the operator for each of them.
+        from einops_fast.backends.torch.attention.ops import attention_backward, constants
+
+        found = attention_backward(out, lse, d_out, d_lse, *canonical, list(wanted), *constants(call.spec))
+        found = [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
+    else:
+        found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *canonical)
+    return tuple(
+        [
+            None if each is None else given.views[at].back(each, arrays[at].shape, torch.permute)
+            for at, each in zip(DIFFERENTIABLE, found, strict=True)
+        ]
+    )
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients, to be differentiated again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, spec: AttentionSpec, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, *arrays: Any
+    ) -> Any:
+        ctx.spec, ctx.wanted = spec, wanted
+        ctx.save_for_backward(d_out, d_lse, *arrays)
+        ctx.set_materialize_grads(False)
+        return backward(spec, arrays, out, lse, d_out, d_lse, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        d_out, d_lse, *arrays = ctx.saved_tensors
+        again = differentiated_twice(ctx.spec, tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
+        return None, None, *again[:2], None, None, *again[2:]
+
+
+def differentiated_twice(
+    spec: AttentionSpec, arrays: Arrays, d_out: Any, d_lse: Any, wanted: Sequence[bool], gradients: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Gradients of gradients, through :data:`second_order`: of ``d_out``, ``d_lse`` and each array."""
+    if second_order is None or spec.dropout_p:
+        raise NotImplementedError(
+            "attention by the Triton kernels can't be differentiated twice: use attention_backend('math')"
+        )
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_() if at in DIFFERENTIABLE and each is not None else each
+                  for at, each in enumerate(arrays)]  # fmt: skip
+        seeds = [None if each is None else each.detach().requires_grad_() for each in (d_out, d_lse)]
+        results = second_order(spec, AttentionInputs(*leaves))
+        ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
+        of = [leaves[at] for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted]
+        first = torch.autograd.grad([way[0] for way in ways], of, [way[1] for way in ways], create_graph=True)
+        back = [each for each, is_wanted in zip(gradients, wanted, strict=True) if is_wanted]
+        pairs = [(each, seed) for each, seed in zip(first, back, strict=True) if seed is not None]
+        inputs = [each for each in (*seeds, *leaves) if each is not None and each.requires_grad]
+        found = iter(
+            torch.autograd.grad([pair[0] for pair in pairs], inputs, [pair[1] for pair in pairs], allow_unused=True)
+        )
+    return tuple(next(found) if each is not None and each.requires_grad else None for each in (*seeds, *leaves))
+
+
+_recorded = recorded(_Attention)
+_recorded_gradients: Callable[..., Any] = _Gradients.apply

@@ -1,0 +1,176 @@
+"""Gradients by our attention kernels on torch's tensors: a plan of one kind of call's, and memory for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention.layouts import (
+    BIAS,
+    Arrays,
+    Given,
+    dtype_of,
+    example,
+    kernel_layouts,
+    layout_of,
+    problem_of,
+)
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.around.heads_apart import pays_apart
+from einops_fast.backends.triton.attention.around.hopper_padded_plan import PaddedBackwardPlan, on_copies
+from einops_fast.backends.triton.attention.around.parts_sum import parts_sum
+from einops_fast.backends.triton.attention.general.backward_plan import BackwardPlan, Gradients, is_whole
+from einops_fast.backends.triton.attention.general.tilings import backward_tilings
+from einops_fast.backends.triton.attention.hopper.plan import HopperBackwardPlan, suits_hopper_backward
+from einops_fast.backends.triton.attention.problem import Layout, missing_axes
+from einops_fast.backends.triton.attention.short.plan import ShortBackwardPlan, suits_short_backward
+from einops_fast.backends.triton.launching.launch import accumulator
+from einops_fast.planning.layout import contiguous_strides, dense_strides
+
+__all__ = ["GradientsOfCall"]
+
+
+class GradientsOfCall:
+    """A plan, and the layouts of the gradients that it writes.
+
+    Args:
+        spec: what was computed.
+        given: how the arrays are given.
+        arrays: of what.
+        d_out: how the gradient of the result lies, in canonical order.
+        wanted: of which of q, k, v, the bias and the sinks there are to be gradients; as many of them as there are.
+        together: of q, k and v that are parts of one array, how many elements that has, and after how many each of the
+            three begins. Their gradients are parts of one array, too: then nobody has to put them together.
+        memory: what makes arrays.
+        processors: compute capability of the device, and how many processors it has.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        given: Given,
+        arrays: Arrays,
+        d_out: Layout,
+        wanted: Sequence[bool],
+        together: tuple[int, tuple[int, int, int]] | None,
+        memory: TorchMemory,
+        processors: tuple[tuple[int, int], int],
+    ) -> None:
+        self.wanted = of_q, of_k, of_v, of_bias, of_sinks = (*wanted, *(False,) * (5 - len(wanted)))
+        self._sums = accumulator(spec.dtype)
+        self._views = given.views
+        canonical = given.canonical(arrays)
+        capability, units = processors
+        apart = pays_apart(spec, units)
+        self._missing = [missing_axes(spec, name, apart) for name in ("q", "k", "v")]
+        self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
+        self._together = together if self.simple else None
+        # The kernel for q writes the gradient of a bias with all axes, too.
+        needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v
+        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None, None, None]
+        self._memory, self._new = memory, memory.here(arrays[0])
+        layouts = kernel_layouts(spec, canonical)
+        layouts["d_out"] = d_out
+        for at, name in enumerate(("q", "k", "v")):
+            if not needed[at]:
+                continue
+            if self._missing[at]:
+                # It has all batch axes that the kernel doesn't sum over itself.
+                sizes = enumerate(canonical[at].shape)
+                shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
+                layout = layouts["d" + name] = shape, contiguous_strides(shape)
+            else:
+                layout, layouts["d" + name] = self._like(arrays, at)
+            self._layouts[at] = *layout, arrays[at].dtype
+        if of_bias:
+            self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
+        rows, bias_dtype = canonical[0].shape[-2], dtype_of(arrays[BIAS])
+        found, copies = on_copies(
+            spec,
+            layouts,
+            ("q", "k", "v", "d_out", "dq", "dk", "dv"),
+            bias_dtype,
+            partial(problem_of, spec, apart=apart),
+            lambda found: (
+                not suits_short_backward(spec, found, units)
+                and suits_hopper_backward(spec, found, capability, bias_dtype)
+            ),
+        )
+        tilings = backward_tilings(spec, found, capability)[0]
+        self.run: BackwardPlan | PaddedBackwardPlan | ShortBackwardPlan
+        if suits_short_backward(spec, found, units):
+            self.run = ShortBackwardPlan(spec, found, units)
+        elif suits_hopper_backward(spec, found, capability, bias_dtype):
+            hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
+            self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
+        else:
+            self.run = BackwardPlan(spec, found, rows, tilings)
+        if not isinstance(self.run, (HopperBackwardPlan, PaddedBackwardPlan)):
+            # What is summed up afterwards may as well have all digits.
+            for at, missing in enumerate(self._missing):
+                own = self._layouts[at]
+                if missing and own is not None:
+                    self._layouts[at] = *own[:2], getattr(torch, self._sums)
+        self._zeros = spec.varlen
+        parts = self.run.bias_parts if of_bias else 1
+        self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
+
+    def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
+        """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
+        shape, strides = layout_of(arrays[at])
+        layout = shape, strides if self._together else dense_strides(shape, strides)
+        return layout, layout_of(self._views[at](example(*layout), torch.permute))
+
+    def __call__(
+        self,
+        device: int,
+        operands: tuple[Any, Any, Any],
+        results: tuple[Any, Any],
+        given: tuple[Any, Any],
+        extras: Extras,
+    ) -> tuple[Gradients, Any]:
+        """Make the gradients; and ``delta``, a flat array, which there is where sinks are to have a gradient."""
+        into = self._arrays()
+        if self.wanted[3]:
+            into.bias = self._bias_array(extras.bias)
+        if self._zeros:
+            for array in (into.q, into.k, into.v):
+                if array is not None:
+                    array.zero_()
+        delta = self.run(self._memory, device, operands, results, given, extras, into)
+        if self._parts_sum is not None:
+            parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
+            self._parts_sum(self._memory, device, parts, into.bias)
+        return into, delta
+
+    def _arrays(self) -> Gradients:
+        """Memory for the gradients of q, k and v that are wanted."""
+        new = self._new
+        of_q, of_k, of_v = self._layouts
+        if self._together is None or not (of_q and of_k and of_v):
+            return Gradients(of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v))
+        elements, (q, k, v) = self._together
+        whole = new((elements,), (1,), of_q[2])
+        return Gradients(whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v))
+
+    def _bias_array(self, bias: Any) -> Any:
+        """Memory for the gradient of the bias, or for the parts that it is the sum of."""
+        shape, strides = self._bias
+        if self._parts_sum is not None:
+            return self._memory.workspace(bias, self.run.bias_parts * prod(shape), self._sums)
+        found = self._new(shape, strides, bias.dtype)
+        return found.zero_() if self.run.bias_starts_at_zero else found
+
+    def summed(self, at: int, gradient: Any, operand: Any) -> Any:
+        """The gradient of an operand that lacks axes: the sum over them."""
+        missing = self._missing[at]
+        if not missing:
+            return gradient
+        found = gradient.sum(missing, keepdim=True).to(operand.dtype)
+        return self._views[at].back(found, operand.shape, torch.permute)

@@ -1,0 +1,78 @@
+"""Timing implementations of attention on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from einops_fast.attention.calls import GivenCall
+from einops_fast.attention.registry import Implementation
+from einops_fast.backends.clock import DeviceClock
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.torch.types import is_traced
+from einops_fast.planning.cost import Ceilings
+
+_cudnn: Any = torch.backends.cudnn
+
+__all__ = ["TorchClock"]
+
+
+class TorchClock(DeviceClock):
+    """The clock of a CUDA device."""
+
+    def __init__(self, device: str) -> None:
+        self._name = device
+        super().__init__(TorchMemory(), torch.device(device).index or 0)
+
+    def may_measure(self) -> bool:
+        return self._memory.may_measure() and not is_traced()
+
+    def device_name(self) -> str:
+        return str(torch.cuda.get_device_name(self._name))
+
+    def versions(self) -> dict[str, str]:
+        found = {**self._memory.versions(), "cudnn": str(_cudnn.version())}
+        with suppress(PackageNotFoundError):
+            found["flash-attn-4"] = version("flash-attn-4")
+        return found
+
+    def ceilings(self) -> Ceilings:
+        return gpu_ceilings(self.device_name())
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[torch.device(self._name)]), torch.cuda.device(self._name):
+            yield
+
+    def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], None]:
+        spec = call.plan.spec
+        arrays, leaves = _apart(call.arrays)
+        # Made once: an implementation that compiles would compile anew for each run.
+        run = GivenCall(call.plan, arrays).by(way).straight
+        given = tuple(arrays.values())
+        cotangents: list[torch.Tensor] = []
+
+        def forward() -> None:
+            with torch.no_grad():
+                run(*given)
+
+        def both() -> None:
+            with torch.enable_grad():
+                found = run(*given)
+                result = found[0] if spec.lse else found
+                if not cotangents:
+                    cotangents.append(torch.ones_like(result))
+                torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
+
+        return both if spec.gradients and leaves else forward
+
+
+def _apart(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The same memory in tensors of our own, so that no gradient gets anywhere; and those that have gradients."""
+    own = {name: array.detach().requires_grad_(array.requires_grad) for name, array in arrays.items()}
+    return own, [each for each in own.values() if each.requires_grad]

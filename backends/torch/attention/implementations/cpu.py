@@ -1,0 +1,154 @@
+"""torch's scaled_dot_product_attention on a CPU, called in the ways that it is fast and right in.
+
+The log of the denominator and second derivatives, which it lacks, are in :mod:`cpu_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
+    TRIED,
+    added_mask,
+    attention_with_log,
+    differentiable_twice,
+    even_features,
+    native,
+    with_wide_gradients,
+)
+from einops_fast.backends.torch.attention.implementations.four_axes import FourAxes
+from einops_fast.backends.torch.attention.implementations.sdpa import Sdpa
+from einops_fast.backends.torch.types import HALVES, PLAIN
+from einops_fast.runtime.tracing import is_tracing
+
+__all__ = ["Cpu"]
+
+_MANY = 1 << 15
+"""Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
+
+
+def _is_masked(spec: AttentionSpec) -> bool:
+    """Whether there is nothing but either a bias or a mask."""
+    shapes = [shape for shape in (spec.bias, spec.mask) if shape is not None]
+    more = spec.alibi or spec.segments or spec.window != (None, None) or spec.causal
+    return len(shapes) == 1 and not more
+
+
+def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, *others: Any, **options: Any) -> Any:
+    """torch's function with numbers in place of a mask: it makes them itself, which takes longer."""
+    if q.is_cpu and mask.numel() >= _MANY:
+        mask = added_mask(mask, q.dtype)
+    return run(q, k, v, mask, *others, **options)
+
+
+def _is_empty(spec: AttentionSpec) -> bool:
+    """Whether an operand has no elements."""
+    return 0 in (*spec.batch, spec.q_len, spec.kv_len, spec.head_dim, spec.v_head_dim)
+
+
+def _evens_out(spec: AttentionSpec) -> bool:
+    """Whether features of zeros cost less than making all scores, which torch does without them.
+
+    Measured: forward they do, and twice to 14 times, but for float16, whose own kernel may be the slower one. Gradients
+    are products mostly, the more so in float32.
+    """
+    if not spec.gradients and spec.dtype != "float16":
+        return True
+    if is_tracing():  # nothing is to depend on sizes
+        return False
+    scores = prod(spec.batch) * spec.q_len * spec.kv_len
+    return scores >= 1 << 23 or (spec.dtype == "bfloat16" and spec.kv_len >= 256 and scores >= 1 << 18)
+
+
+def _with_even_features(run: Callable[..., Any], q: Any, k: Any, v: Any, *others: Any, **options: Any) -> Any:
+    """torch's function where q, k and v have other numbers of features, for which it would make all scores."""
+    if not q.is_cpu:
+        return run(q, k, v, *others, **options)
+    options.setdefault("scale", q.shape[-1] ** -0.5)
+    return run(*even_features(q, k, v), *others, **options)[..., : v.shape[-1]]
+
+
+class Cpu(Sdpa):
+    """What ``scaled_dot_product_attention`` does on a CPU, and on all other devices but NVIDIA GPUs."""
+
+    name = "cpu"
+    recordable = True
+    expands = True
+    flat = True
+    spreads = False
+    scales_first = False
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.lse:
+            if spec.bias_gradient:
+                return "it has no gradient of the bias where the log of the denominator is asked for"
+            if spec.dropout_p:
+                return "it has no dropout where the log of the denominator is asked for"
+            if _is_empty(spec):
+                return "it returns no log of the denominator of empty arrays"
+        return super().lacks(spec)
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        if reason is None and spec.lse:
+            if not TRIED:
+                return "it returns the log of the denominator from torch 2.13 on"
+            if not device.startswith("cpu"):
+                return "it returns the log of the denominator on CPUs only"
+            if is_tracing():
+                return "torch.compile can't trace how it gets the log of the denominator"
+        return reason
+
+    def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
+        return torch.float32 if dtype in HALVES and bias != dtype else dtype
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        if spec.lse and any(type(each) not in PLAIN for each in (inputs.q, inputs.k, inputs.v)):
+            return "it returns the log of the denominator of plain tensors only"
+        return None
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        if not spec.lse:
+            return super()._call(spec, axes, inputs)
+        mask, causal, _ = self._mask(spec, inputs, axes)
+        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        result, lse = attention_with_log(q, k, v, mask, causal, spec.scale)
+        return axes.back(result), axes.back(lse)
+
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
+        if not (self._is_plain(spec) or _is_masked(spec)):
+            return None
+        options: dict[str, Any] = {"dropout_p": spec.dropout_p} if spec.dropout_p else {}
+        if spec.causal:
+            options["is_causal"] = True
+        if spec.scale != max(1, spec.head_dim) ** -0.5:
+            options["scale"] = spec.scale
+        if axes.grouped:
+            options["enable_gqa"] = True
+        # Each argument that is as it would be anyway takes torch time to read.
+        run = self._native(spec)
+        return partial(run, **options) if options else run
+
+    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
+        return not spec.causal and self.plain(spec, axes) is native
+
+    def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
+        fused = not spec.bias_gradient and not spec.dropout_p and not _is_empty(spec)
+        even = spec.head_dim == spec.v_head_dim
+        evened = fused and not even and _evens_out(spec)
+        run = native
+        if spec.gradients and not is_tracing():
+            low = spec.dtype in ("float16", "bfloat16") and fused and (even or evened)
+            run = with_wide_gradients if TRIED and low else differentiable_twice
+        if not (self._is_plain(spec) or spec.bias or spec.alibi or is_tracing()):
+            run = partial(_with_added_mask, run)
+        return partial(_with_even_features, run) if evened else run
+
+    def unavailable(self, device: str) -> str | None:
+        return "on NVIDIA GPUs torch's backends are called one by one" if device.startswith("cuda") else None

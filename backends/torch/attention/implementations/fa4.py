@@ -1,0 +1,184 @@
+"""FlashAttention-4, the kernels in CuTe that the package flash-attn-4 installs.
+
+What is said here of version 4.0.0b36 was read in its source, and seen on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.devices import capability
+from einops_fast.backends.torch.attention.implementations.fa4_ops import fa4_forward
+from einops_fast.backends.torch.attention.implementations.four_axes import (
+    ALIGNED,
+    FourAxes,
+    OnFourAxes,
+    odd_addresses,
+    odd_strides,
+)
+from einops_fast.runtime.tracing import known
+
+__all__ = ["Fa4"]
+
+
+def _installed() -> bool:
+    try:
+        return find_spec("flash_attn.cute") is not None
+    except ImportError:
+        return False
+
+
+_INSTALLED = _installed()
+
+_WOULD_COPY = f"it would copy what doesn't begin at multiples of {ALIGNED} bytes"
+
+_BACKWARD = (24, 32, 64, 88, 96, 120, 128, 160, 192, 224, 256)
+"""Head dims with gradients. Those of q are wrong with 8, 16, 40, 72, 80, 104 and 112, the others weren't tried."""
+
+_UNEVEN_BACKWARD = {192: (128,)}
+"""The v_head_dims other than head_dim, by head_dim, with gradients. Those of q were right with 128 beside 64 in one run
+and wrong in another; other pairs are wrong, don't run or weren't tried as often."""
+
+_TILES = (64, 80, 96, 112, 128, 144)
+"""How many keys it may take at a time on Hopper: pages of so many it copies whole, with what is beyond the end."""
+
+
+class Fa4(OnFourAxes):
+    """Its kernels by operators of ours, on views with the heads after the positions."""
+
+    name = "fa4"
+    # Forward it's 5% ahead of our own kernels in some problems, and as much behind in others. So it's timed beside
+    # them, and isn't used where nothing is timed, while torch.compile traces for one.
+    efficiency = 0.68
+    slow_to_begin = True
+    may_refuse = True
+    host = 2e-4, 2.5e-3
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.dtype not in ("float16", "bfloat16"):
+            return f"it takes float16 and bfloat16 only, not {spec.dtype}"
+        for there, what in (
+            (spec.dropout_p, "dropout"),
+            (spec.bias is not None, "bias"),
+            (spec.mask is not None, "mask"),
+            (spec.alibi, "slopes"),
+            (spec.segments, "segments"),
+            ((spec.cache or spec.page_size) and spec.gradients, "gradients where there are cache_seqlens"),
+            (spec.deterministic and spec.gradients, "promise that gradients have the same bits on every run"),
+        ):
+            if there:
+                return f"it has no {what}"
+        if spec.cache and (not spec.page_size or spec.page_size in _TILES):
+            pages = f"pages of {spec.page_size}" if spec.page_size else "a cache without pages"
+            return f"with {pages}, what lies beyond a sequence's end would have an effect if it is NaN"
+        if not spec.scale > 0:
+            return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
+        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
+            return "it takes no empty arrays"
+        return self._lacks_features(spec) or self._lacks_place(spec) or super().lacks(spec) or self._lacks_axes(spec)
+
+    def _lacks_features(self, spec: AttentionSpec) -> str | None:
+        """What it lacks of head dims."""
+        dims = spec.head_dim, spec.v_head_dim
+        if max(dims) > 256 or spec.head_dim % 8 or spec.v_head_dim % 8:
+            return f"it takes multiples of 8 up to 256 as head_dim, not {dims[0]} and {dims[1]}"
+        if dims[0] <= 96 and dims[1] > 192:
+            return f"it has too few registers for values of {dims[1]} features beside head_dim {dims[0]}"
+        if not spec.gradients:
+            return None
+        if dims[0] == dims[1]:
+            return None if dims[0] in _BACKWARD else f"its gradients weren't seen to be right with head_dim {dims[0]}"
+        if dims[1] not in _UNEVEN_BACKWARD.get(dims[0], ()):
+            return f"its gradients weren't seen to be right with head_dim {dims[0]} beside {dims[1]} of v"
+        return None
+
+    def _lacks_place(self, spec: AttentionSpec) -> str | None:
+        """What it lacks of places in memory, and of which query faces which key."""
+        for strides in spec.strides:
+            if strides and strides[-1] != 1:
+                return "it wants the features of a head side by side"
+        if odd_strides(spec):
+            return _WOULD_COPY
+        placed = spec.causal or spec.window != (None, None)
+        if placed and spec.alignment == "top_left" and (spec.varlen or not known(spec.q_len == spec.kv_len)):
+            return "it has causality and window only where the last query faces the last key"
+        return None
+
+    def _lacks_axes(self, spec: AttentionSpec) -> str | None:
+        """What it lacks of batch axes that merge."""
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            return axes
+        if spec.gradients and axes.grouped and spec.head_dim != spec.v_head_dim:
+            return "its gradients want the same head_dim for q, k and v where heads share their keys"
+        if spec.varlen and axes.batch != 1:
+            return "it takes no batch axes beside packed sequences, unless they merge with the heads"
+        if any(size != 1 for size in spec.sinks_batch[: axes.cut]):
+            return "its sinks are the same for all of the batch"
+        if (spec.cache or spec.page_size) and axes.cut != 1:
+            return "it takes one axis of sequences there, and others that merge to one of heads"
+        return None
+
+    def unavailable(self, device: str) -> str | None:
+        if not _INSTALLED:
+            return "flash-attn-4 isn't installed"
+        if not device.startswith("cuda"):
+            return "it is for tensors on NVIDIA GPUs"
+        if capability(device) < (9, 0):
+            return "it needs a GPU of compute capability 9.0 or later"
+        return None
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        return super().supports(spec, device) or (None if capability(device) < (10, 0) else _elsewhere(spec))
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        return _WOULD_COPY if odd_addresses(inputs) else None
+
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return partial(_call, spec, axes)
+
+
+def _elsewhere(spec: AttentionSpec) -> str | None:
+    """What isn't said to be there on other GPUs than Hopper's, by the library's source alone."""
+    dims = spec.head_dim, spec.v_head_dim
+    if max(dims) > 128 and dims not in ((192, 128), (256, 256)):
+        return f"it takes head_dim up to 128 on this GPU, or 192 beside 128, or 256; not {dims[0]} and {dims[1]}"
+    tried = not (spec.sinks or spec.cache or spec.page_size or (spec.gradients and (spec.softcap or spec.lse)))
+    return None if tried else "sinks, lengths of a cache, and gradients of softcap and lse were tried on Hopper only"
+
+
+def _call(spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    packed = spec.varlen
+    kv = partial(_pages, axes) if spec.page_size else axes.kv
+    q, k, v = (each.transpose(1, 2) for each in (axes.q(inputs.q), kv(inputs.k), kv(inputs.v)))
+    if packed:
+        q, k, v = q[0], k[0], v[0]
+    # Not only their dtype matters: lists of numbers are to have no gaps.
+    numbers = [
+        None if each is None else each.contiguous()
+        for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table)
+    ]
+    longest = (spec.q_len, spec.kv_len) if packed else (None, None)
+    sinks = _of_heads(inputs.sinks, axes) if spec.sinks else None
+    result, lse = fa4_forward(
+        q, k, v, sinks, *numbers, spec.scale, spec.causal, *spec.window, spec.softcap, *longest
+    )  # fmt: skip
+    if packed:
+        result, lse = result[None], lse[None]
+    return axes.back(result.transpose(1, 2)), axes.back(lse) if spec.lse else None
+
+
+def _pages(axes: FourAxes, array: Any) -> Any:
+    """Pages of keys or values, with one axis of heads."""
+    array = array.expand(array.shape[0], *axes.kv_sizes[1:], *array.shape[-2:])
+    return array.reshape(array.shape[0], axes.kv_heads, *array.shape[-2:])
+
+
+def _of_heads(sinks: Any, axes: FourAxes) -> Any:
+    """A sink for every head."""
+    whole = sinks.expand(*sinks.shape[: axes.cut], *axes.sizes[axes.cut :])
+    return whole.reshape(axes.heads).contiguous()

@@ -1,0 +1,178 @@
+"""FlashAttention-4 as operators of torch: one call each, with known results, so that torch.compile can trace them.
+
+Its functions by themselves import and compile while they are called, which torch.compile refuses to trace. Of packed
+sequences, they leave what belongs to no sequence as they find it: here it is zeros, in results and gradients. Importing
+this module registers the operators; the library is imported by the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from einops_fast.backends.torch.attention.implementations.fa4_instead import gradients_instead, refused, result_instead
+from einops_fast.backends.torch.operator import Operator
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+
+__all__ = ["fa4_forward"]
+
+_ARRAYS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, "
+    "Tensor? cache_seqlens, Tensor? block_table"
+)
+_CONSTANTS = "float scale, bool causal, int? left, int? right, float softcap, SymInt? longest_q, SymInt? longest_kv"
+_ARRAY_COUNT = 8
+
+_refused: dict[Hashable, bool] = emptied_with_plans({})
+"""Kinds of calls that the library has refused."""
+
+
+def _unless_refused(
+    name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...], run: Callable[[], Any], instead: Callable[..., Any]
+) -> Any:
+    """What ``run`` returns, or ``instead`` of the error with which the library refuses; ``None`` from then on."""
+    if _refused and _kind(name, arrays, constants) in _refused:
+        return instead(None)
+    try:
+        with _on_device_of(arrays[0]):
+            return run()
+    except Exception as error:
+        if not refused(error):
+            raise
+        keep(_refused, _kind(name, arrays, constants), True)
+        return instead(error)
+
+
+def _kind(name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> Hashable:
+    tensors = [None if each is None else (each.shape, each.stride(), each.dtype, each.device) for each in arrays]
+    return name, *tensors, *constants
+
+
+def _shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Of the result and of the logarithms."""
+    *batch, length, heads, _ = q.shape
+    assert packed is not bool(batch)
+    return (*batch, length, heads, v.shape[-1]), (*batch, heads, length)
+
+
+def _library() -> Any:
+    return import_module("flash_attn.cute.interface")
+
+
+def _on_device_of(q: Any) -> AbstractContextManager[Any]:
+    # The library asks the current device what it is.
+    return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+
+
+def _options(
+    scale: float, causal: bool, left: int | None, right: int | None, softcap: float, longest_q: Any, longest_kv: Any
+) -> dict[str, Any]:
+    return {
+        "softmax_scale": scale,
+        "causal": causal,
+        "window_size_left": left,
+        "window_size_right": right,
+        "softcap": softcap,
+        "max_seqlen_q": longest_q,
+        "max_seqlen_k": longest_kv,
+    }
+
+
+def _compute(
+    q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any, cached: Any, table: Any, *constants: Any
+) -> tuple[Any, Any]:
+    shape, lse_shape = _shapes(q, v, starts is not None)
+
+    def run() -> tuple[Any, Any]:
+        memory = {}
+        if starts is not None:
+            memory["out"] = q.new_zeros(shape)
+            memory["lse"] = q.new_full(lse_shape, float("-inf"), dtype=torch.float32)
+        out, lse, *_ = _library()._flash_attn_fwd(
+            q.detach(), k.detach(), v.detach(), cu_seqlens_q=starts, cu_seqlens_k=kv_starts, seqused_k=cached,
+            page_table=table, learnable_sink=None if sinks is None else sinks.detach(), return_lse=True, **memory,
+            **_options(*constants),
+        )  # fmt: skip
+        return out, lse
+
+    arrays = q, k, v, sinks, starts, kv_starts, cached, table
+    found: tuple[Any, Any] = _unless_refused(
+        "forward", arrays, constants, run, lambda error: result_instead(error, arrays, constants)
+    )
+    return found
+
+
+def _fake(q: Any, k: Any, v: Any, sinks: Any, starts: Any, *others: Any) -> tuple[Any, Any]:
+    shape, lse_shape = _shapes(q, v, starts is not None)
+    return q.new_empty(shape), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _gradients(
+    out: Any, lse: Any, d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any,
+    cached: Any, table: Any, *constants: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    assert cached is None
+    assert table is None
+
+    def run() -> tuple[Any, ...]:
+        memory = {}
+        if starts is not None:
+            memory = {f"d{name}": torch.zeros_like(each) for name, each in (("q", q), ("k", k), ("v", v))}
+        d_q, d_k, d_v, *rest = _library()._flash_attn_bwd(
+            q, k, v, out, torch.zeros_like(out) if d_out is None else d_out, lse, cu_seqlens_q=starts,
+            cu_seqlens_k=kv_starts, dlse=d_lse, learnable_sink=sinks, **memory, **_options(*constants),
+        )  # fmt: skip
+        return d_q, d_k, d_v, rest[0] if rest else None
+
+    arrays, results, cotangents = (q, k, v, sinks, starts, kv_starts, cached, table), (out, lse), (d_out, d_lse)
+    found: tuple[Any, ...] = _unless_refused(
+        "backward", arrays, constants, run,
+        lambda error: gradients_instead(error, arrays, constants, results, cotangents),
+    )  # fmt: skip
+    return found
+
+
+def _gradient_shapes(
+    out: Any, lse: Any, d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, sinks: Any, *others: Any
+) -> tuple[Any, ...]:
+    return tuple([None if each is None else torch.empty_like(each) for each in (q, k, v, sinks)])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    ctx.constants = inputs[_ARRAY_COUNT:]
+    ctx.save_for_backward(*inputs[:_ARRAY_COUNT], *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+    *arrays, out, lse = ctx.saved_tensors
+    if d_out is None and d_lse is None:
+        return (None,) * _ARRAY_COUNT
+    d_q, d_k, d_v, d_sinks = fa4_backward(out, lse, d_out, d_lse, *arrays, *ctx.constants)
+    return (d_q, d_k, d_v, None if arrays[3] is None else d_sinks, *(None,) * (_ARRAY_COUNT - 4))
+
+
+def _no_more(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError("FlashAttention-4 has no second derivatives: use attention_backend('math') for them")
+
+
+#: The result, like q, and the logarithms, per head and position, of q, k and v with axes ``(batch, positions, heads,
+#: features)``, or without the first one of packed sequences; of k and v ``(pages, positions, heads, features)`` with a
+#: block table.
+fa4_forward = Operator(
+    f"fa4_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", _compute, _fake, _setup, _backward
+).traced
+
+#: Gradients of q, k, v and the sinks; an empty one where there are no sinks.
+fa4_backward = Operator(
+    f"fa4_backward(Tensor out, Tensor lse, Tensor? d_out, Tensor? d_lse, {_ARRAYS}, {_CONSTANTS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradient_shapes,
+    lambda ctx, inputs, output: None,
+    _no_more,
+).traced

@@ -1,0 +1,371 @@
+"""Canonical arrays as the ``(batch, heads, length, features)`` that libraries take, without a copy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise, permutations
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from einops_fast.attention.axes import View
+from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.types import PLAIN
+from einops_fast.errors import OperandError
+from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.runtime.tracing import is_tracing
+
+if TYPE_CHECKING:
+    from einops_fast.attention.prepare import Plan
+
+__all__ = ["ALIGNED", "FourAxes", "OnFourAxes", "aligned", "four_axes", "odd_addresses", "odd_strides"]
+
+ALIGNED = 16
+"""Bytes that libraries read at a time: addresses and strides of q, k and v are to be multiples."""
+
+
+@dataclass(frozen=True)
+class FourAxes:
+    """Which batch axes become the batch, and which the heads.
+
+    Attributes:
+        cut: number of axes that become the batch.
+        batch: size of the batch.
+        heads: heads of q.
+        kv_heads: heads of k and v; q's are a multiple.
+        sizes: of the batch axes of q, of k and v, and of the result.
+    """
+
+    cut: int
+    batch: int
+    heads: int
+    kv_heads: int
+    q_sizes: tuple[int, ...]
+    kv_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of q share one of k and v."""
+        # A comparison of symbolic sizes is no bool.
+        return True if self.heads != self.kv_heads else False  # noqa: SIM210
+
+    def q(self, array: Any) -> Any:
+        """A view of q."""
+        return self._view(array, self.q_sizes, self.heads)
+
+    def kv(self, array: Any) -> Any:
+        """A view of k or v."""
+        return self._view(array, self.kv_sizes, self.kv_heads)
+
+    def _view(self, array: Any, sizes: tuple[int, ...], heads: int) -> Any:
+        shape = array.shape
+        if shape[:-2] != sizes:
+            array = array.expand(*sizes, *shape[-2:])
+        return array if len(sizes) == 2 and self.cut == 1 else array.reshape(self.batch, heads, *shape[-2:])
+
+    def scores(self, array: Any) -> Any:
+        """A bias or mask; axes of size 1 stay so, unless there are others that become one with them."""
+        tail, own = array.shape[-2:], list(array.shape[:-2])
+        for part in (slice(0, self.cut), slice(self.cut, None)):
+            if any(size != 1 for size in own[part]):
+                own[part] = self.sizes[part]
+        if own != list(array.shape[:-2]):
+            array = array.expand(*own, *tail)
+        return array.reshape(prod(own[: self.cut]), prod(own[self.cut :]), *tail)
+
+    def back(self, result: Any) -> Any:
+        """The result, or what has an element per query, in canonical form."""
+        if len(self.sizes) == 2 and self.cut == 1:
+            return result
+        return result.reshape(*self.sizes, *result.shape[2:])
+
+
+def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
+    """How the batch axes of a spec merge into two, or why they don't.
+
+    Args:
+        spec: the spec.
+        expands: whether a bias or mask may be copied to have all the axes that become one.
+    """
+    count = len(spec.batch)
+    # Packed sequences lie along the positions: none of their axis is left.
+    batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
+    together = list(zip(spec.q_batch, spec.k_batch, spec.v_batch, strict=True))
+    shared = count
+    while shared and together[shared - 1][1:] == (1, 1) and together[shared - 1][0] != 1:
+        shared -= 1
+    kv_sizes = (*batch[:shared], *(1,) * (count - shared))
+    # One axis for the batch and all others for the heads is what everyone has; else whatever merges.
+    for cut in dict.fromkeys((min(1, shared), *range(shared, -1, -1))):
+        apart = cut < 2 and count - cut < 2  # no axes have to merge
+        merges = apart or all(
+            _merge(sizes[part], strides[part])
+            for sizes, strides in _expanded(spec, batch, kv_sizes)
+            for part in (slice(0, cut), slice(cut, count))
+        )
+        biases = (
+            apart
+            or expands
+            or all(_merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None)
+        )
+        if merges and biases:
+            return FourAxes(
+                cut,
+                prod(batch[:cut]),
+                prod(batch[cut:]),
+                prod(kv_sizes[cut:]),
+                batch,
+                kv_sizes,
+                batch,
+            )
+    if not expands and four_axes(spec, True) != _NO_MERGE:
+        return "a bias or mask has some but not all of the axes that become its heads"
+    return _NO_MERGE
+
+
+_NO_MERGE = "its batch axes can't be seen as one of batch and one of heads without a copy"
+
+
+def _expanded(
+    spec: AttentionSpec, batch: tuple[int, ...], kv_sizes: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes and strides of the batch axes of q, k and v, missing ones expanded."""
+    found = []
+    own_sizes = (spec.q_batch, spec.k_batch, spec.v_batch)
+    for own, wanted, strides in zip(own_sizes, (batch, kv_sizes, kv_sizes), spec.strides, strict=False):
+        expanded = tuple(
+            stride if size == full else 0 for size, full, stride in zip(own, wanted, strides, strict=False)
+        )
+        found.append((wanted, expanded))
+    return found
+
+
+def _merge(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether axes are one axis to who walks along them."""
+    real = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    if any(size == 0 for size, _ in real):
+        return True
+    return all(outer == inner * size for (_, outer), (size, inner) in pairwise(real))
+
+
+def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool:
+    """Whether a bias has all or none of the axes that become one."""
+    for part in (slice(0, cut), slice(cut, len(batch))):
+        have = [size != 1 for size, full in zip(shape[part], batch[part], strict=True) if full != 1]
+        if any(have) and not all(have):
+            return False
+    return True
+
+
+def odd_strides(spec: AttentionSpec) -> bool:
+    """Whether a stride of q, k or v, of other axes than the features, is no multiple of :data:`ALIGNED` bytes."""
+    item = ITEM_SIZES[spec.dtype]
+    return any(stride * item % ALIGNED for strides in spec.strides for stride in strides[:-1])
+
+
+def odd_addresses(inputs: AttentionInputs) -> bool:
+    """Whether q, k or v doesn't begin at a multiple of :data:`ALIGNED` bytes; tensors without memory do."""
+    return any(type(each) in PLAIN and each.data_ptr() % ALIGNED for each in (inputs.q, inputs.k, inputs.v))
+
+
+def aligned(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays, those that begin elsewhere than at a multiple of :data:`ALIGNED` bytes as copies.
+
+    Who was chosen for calls of a kind gets all later ones, whose arrays may begin anywhere.
+    """
+    bits = 0
+    for each in arrays:  # in one go: every call comes through here
+        if type(each) not in PLAIN:
+            return arrays
+        bits |= each.data_ptr()
+    if not bits % ALIGNED:
+        return arrays
+    return tuple([each.clone() if each.data_ptr() % ALIGNED else each for each in arrays])
+
+
+class OnFourAxes(Implementation):
+    """What implementations of such libraries have in common."""
+
+    #: Whether a mask or bias may be copied.
+    expands: ClassVar[bool] = False
+    #: Whether what :meth:`plain` gives takes a bias or mask that has axes for queries and keys only.
+    flat: ClassVar[bool] = False
+    #: The spec that was asked about last, and the answer: who can do a call is asked again how.
+    _last: tuple[AttentionSpec, FourAxes | str] | None = None
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.transforms:
+            return "its kernels have no forward-mode derivative and can't be vmapped"
+        found = self.axes(spec)
+        return found if isinstance(found, str) else None
+
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        """How the axes are merged, or why they aren't."""
+        last = self._last
+        if last is not None and last[0] is spec:
+            return last[1]
+        found = four_axes(spec, self.expands)
+        if not is_tracing():
+            self._last = spec, found
+        return found
+
+    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            raise OperandError(axes)
+        return self.call(spec, axes)
+
+    def knows(self, spec: AttentionSpec) -> tuple[Any, ...] | None:
+        axes = self.axes(spec)
+        return None if isinstance(axes, str) else tuple([getattr(axes, each.name) for each in fields(axes)])
+
+    def compiled_knowing(self, spec: AttentionSpec, knows: Any) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return self.call(spec, FourAxes(*knows))
+
+    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
+        spec, axes = plan.spec, self.axes(plan.spec)
+        if isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views):
+            return None
+        if any(type(array) not in PLAIN or array.dtype not in (torch.bool, arrays[0].dtype) for array in arrays):
+            return None
+        run = self.plain(spec, axes)
+        if run is None:
+            return None
+        permute = plan.permute
+
+        def result(found: Any) -> Any:
+            return plan.result(axes.back(found), permute)
+
+        seen = _seen(plan, axes)
+        flat = [self.flat and at > 2 and array.dim() == 2 for at, array in enumerate(arrays)]
+        example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
+        ways = zip((*arrays, example), (*seen, result), (*flat, False), strict=True)
+        found = [way for way in (_way(*each) for each in ways) if way is not None]
+        if len(found) <= len(arrays):
+            return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
+        return _on_the_way(run, found)
+
+    def length_axis(self, plan: Plan, arrays: Sequence[Any]) -> int | None:
+        spec, axes = plan.spec, self.axes(plan.spec)
+        if isinstance(axes, str) or len(arrays) != 3 or not self._by_axes_alone(spec, axes):
+            return None
+        # Of axes of one element, and of gaps, no order can be told.
+        if any(array.dim() != 4 or 1 in array.shape or not array.is_contiguous() for array in arrays):
+            return None
+        ways = [_way(array, view) for array, view in zip(arrays, _seen(plan, axes), strict=True)]
+        if ways[0] is None or ways[0].change is not None or ways != ways[:1] * 3:
+            return None
+        order = ways[0].order or (0, 1, 2, 3)
+        return order[2]
+
+    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
+        """Whether :meth:`plain` gives the same for all sizes of the axes."""
+        return False
+
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
+        """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
+
+        ``None`` where it takes more than these.
+        """
+        return None
+
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        return self.compiled(spec)(inputs)
+
+    @abstractmethod
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """What :meth:`run` does, with the axes known."""
+
+
+def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
+    """How each array of a plan becomes one with four axes."""
+
+    def through(view: View, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda array: then(view(array, plan.permute))
+
+    ways = axes.q, axes.kv, axes.kv, axes.scores
+    return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
+
+
+class _Way(NamedTuple):
+    """How an array becomes a view of it, by axes alone.
+
+    Attributes:
+        change: puts an axis of size 1 in, or takes one out, if need be.
+        at: its place.
+        order: of the axes after that; empty for the one that they have.
+    """
+
+    change: Callable[[Any, int], Any] | None = None
+    at: int = 0
+    order: tuple[int, ...] = ()
+
+    def go(self, array: Any) -> Any:
+        """The view."""
+        change, at, order = self
+        if change is not None:
+            array = change(array, at)
+        return array.permute(order) if order else array
+
+
+def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | None:
+    """The way from an array to a view of it; ``None`` if there is none.
+
+    Args:
+        array: any.
+        view: makes the view.
+        flat: leading axes of size 1 that the view has more needn't be there.
+    """
+    array = array.detach()
+    seen = view(array)
+    if seen.untyped_storage()._cdata != array.untyped_storage()._cdata:  # it was copied
+        return None
+    more = seen.dim() - array.dim()
+    if flat and all(size == 1 for size in seen.shape[:more]):
+        seen, more = seen[(0,) * more], 0
+    wanted, changed = _walk(seen), list(_changed(array, more))
+    for order in permutations(range(seen.dim())):
+        for change, at, candidate in changed:
+            if _walk(candidate.permute(order)) == wanted:
+                return _Way(change, at, () if order == tuple(range(len(order))) else order)
+    return None
+
+
+def _changed(array: Any, more: int) -> Iterator[tuple[Callable[[Any, int], Any] | None, int, Any]]:
+    """An array with one axis of size 1 more or less, at each place; or as it is."""
+    if more == 0:
+        yield None, 0, array
+    elif more == 1:
+        for at in range(array.dim() + 1):
+            yield torch.unsqueeze, at, array.unsqueeze(at)
+    elif more == -1:
+        for at, size in enumerate(array.shape):
+            if size == 1:
+                yield torch.squeeze, at, array.squeeze(at)
+
+
+def _walk(array: Any) -> list[tuple[int, int]]:
+    """Sizes and strides, where there is something to walk along."""
+    return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
+
+
+def _on_the_way(run: Callable[..., Any], ways: Sequence[_Way]) -> Callable[..., Any]:
+    """``run`` on arrays that go a way each, as its result does, whose way is the last one."""
+    if all(way == _Way() for way in ways):
+        return run
+    if len(ways) == 4 and all(way.order and not way.change for way in ways):
+        permute = torch.permute  # takes less time than the method of the same name
+        of_q, of_k, of_v, of_result = (way.order for way in ways)
+        return lambda q, k, v: permute(run(permute(q, of_q), permute(k, of_k), permute(v, of_v)), of_result)
+    *gone, returned = [None if way == _Way() else way.go for way in ways]
+
+    def call(*arrays: Any) -> Any:
+        found = run(*[array if go is None else go(array) for array, go in zip(arrays, gone, strict=True)])
+        return found if returned is None else returned(found)
+
+    return call

@@ -1,0 +1,364 @@
+"""torch's own scaled_dot_product_attention: cuDNN, FlashAttention and the memory-efficient kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
+from einops_fast.attention.registry import allowed_names
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.cpu_gradients import native
+from einops_fast.backends.torch.attention.implementations.devices import capability, has_cudnn
+from einops_fast.backends.torch.attention.implementations.four_axes import (
+    ALIGNED,
+    FourAxes,
+    OnFourAxes,
+    aligned,
+    odd_addresses,
+    odd_strides,
+)
+from einops_fast.runtime.tracing import is_tracing, known
+
+__all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
+
+_cuda: Any = torch.backends.cuda
+
+_EXACT = {"float16": ("float16",), "bfloat16": ("bfloat16",), "float32": ("float16", "bfloat16", "float32")}
+"""By dtype of the queries, the dtypes of a bias that has the same values in it."""
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""What torch calls the implementations that its function chooses among."""
+
+
+class Sdpa(OnFourAxes):
+    """What all ways through ``scaled_dot_product_attention`` have in common."""
+
+    #: Whether a bias or mask has to have the positions of all queries and keys.
+    spreads: ClassVar[bool] = True
+    #: Whether keys are hidden after scores are scaled: before that, -inf times a negative scale hides all others.
+    scales_first: ClassVar[bool] = True
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.softcap:
+            return "it has no softcap"
+        if spec.sinks:
+            return "it has no attention sinks"
+        if spec.varlen:
+            return "it takes no packed sequences of several lengths"
+        if spec.cache:
+            return "it takes no cache_seqlens"
+        if spec.page_size:
+            return "it takes no block table"
+        return super().lacks(spec)
+
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        return partial(self._call, spec, axes)
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        q, k, v = self._operands(inputs, axes)
+        mask, causal, allowed = self._mask(spec, inputs, axes)
+        run = self._native(spec)
+        result = run(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
+        return self._finished(axes.back(result), allowed), None
+
+    def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
+        """q, k and v with four axes."""
+        return axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+
+    def _is_plain(self, spec: AttentionSpec) -> bool:
+        """Whether no mask has to be made."""
+        return is_plain(spec) and (self.scales_first or spec.scale > 0 or not spec.causal)
+
+    def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
+        """torch's function."""
+        return native
+
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        """The result, with zeros where a query sees no key."""
+        return result  # torch sees to it on a CPU
+
+    def _hidden(self, dtype: Any) -> float:
+        """What is added to the score of a key that isn't seen."""
+        return float("-inf")
+
+    def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
+        """In which a bias is added to scores of queries of a dtype."""
+        return dtype
+
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        """What torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
+
+        Everything but plain causality becomes a mask.
+        """
+        if self._is_plain(spec):
+            return None, spec.causal, None
+        on = arrays_of("torch")
+        x = canonical_operands(spec, inputs, on)
+        ahead = distance(spec, x, on, 0)
+        allowed = allowed_keys(spec, x, on, ahead)
+        bias = inputs.bias
+        if spec.alibi:
+            slope = -x.slopes * abs(ahead).to(x.slopes.dtype)
+            bias = slope if bias is None else bias + slope
+        if bias is not None and allowed is not None:
+            bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
+        found = allowed if bias is None else bias.to(self._added(inputs.q.dtype, bias.dtype))
+        # Less than all axes is for the heads to have in common.
+        found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
+        if self.spreads and found.shape[-2:] != (spec.q_len, spec.kv_len):
+            found = found.expand(*found.shape[:-2], spec.q_len, spec.kv_len)
+        return axes.scores(found), False, allowed
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether there is nothing but causality, and that as torch means it."""
+    facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
+    folded = spec.alibi or spec.segments or spec.window != (None, None)
+    return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
+
+
+class _OnGpu(Sdpa):
+    """One backend of CUDA devices."""
+
+    backend: ClassVar[Any]
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    features: ClassVar[int] = 256
+    multiple: ClassVar[int] = 8
+    oldest: ClassVar[tuple[int, int]] = (8, 0)
+    may_refuse = True
+
+    def unavailable(self, device: str) -> str | None:
+        if not device.startswith("cuda"):
+            return "it is for tensors on NVIDIA GPUs"
+        if capability(device) < self.oldest:
+            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
+        return None
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.dtype not in self.dtypes:
+            return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
+        if spec.alibi:
+            return "it has no slopes"
+        if spec.segments:
+            return "it has no segments"
+        if spec.window != (None, None):
+            return "it has no window"
+        if spec.deterministic and spec.gradients:
+            return "its gradients needn't have the same bits on every run"
+        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
+            return "it takes no empty arrays"
+        if max(spec.head_dim, spec.v_head_dim) > self.features:
+            return f"it takes head_dim up to {self.features}, not {max(spec.head_dim, spec.v_head_dim)}"
+        if spec.head_dim % self.multiple or spec.v_head_dim % self.multiple:
+            return f"it takes multiples of {self.multiple} as head_dim, not {spec.head_dim} and {spec.v_head_dim}"
+        if any(strides and strides[-1] != 1 for strides in spec.strides):
+            return "it wants the features of a head side by side"
+        if not spec.head_dim % 8 and odd_strides(spec):  # torch copies others to have a multiple of 8
+            return f"it reads {ALIGNED} bytes at a time, and the strides are no multiples"
+        if spec.bias_dtype and spec.bias_dtype not in _EXACT[spec.dtype]:
+            return f"it would round the bias from {spec.bias_dtype} to {spec.dtype}"
+        return super().lacks(spec)
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        axes = self.axes(spec)
+        if isinstance(axes, str):
+            return axes
+        if not spec.head_dim % 8 and odd_addresses(inputs):
+            return f"it reads {ALIGNED} bytes at a time, and an operand doesn't begin at a multiple"
+        mask, causal, _ = self._mask(spec, inputs, axes)
+        q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
+        parameters = _cuda.SDPAParams(q, k, v, mask, spec.dropout_p, causal, axes.grouped)
+        can = getattr(_cuda, f"can_use_{self.name}_attention")(parameters, False)
+        return None if can else "torch says that it can't be used for these tensors"
+
+    def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
+        found = super()._operands(inputs, axes)
+        return found if is_tracing() else aligned(*found)
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        if is_tracing():
+            # Nobody can ask torch now whether the library takes these tensors: torch goes on to the next one where not.
+            allowed = allowed_names() or ("efficient", "math")
+            order = [self.backend, *[_BACKENDS[name] for name in allowed if name in _BACKENDS]]
+            with sdpa_kernel(list(dict.fromkeys(order)), set_priority=True):
+                return super()._call(spec, axes, inputs)
+        with sdpa_kernel(self.backend):
+            return super()._call(spec, axes, inputs)
+
+
+class Flash(_OnGpu):
+    """FlashAttention-2, as torch has it."""
+
+    name = "flash"
+    efficiency = 0.48
+    backend = SDPBackend.FLASH_ATTENTION
+    multiple = 1
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.bias is not None or spec.mask is not None:
+            return "it takes neither bias nor mask"
+        if not spec.scale > 0:
+            return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
+        if spec.head_dim != spec.v_head_dim:
+            return f"it takes the same head_dim for q, k and v only, not {spec.head_dim} and {spec.v_head_dim}"
+        odd = _is_odd(spec)
+        if odd and spec.alignment == "top_left":
+            return "it has causality only where the last query faces the last key"
+        if odd and not known(spec.q_len <= spec.kv_len):
+            return "it has no zeros for queries without any key"
+        if spec.lse and spec.gradients:
+            return "the log of the denominator that it returns has no gradient"
+        if (spec.lse or odd) and spec.head_dim % 8:
+            return f"it wants a multiple of 8 as head_dim here, not {spec.head_dim}"
+        axes = self.axes(spec)
+        if (spec.lse or odd) and isinstance(axes, FourAxes) and axes.grouped:
+            return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
+        return super().lacks(spec)
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        wide = spec.gradients and spec.head_dim > 192 and (spec.head_dim <= 224 or spec.dropout_p > 0)
+        if reason is None and wide and capability(device) not in ((8, 0), (9, 0), (10, 0), (10, 3)):
+            reason = f"its gradients with head_dim {spec.head_dim} don't fit in this GPU's shared memory"
+        return reason
+
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+        # The operator's causality isn't what torch asks about.
+        return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
+
+    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        # While a compiler traces, torch may have to go on to another library, which the operator doesn't.
+        by_torch = is_tracing() and not (spec.lse or _is_odd(spec))
+        if axes.grouped or spec.head_dim % 8 or by_torch:
+            return super()._call(spec, axes, inputs)
+        # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
+        result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            *self._operands(inputs, axes), spec.dropout_p, spec.causal, False, scale=spec.scale
+        )  # fmt: skip
+        return axes.back(result), axes.back(lse) if spec.lse else None
+
+
+def _is_odd(spec: AttentionSpec) -> bool:
+    """Whether queries and keys that causality lets face each other may differ in number."""
+    return spec.causal and not known(spec.q_len == spec.kv_len)
+
+
+class _WithMask(_OnGpu):
+    """A backend that takes a bias, which stands for a mask too."""
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.lse:
+            return "torch doesn't return its log of the denominator"
+        facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
+        if spec.causal and not facing and spec.bias is None:
+            return "it has causality only where the first query faces the first key"
+        whole = [shape[-2:] == (spec.q_len, spec.kv_len) for shape in (spec.bias, spec.mask) if shape is not None]
+        if spec.causal and whole and not any(whole):
+            return "causality beside a bias would need a mask of all queries and keys"
+        return super().lacks(spec)
+
+    def _hidden(self, dtype: Any) -> float:
+        # Not -inf: a query that sees no key must not become NaN. It sees all of them, and its result is overwritten.
+        return float(torch.finfo(dtype).min) / 2
+
+    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
+        mask, causal, allowed = super()._mask(spec, inputs, axes)
+        if mask is not None and mask.dtype == torch.bool:
+            dtype = inputs.q.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, self._hidden(dtype))
+        if mask is not None and mask.stride(-1) != 1:  # no library takes such a mask
+            mask = mask.contiguous()
+        return mask, causal, allowed
+
+    def _finished(self, result: Any, allowed: Any) -> Any:
+        return result if allowed is None else torch.where(allowed.any(-1, keepdim=True), result, 0.0)
+
+
+class Cudnn(_WithMask):
+    """cuDNN's fused attention."""
+
+    name = "cudnn"
+    efficiency = 0.8
+    backend = SDPBackend.CUDNN_ATTENTION
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        if spec.bias_gradient:
+            return "it has no gradient of the bias"
+        return super().lacks(spec)
+
+    def unavailable(self, device: str) -> str | None:
+        reason = super().unavailable(device)
+        if reason is None and not has_cudnn():
+            reason = "this torch has no cuDNN"
+        return reason
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device)[0] not in (9, 10):
+            return "it takes head_dim up to 128 on this GPU"
+        return reason
+
+    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        # The library's own operator refuses what torch's function would give to another one.
+        plain = None if is_tracing() else self.plain(spec, axes)
+        if plain is None:
+            return super().call(spec, axes)
+        return lambda inputs: (axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None)
+
+    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
+        """By the operator itself: to have torch choose it takes twice as long on the host."""
+        if axes.grouped or not is_plain(spec):
+            return None
+        operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        options = None, spec.gradients, spec.dropout_p, spec.causal, False
+
+        def run(q: Any, k: Any, v: Any) -> Any:
+            return operator(*aligned(q, k, v), *options, scale=spec.scale)[0]
+
+        return run
+
+
+class Efficient(_WithMask):
+    """The memory-efficient kernels, from xFormers."""
+
+    name = "efficient"
+    recordable = True
+    efficiency = 0.2
+    efficiencies = MappingProxyType({"float32": 0.5})
+    backend = SDPBackend.EFFICIENT_ATTENTION
+    dtypes = ("float16", "bfloat16", "float32")
+    features = 1 << 16
+    oldest = (5, 0)
+
+    def supports(self, spec: AttentionSpec, device: str) -> str | None:
+        reason = super().supports(spec, device)
+        if reason is None and spec.dtype == "bfloat16" and capability(device) < (8, 0):
+            reason = "it has no bfloat16 on this GPU"
+        return reason
+
+    def lacks(self, spec: AttentionSpec) -> str | None:
+        found = super().lacks(spec)
+        axes = self.axes(spec)
+        if found is None and isinstance(axes, FourAxes) and axes.grouped:
+            return "it has no heads that share their keys"
+        return found
+
+    def axes(self, spec: AttentionSpec) -> FourAxes | str:
+        axes = super().axes(spec)
+        if isinstance(axes, FourAxes) and axes.kv_heads == 1:
+            # One head of keys for all: it is the same memory for every head.
+            return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
+        return axes

@@ -1,0 +1,158 @@
+"""How the tensors of an attention lie: as the caller has them, in canonical order, as the kernels are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from einops_fast.attention.axes import View
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.backend import fp32_precision
+from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
+from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.dtypes import dtype_name
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
+
+__all__ = [
+    "BIAS",
+    "CACHED",
+    "CANONICAL",
+    "LENGTHS",
+    "NAMES",
+    "SINKS",
+    "TABLE",
+    "Arrays",
+    "Given",
+    "dtype_of",
+    "example",
+    "extras_of",
+    "kernel_layouts",
+    "layout_of",
+    "neighbouring",
+    "precision_of",
+    "problem_of",
+    "result_layout",
+]
+
+LENGTHS = {"cu_seqlens_q": "q_starts", "cu_seqlens_kv": "kv_starts", "cache_seqlens": "cached"}
+"""The arrays that kernels take contiguous, and what :class:`Extras` calls them."""
+
+Arrays = tuple[Any, ...]
+"""q, k and v, then the other arrays of :class:`~einops_fast.attention.spec.AttentionInputs`, in its order."""
+
+NAMES = tuple([each.name for each in fields(AttentionInputs)])
+"""Of these arrays."""
+
+BIAS, SINKS, CACHED, TABLE = (NAMES.index(name) for name in ("bias", "sinks", "cache_seqlens", "block_table"))
+"""Where the bias, the sinks, the lengths of sequences and the block table are among them."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """How arrays are given, where that isn't in canonical order.
+
+    Attributes:
+        views: how each of :data:`Arrays` is seen in canonical order.
+        result: how the canonical result is seen in the order that was asked for.
+    """
+
+    views: tuple[View, ...]
+    result: View
+
+    def canonical(self, arrays: Arrays) -> Arrays:
+        """The arrays in canonical order."""
+        pairs = zip(arrays, self.views, strict=True)
+        return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
+
+
+CANONICAL = Given((View(),) * len(NAMES), View())
+"""In canonical order."""
+
+
+def extras_of(arrays: Arrays) -> Extras:
+    """All but q, k and v."""
+    found = Extras._make(arrays[3:])
+    given = {name: getattr(found, name) for name in LENGTHS.values()}
+    return found._replace(**{name: array.contiguous() for name, array in given.items() if array is not None})
+
+
+def result_layout(spec: AttentionSpec, rows: int) -> Layout:
+    """Shape and strides of the result, in the order that was asked for."""
+    batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
+    shape = (*batch, rows, spec.v_head_dim)
+    return shape, contiguous_in_order(shape, spec.order or range(len(shape)))
+
+
+def dtype_of(array: Any) -> str:
+    """Name of its dtype; empty if there is none."""
+    return "" if array is None else dtype_name(array.dtype)
+
+
+def layout_of(array: Any) -> Layout:
+    """Shape, and strides in elements."""
+    return tuple(array.shape), tuple(array.stride())
+
+
+_IN_KERNELS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "", "", "", "table", "")
+"""The arrays as :class:`Strides` calls them; without a name, those that are always contiguous."""
+
+
+def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
+    """Of arrays in canonical order, and of the result and its logarithms, by what kernels call them."""
+    found = {
+        name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
+    }
+    found["out"] = shape, _ = result_layout(spec, arrays[0].shape[-2])
+    found["lse"] = shape[:-1], contiguous_strides(shape[:-1])
+    return found
+
+
+def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout], apart: bool = False) -> Problem:
+    """What the kernels are told about arrays of these layouts; see :func:`problem`."""
+    return problem(spec, layouts, precision_of(spec), interpreted() and spec.dtype == "bfloat16", apart)
+
+
+def precision_of(spec: AttentionSpec) -> str:
+    """How products may be made."""
+    return fp32_precision() if spec.dtype == "float32" else "ieee"
+
+
+def example(shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """An array of this layout without memory."""
+    return torch.empty_strided(shape, strides, device="meta")
+
+
+def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
+    """How arrays of these layouts may lie for them to be one array without gaps, side by side along one of its axes.
+
+    Returns:
+        The elements of all, by how many elements each one begins after the one before it.
+    """
+    shapes, (strides, *others) = [shape for shape, _ in layouts], [own for _, own in layouts]
+    if any(own != strides for own in others):
+        return {}
+    found = {}
+    for axis, stride in enumerate(strides):
+        apart_from = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        if len(apart_from) > 1:
+            continue
+        whole = list(shapes[0])
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        elements = _dense(whole, strides)
+        if elements:
+            found[tuple([shape[axis] * stride for shape in shapes[:-1]])] = elements
+    return found
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of an array without gaps; 0 if it has any."""
+    elements = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and stride != elements:
+            return 0
+        elements *= size
+    return elements

@@ -1,0 +1,419 @@
+"""torch: BLAS, oneDNN or cuBLAS through ``bmm``; views, autograd and transforms through torch's own calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from einops_fast.attention import torch_state
+from einops_fast.backends.base import Likeness, Run, one_device
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.host import free_memory
+from einops_fast.backends.torch.autocast import (
+    any_autocast,
+    autocast_dtype,
+    outside_autocast,
+    pair_by_pair,
+    torch_path,
+    whole_dtype,
+)
+from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
+from einops_fast.backends.torch.steps import TorchSteps, stacked_product, without_onednn
+from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
+from einops_fast.backends.triton_support import why_unusable
+from einops_fast.dtypes import dtype_name
+from einops_fast.errors import OperandError
+from einops_fast.observing.observers import observed
+from einops_fast.patching.function_body import private_copy
+from einops_fast.planning.cost import Ceilings, is_integer
+from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.plan import Plan
+from einops_fast.planning.steps import Fused, Gemm, Native
+from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.runtime.autocast import autocasts
+from einops_fast.runtime.precision import allowed, settled
+from einops_fast.runtime.tracing import ask_torch
+from einops_fast.runtime.tuning import current_mode, unchecked_mode
+
+__all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
+
+# From torch 2.9 on, reading the older setting is an error once the newer one was used.
+_matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+# What torch.compile compares the arguments of a compiled function by, in C++.
+_guards: Callable[..., Any] | None = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+# What torch says of products of float32, in its own words.
+_fp32_setting: Callable[[], Any] = (
+    (lambda: torch.backends.cuda.matmul.allow_tf32)
+    if _matmul_precision is None
+    else partial(_matmul_precision, "cuda", "matmul")
+)
+_AUTOCAST = "autocast chooses the dtype"
+_BY_PAIRS = "autocast chooses the dtype of each pair"
+_TWO_DTYPES = "operands of two dtypes"
+_KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
+_BLOCK = 1 << 18
+"""Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
+
+_AT_ONCE = 1 << 19
+"""Elements of all operands up to which torch.einsum takes a call whose shape is new."""
+
+_pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
+"""torch.einsum without what it does for subclasses and for three operands."""
+
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+# A torch that can't say whether it saves tensors, or is in a backward pass, counts as if it did.
+_saving_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: True
+)
+_backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+
+_FEW = 1 << 16
+"""Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
+
+
+class TorchBackend(TorchSteps):
+    """torch tensors of any device; subclasses and sparse ones go to torch.einsum as they are."""
+
+    name = "torch"
+    module = "torch"
+
+    def __init__(self) -> None:
+        self.einsum = private_copy(torch.einsum)  # native, also while that is patched
+        ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+        torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed)
+
+    def owns(self, array_type: type) -> bool:
+        return issubclass(array_type, torch.Tensor)
+
+    def signature(self, operands: Sequence[Any]) -> Hashable:
+        key: Hashable
+        try:
+            if len(operands) == 2:
+                # The usual number, spelled out, which is faster than the general form.
+                a, b = operands
+                key = (
+                    a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a),
+                    b.shape, b.stride(), b.dtype, b.device, b.requires_grad, type(b),
+                )  # fmt: skip
+            else:
+                key = tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad, type(a)) for a in operands])
+        except RuntimeError:
+            refuse_layouts(operands)
+            raise
+        # After the operands' attributes: what torch's functions raise about an operand that is no tensor prints it.
+        first = operands[0]
+        autocast = any_autocast() and autocast_dtype(first.device.type)
+        if first.is_cuda:
+            # What our own kernels depend on beyond the operands.
+            kernels = current_mode(), settled(fp32_precision()), _negated(operands)
+            return key, torch.is_grad_enabled(), _is_seen(operands), autocast, kernels
+        return key, torch.is_grad_enabled(), _is_seen(operands), autocast
+
+    def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
+        if _guards is None or _is_seen(operands) or any(type(each) not in PLAIN for each in operands):
+            return None
+        # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
+        # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
+        check = _guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        kind = operands[0].device.type
+        to = autocast_dtype(kind) if any_autocast() else None
+        if to is not None:
+            guarded, dtype_now = check, torch.get_autocast_dtype
+            check = lambda *others: guarded(*others) and dtype_now(kind) is to  # noqa: E731
+        if not check(*operands):  # one tensor twice
+            return None
+        grad_mode = torch.is_grad_enabled()
+        if not operands[0].is_cuda:
+            grad_mode_now = torch.is_grad_enabled
+            return lambda others: (
+                check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0 and recorder() is None
+            )
+        mode, precision = current_mode(), (_fp32_setting(), allowed())
+        # The library asks for the precision itself. Of three operands and more it isn't always what runs.
+        by_library = (
+            len(operands) < 3 and not kernels and mode != "always" and prod([each.numel() for each in operands]) <= _FEW
+        )
+        exactly = not by_library and any(each.dtype == torch.float32 for each in operands)
+        return lambda others: (
+            check(*others)
+            and torch.is_grad_enabled() is grad_mode
+            and forward_ad._current_level < 0
+            and recorder() is None
+            and unchecked_mode() == mode
+            and (not exactly or (_fp32_setting(), allowed()) == precision)
+        )
+
+    def inspect(self, array: Any) -> Operand:
+        shape = tuple(array.shape)
+        strides = tuple(array.stride()) if array.layout is torch.strided else (1,) * len(shape)
+        return Operand(shape, strides, dtype_name(array.dtype))
+
+    def target(self, operands: Sequence[Any]) -> Target:
+        device = one_device([operand.device for operand in operands])
+        # A transform sees every call that torch gets, and knows no derivative of writing into a view of the result,
+        # of leaving out an axis, or of a kernel. Gradients alone are taken of a whole pair; three operands become
+        # pairs when they are there, and of one operand, torch records each call.
+        transformed = _is_seen(operands)
+        gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
+        whole = not transformed and (not gradients or len(operands) == 2)
+        # oneDNN, which does half-precision products, is slow where it writes to such a view.
+        onednn = device.type == "cpu" and operands[0].dtype in HALVES
+        return Target(
+            self.name,
+            str(device),
+            _ceilings(device, operands[0].dtype in HALVES, torch.get_num_threads(), whole),
+            folds_batch=True,
+            writes=not (transformed or onednn),
+            # MKL's batched product wants a contiguous result; without it bmm is a loop.
+            writes_strided=device.type == "cuda",
+            drops_expanded=whole,
+            kernels=kernel_dtypes(device) if whole and not _negated(operands) else frozenset(),
+            gradients=gradients,
+        )
+
+    def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        dtypes = [operand.dtype for operand in operands]
+        wanted = dtypes[0] if dtype is None else dtype
+        if not isinstance(wanted, torch.dtype):
+            raise OperandError(f"dtype is a torch.dtype, not {dtype!r}")
+        for at, own in enumerate(dtypes):
+            if dtype is not None and casting != "unsafe" and not torch.can_cast(own, wanted):
+                raise OperandError(
+                    f"operand {at} has dtype {own}, which casting={casting!r} doesn't convert to {wanted}"
+                )
+        for at, operand in enumerate(operands):
+            if type(operand) not in PLAIN or operand.layout is not torch.strided:
+                reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
+                name = dtype_name(operand.dtype if dtype is None else dtype)
+                return Numerics(name, name, reason, whole=dtype is None, widens=dtype is not None)
+        name = dtype_name(wanted)
+        if dtype is None and any(own != wanted for own in dtypes):
+            return Numerics(name, name, _TWO_DTYPES, whole=True)
+        if dtype is None and autocasts(operands[0]):
+            return Numerics(name, name, _AUTOCAST, whole=True)
+        return self._numerics(name, operands, whole=dtype is None)
+
+    def numerics_of(self, subscripts: Subscripts, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        numerics = self.numerics(operands, dtype, casting)
+        kind = operands[0].device.type
+        if numerics.native not in (_AUTOCAST, _TWO_DTYPES) or autocast_dtype(kind) is None:
+            return numerics
+        shapes = tuple([tuple(operand.shape) for operand in operands])
+        ones = [[size == 1 for size in shape] for shape in shapes]
+        dtypes = [dtype_name(operand.dtype) for operand in operands]
+        paths = [torch_path(subscripts.equation, shapes)]
+        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, paths, kind)
+        if found is not None:
+            return self._numerics(found, operands, whole=True)
+        # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.
+        by_pairs = len(operands) > 2 and numerics.native == _AUTOCAST and not any(map(any, ones))
+        return replace(numerics, native=_BY_PAIRS) if by_pairs else numerics
+
+    def _numerics(self, name: str, operands: Sequence[Any], *, whole: bool) -> Numerics:
+        """Computing in the dtype of this name, to which all operands are brought."""
+        wanted = getattr(torch, name)
+        if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
+            # On a GPU torch has no products of them either. What it does with one operand has another dtype.
+            return Numerics(name, name, gemm=False)
+        if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2 or wanted is torch.complex32:
+            # Its sums of integers are int64.
+            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
+        return Numerics(name, name)
+
+    def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
+        return self.einsum(equation, *operands, **options)
+
+    def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
+        # Only a tensor that lies so has any view of another shape. On the meta device nothing is computed; products of
+        # half precision don't lie there as they do elsewhere.
+        try:
+            dtypes = [torch.float32 if a.dtype in HALVES else a.dtype for a in operands]
+            like = [
+                torch.empty_strided(a.shape, a.stride(), dtype=dtype, device="meta")
+                for a, dtype in zip(operands, dtypes, strict=True)
+            ]
+            return bool(self.einsum(equation, *like).is_contiguous())
+        except Exception:  # whatever the meta device can't do, the call itself may
+            return False
+
+    def native_step(self, step: Native) -> Run:
+        native = super().native_step(step)
+        if step.reason != _BY_PAIRS:
+            return native
+        # Imported here because fast_einsum is made of backends.
+        from einops_fast.einsum import fast_einsum
+
+        return lambda *operands: pair_by_pair(fast_einsum, step.equation, operands)
+
+    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
+        if len(operands) != 2:
+            elements, einsum = sum([each.numel() for each in operands]), self.native
+        else:  # in less time than any number of them
+            one, other = operands
+            elements = one.numel() + other.numel()
+            einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
+        if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
+            return None
+        # A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares
+        # the bits of two backward passes.
+        return None if _saving_hooks(False) or _backward_task() != -1 else einsum
+
+    def is_recording(self) -> bool:
+        return is_jit_tracing()
+
+    def may_keep(self, arrays: Sequence[Any]) -> bool:
+        plain = all(type(each) in PLAIN and not (each.requires_grad or each.is_inference()) for each in arrays)
+        # What is computed in inference mode can't be saved for a backward pass.
+        return plain and not (is_traced() or torch.is_inference_mode_enabled())
+
+    def versions(self, arrays: Sequence[Any]) -> Hashable:
+        return tuple([each._version for each in arrays])
+
+    def room(self, operands: Sequence[Any]) -> int | None:
+        device, item = operands[0].device, int(operands[0].element_size())
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(free + cached) // item
+        return free_memory() // item if device.type == "cpu" else None
+
+    def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
+        if out is not None:
+            if out.shape != result.shape:
+                raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
+            if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
+                raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+            if out.device != result.device:
+                raise OperandError(f"out is on {out.device}, the operands are on {result.device}")
+            return copied_to(out, result.clone() if _one_storage(result, out) else result)
+        if order == "F":
+            reverse = tuple(range(result.dim()))[::-1]
+            return self.contiguous(result.permute(reverse)).permute(reverse)
+        return self.contiguous(result) if order in ("C", "A") else result
+
+    def differentiable(self, plan: Plan, run: Run) -> Run:
+        # Imported here because it goes through fast_einsum, which is made of backends.
+        from einops_fast.backends.torch.einsum.autograd import differentiable
+
+        return differentiable(plan, run, self)
+
+    def enclosed(self, plan: Plan, run: Run) -> Run:
+        run = naming_operands(plan, _in_fewer_calls(plan, run))
+        # The plan itself converts what autocast would, and has products that it mustn't.
+        kind = torch.device(plan.target.device).type
+        if plan.numerics.whole or autocast_dtype(kind) is None:
+            return run
+        return partial(outside_autocast, kind, run)
+
+    def mark(self, array: Any) -> Any:
+        if not array.is_cuda:
+            return super().mark(array)
+        # A tensor that stands for another may be on no device at all.
+        if type(array) not in PLAIN or torch.cuda.is_current_stream_capturing():
+            return None
+        new_event: Any = torch.cuda.Event
+        event = new_event(enable_timing=True)
+        event.record(torch.cuda.current_stream(array.device))
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        if isinstance(start, float):
+            return super().between(start, end)
+        end.synchronize()
+        return float(start.elapsed_time(end) * 1e-3)
+
+    def fused(self, step: Fused) -> Run:
+        # Imported here because these need Triton, and some of them are made of this backend.
+        from einops_fast.backends.torch.einsum.libraries import other_libraries
+        from einops_fast.backends.torch.memory import TorchMemory
+        from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
+
+        precision, mode = settled(fp32_precision()), current_mode()
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
+
+
+def _in_fewer_calls(plan: Plan, run: Run) -> Run:
+    """The plan, compiled as ``run``, or what takes the host less time: where nobody follows each call."""
+    if len(plan.steps) != 1 or plan.target.gradients or not plan.target.drops_expanded or observed():
+        return run
+    step = plan.steps[0]
+    if not isinstance(step, Gemm) or len(step.batch) < 2 or step.buffer is not None or 1 in (step.m, step.n):
+        return run
+    plain = all(how.shape is None and not how.moves for how in (step.left, step.right))
+    if not plain or step.shape != (*step.batch, step.m, step.n):
+        return run
+    product = stacked_product(step, [plan.operands[at] for at in step.reads])
+    return product if step.reads == (0, 1) else lambda a, b: product(b, a)
+
+
+def _one_storage(one: Any, other: Any) -> bool:
+    """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
+    if torch.compiler.is_compiling() or any(
+        type(each) not in PLAIN or each.layout is not torch.strided for each in (one, other)
+    ):
+        return False
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+@lru_cache(maxsize=64)
+def kernel_dtypes(device: torch.device) -> frozenset[str]:
+    """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return frozenset()
+    return _KERNEL_DTYPES if why_unusable() is None else frozenset()
+
+
+def _is_seen(operands: Sequence[Any]) -> bool:
+    """Whether torch has to see each call: it is followed, or an operand stands for several."""
+    return is_followed() or is_jit_tracing() or any(map(is_batched, operands))
+
+
+def _negated(operands: Sequence[Any]) -> bool:
+    """Whether an operand is a view that stands for the negative of what is in memory, as ``z.conj().imag`` is."""
+    for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
+        if operand.is_neg():
+            return True
+    return False
+
+
+def fp32_precision() -> str:
+    """How cuBLAS may multiply float32 numbers, by torch's settings: ``'ieee'`` or ``'tf32'``."""
+    return "tf32" if _fp32_setting() in (True, "tf32") else "ieee"
+
+
+@lru_cache(maxsize=64)
+def _ceilings(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
+    if device.type == "cuda":
+        return gpu_ceilings(torch.cuda.get_device_name(device))
+    # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
+    # half-precision products, takes longer to set each one up.
+    rates = {"float32": 8e10, "float64": 4e10, "bfloat16": 2e11, "float16": 2e11}
+    return Ceilings(
+        bandwidth=2e10,
+        runs=8e9 * threads,
+        gather=4e9,
+        flops={dtype: rate * threads for dtype, rate in rates.items()},
+        call=2e-6,
+        again=6e-6,
+        item=4e-7 if half else 3e-8,
+        run=6e-9 / threads,
+        broadcast=2e10,
+        # Nothing can be written into blocks that a transform, or autograd, would have to follow.
+        block=_BLOCK if writes else 0,
+        blocked=1e9 * threads,
+        small=400,
+        small_rate=1.2e9 * threads,
+        small_item=1.2e-8,
+        dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
+        # Where oneDNN has none of halves, torch's own loops run, in float32.
+        dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),
+    )

@@ -1,0 +1,1 @@
+"""Einsum on torch's tensors: gradients, the operator for compilers, blocks, copies."""

@@ -1,0 +1,54 @@
+"""Further ways to make the calls of torch for a step on a GPU: which takes the least time is found by measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from einops_fast.backends.base import Run
+from einops_fast.backends.torch.backend import TorchBackend
+from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+from einops_fast.backends.triton.contraction.ways import LibraryCalls
+from einops_fast.planning.steps import Fused, Gemm
+
+__all__ = ["TurningSingles", "has_single", "other_libraries"]
+
+
+def other_libraries(step: Fused) -> list[LibraryCalls]:
+    """The ways besides those of :class:`TorchBackend`."""
+    found = []
+    if has_single(step) and step.any_order:
+        found.append(LibraryCalls("library the other way round", TurningSingles().library(step), in_order=False))
+    if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
+        found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step)))
+    return found
+
+
+def has_single(step: Fused) -> bool:
+    """Whether the library's calls for a step are one product of two matrices, and what brings these into shape."""
+    products = [each for each in step.library if isinstance(each, Gemm)]
+    return len(products) == 1 and _is_single(products[0])
+
+
+def _is_single(step: Gemm) -> bool:
+    return not step.batch and step.m > 1 and step.n > 1 and step.buffer is None
+
+
+class TurningSingles(TorchBackend):
+    """Emits the calls of :class:`TorchBackend`, but multiplies two matrices transposed, the last one first.
+
+    The result's rows and columns change places in memory. For cuBLAS that is another problem, with other kernels.
+    """
+
+    def gemm(self, step: Gemm) -> Run:
+        if not _is_single(step):
+            return super().gemm(step)
+        left = self._matrices(step.left, step.transpose_left)
+        right = self._matrices(step.right, step.transpose_right)
+        shape = step.shape
+
+        def run(a: Any, b: Any) -> Any:
+            return torch.mm(right(b).mT, left(a).mT).mT.view(shape)
+
+        return run

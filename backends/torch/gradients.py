@@ -1,0 +1,39 @@
+"""Gradients that can be differentiated again: those of torch's own functions, in place of our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["gradients_by_torch"]
+
+
+def gradients_by_torch(
+    function: Callable[..., Any], tensors: Sequence[Any], wanted: Sequence[bool], back: Any
+) -> tuple[Any, ...]:
+    """Gradients of the tensors that are wanted, ``None`` for the others.
+
+    They are taken of aliases. One tensor may have been computed from another, as an input of a layer is from a weight
+    that two layers share: through the tensors themselves, that way would count here, and again where autograd gets
+    there.
+
+    Args:
+        function: of the tensors, made of torch's functions.
+        tensors: some perhaps ``None``.
+        wanted: of which there are to be gradients.
+        back: the gradient of the function's result.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.backends.torch.gradients import gradients_by_torch
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> gradients_by_torch(torch.mul, (2 * x, x), (True, True), torch.tensor(1.0))
+        (tensor(3., grad_fn=<MulBackward0>), tensor(6., grad_fn=<MulBackward0>))
+    """
+    aliases = [None if each is None else each.view_as(each) for each in tensors]
+    of: list[Any] = [each for each, is_wanted in zip(aliases, wanted, strict=True) if is_wanted]
+    result = function(*aliases)
+    found = iter(torch.autograd.grad(result, of, back.to(result.dtype), create_graph=True, materialize_grads=True))
+    return tuple([next(found) if is_wanted else None for is_wanted in wanted])

@@ -1,0 +1,188 @@
+"""``dropout(activation(x + bias))`` of torch's tensors: by our kernels on a GPU, else by torch's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from einops_fast.attention.torch_state import seed_for
+from einops_fast.backends.torch.gradients import gradients_by_torch
+from einops_fast.backends.torch.operator import (
+    MEMORY,
+    Layout,
+    Operator,
+    by_kernel,
+    dtype_name,
+    new_tensor,
+    new_tensors,
+)
+from einops_fast.backends.torch.ops.dropout import dropout_by_torch
+from einops_fast.backends.torch.types import HALVES, may_read_values
+from einops_fast.planning.layout import Strides, dense_strides
+from einops_fast.runtime.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.rows.contest import Contest
+
+__all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
+
+
+def _smelu(x: Any) -> Any:
+    return torch.where(x <= -2, 0.0, torch.where(x >= 2, x, (x + 2).square() / 8)).to(x.dtype)
+
+
+_BY_TORCH: dict[str, Callable[[Any], Any]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "squared_relu": lambda x: F.relu(x).square(),
+    "smelu": _smelu,
+    "star_relu": lambda x: 0.8944 * F.relu(x).square() - 0.4472,
+    "silu": F.silu,
+}
+
+_aten = torch.ops.aten
+
+_IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "relu": torch.relu_,
+    "leaky_relu": _aten.leaky_relu_,
+    "gelu": _aten.gelu_,
+    "gelu_tanh": partial(_aten.gelu_, approximate="tanh"),
+    "squared_relu": lambda x: torch.relu_(x).square_(),
+    "star_relu": lambda x: torch.relu_(x).square_().mul_(0.8944).sub_(0.4472),
+    "silu": _aten.silu_,
+}
+"""Those that torch has over their own input."""
+
+
+def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
+    """See :func:`einops_fast.ops.dropout_bias_activation`."""
+    if not by_kernel([x] if bias is None else [x, bias]):
+        return activation_by_torch(x, bias, activation, p)
+    return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
+
+
+def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
+    """In the dtype of ``x``, by functions that can be differentiated again, each of which rounds."""
+    before = x if bias is None else x + bias
+    ours = before is not x and may_read_values(x) and not before.requires_grad
+    found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
+    return (dropout_by_torch(found, p) if p else found).to(x.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(
+    shape: Strides, strides: Strides, dtype: torch.dtype, along: int | None, kind: str, drop: float, device: int,
+    mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """What there is memory to be made for, and what writes it."""
+    from einops_fast.backends.triton.rows.activation.plan import activation_contest
+
+    layout = _layout(shape, strides, dtype)
+    return layout, activation_contest(
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layout[1], layout[1]), along, kind, drop,
+        dtype_name(dtype), False, False,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: Strides, strides: Strides, dtype: torch.dtype, bias: tuple[int, torch.dtype] | None, d_out: Strides,
+    kind: str, drop: float, of_bias: bool, device: int, mode: str,
+) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
+    """The same of the gradients."""
+    from einops_fast.backends.triton.rows.activation.plan import activation_contest
+
+    along, of = (None, dtype) if bias is None else bias
+    layouts = _gradient_layouts(shape, strides, dtype, of if of_bias else None)
+    return layouts, activation_contest(
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layouts[0][1], d_out), along, kind, drop,
+        dtype_name(dtype), True, of_bias,
+    )  # fmt: skip
+
+
+def _layout(shape: Any, strides: Any, dtype: torch.dtype) -> Layout:
+    return tuple(shape), dense_strides(shape, strides), dtype
+
+
+def _gradient_layouts(
+    shape: Any, strides: Any, dtype: torch.dtype, of_bias: torch.dtype | None
+) -> tuple[Layout, Layout | None]:
+    return _layout(shape, strides, dtype), None if of_bias is None else (tuple(shape[-1:]), (1,), of_bias)
+
+
+def _shape(x: Any, *others: Any) -> Any:
+    return new_tensor(x, _layout(x.shape, x.stride(), x.dtype))
+
+
+def _compute(x: Any, bias: Any, seed: Any, activation: str, drop: float) -> Any:
+    layout, run = _forward_plan(
+        x.shape, x.stride(), x.dtype, None if bias is None else bias.stride(0), activation, drop, MEMORY.device(x),
+        current_mode(),
+    )  # fmt: skip
+    out = new_tensor(x, layout)
+    run(x, bias, seed, out)
+    return out
+
+
+def _gradient_shapes(
+    x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
+) -> tuple[Any, ...]:
+    of = (x if bias is None else bias).dtype if of_bias else None
+    return new_tensors(x, _gradient_layouts(x.shape, x.stride(), x.dtype, of))
+
+
+def _compute_gradients(
+    x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
+) -> tuple[Any, ...]:
+    """Of ``x`` and, if it is wanted, of the bias, which may be in ``x`` already."""
+    layouts, run = _gradient_plan(
+        x.shape, x.stride(), x.dtype, None if bias is None else (bias.stride(0), bias.dtype), d_out.stride(),
+        activation, drop, of_bias, MEMORY.device(x), current_mode(),
+    )  # fmt: skip
+    found = new_tensors(x, layouts)
+    run(x, bias, seed, d_out, *found)
+    return found
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, bias, seed, ctx.activation, ctx.drop = inputs
+    ctx.save_for_backward(x, bias, seed)
+
+
+def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
+    x, bias, seed = ctx.saved_tensors
+    of_x, of_bias, *_ = ctx.needs_input_grad
+    if not torch.is_grad_enabled():
+        dx, d_bias = activation_gradients(x, bias, seed, d_out, ctx.activation, ctx.drop, of_bias)
+        return dx if of_x else None, d_bias if of_bias else None, None
+    if seed is not None:
+        raise NotImplementedError("dropout by the kernels can't be differentiated twice: set p=0")
+
+    def function(x: Any, bias: Any) -> Any:
+        wide = x.float() if x.dtype in HALVES else x
+        return activation_by_torch(wide, bias, ctx.activation).to(x.dtype)
+
+    return (*gradients_by_torch(function, (x, bias), (of_x, of_bias), d_out), None)
+
+
+activation_gradients = Operator(
+    "bias_activation_gradients(Tensor x, Tensor? bias, Tensor? seed, Tensor d_out, str activation, float drop, "
+    "bool of_bias) -> (Tensor, Tensor)",
+    _compute_gradients,
+    _gradient_shapes,
+)
+
+activation_by_kernel = Operator(
+    "bias_activation(Tensor x, Tensor? bias, Tensor? seed, str activation, float drop) -> Tensor",
+    _compute,
+    _shape,
+    _setup,
+    _backward,
+)

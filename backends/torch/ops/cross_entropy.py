@@ -1,0 +1,303 @@
+"""Cross entropy of torch's tensors: by our kernels on a GPU, else by torch's own function."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from einops_fast.backends.torch.gradients import gradients_by_torch
+from einops_fast.backends.torch.operator import (
+    MEMORY,
+    Operator,
+    by_kernel,
+    dtype_name,
+    new_tensor,
+    new_tensors,
+    result_dtype,
+)
+from einops_fast.errors import EinsumError
+from einops_fast.planning.layout import Strides, contiguous_strides, dense_strides
+from einops_fast.runtime.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.rows.contest import Contest
+    from einops_fast.backends.triton.rows.cross_entropy.loss_sums import LossSums
+
+__all__ = [
+    "cross_entropy",
+    "cross_entropy_by_kernel",
+    "losses_of",
+    "mean_divisor",
+    "reduced",
+    "write_gradient",
+]
+
+
+def cross_entropy(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
+    if inplace:
+        _check_inplace(x)
+    ours = _by_kernel(x, target, weight)
+    if not ours and not z_loss:
+        dtype = result_dtype(x)
+        if dtype != x.dtype or (weight is not None and weight.dtype != dtype):
+            x, weight = _widened(x, weight)
+        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction).to(dtype)
+    if ours:
+        losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
+        # What is traced is brought together by the compiler.
+        if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
+            numbers = x.shape[dim], ignore_index, reduction == "mean", result_dtype(x)
+            return reduced_by_kernel(losses, target, weight, *numbers)[0]
+    else:
+        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
+    divisor: Any = None
+    if reduction == "mean":
+        probabilities = target.is_floating_point()
+        divisor = losses.numel() if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
+    return reduced(losses, divisor, reduction).to(result_dtype(x))
+
+
+def _check_inplace(x: Any) -> None:
+    """Whether a gradient may be written over logits, as far as that can be seen before it is."""
+    if x.requires_grad and x.is_leaf:
+        raise EinsumError(
+            "inplace_backward would write the gradient over logits that nothing has computed: they are a leaf, "
+            "and its values belong to whoever made it"
+        )
+    at = next((at for at, size in enumerate(x.shape) if size > 1 and not x.stride(at)), None)
+    if at is not None:
+        raise EinsumError(f"inplace_backward needs memory for each logit, but axis {at} of the input is expanded")
+
+
+def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
+    tensors = [each for each in (x, target, weight) if each is not None]
+    return not target.is_floating_point() and by_kernel(tensors)
+
+
+def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, reduction: str) -> Any:
+    if x.dim() > 1 and dim != 1:
+        x = x.movedim(dim, 1)
+        target = target.movedim(dim, 1) if target.is_floating_point() else target
+    target = target.to(x.dtype) if target.is_floating_point() else target.long()
+    return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=smoothing)
+
+
+def reduced(losses: Any, divisor: Any, reduction: str) -> Any:
+    """The losses of rows as ``reduction`` has them."""
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / divisor
+
+
+def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
+    """What the mean divides by: the weights of the rows that count."""
+    target = target.long()  # what a small type is compared with may wrap, and not every type is an index
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum(dtype=dtype)
+    return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
+
+
+def losses_of(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float) -> Any:
+    """The loss of each row, in float32 at least."""
+    way = _losses_by_kernel if _by_kernel(x, target, weight) else _losses_by_torch
+    return way(x, target, dim, weight, ignore_index, smoothing, z_loss)
+
+
+def _losses_by_kernel(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    weights = weight.double().sum() if weight is not None and smoothing else None
+    # What is traced has memory planned by the compiler.
+    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+    return cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
+
+
+def _widened(x: Any, weight: Any) -> tuple[Any, Any]:
+    """In float32 at least."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide, None if weight is None else weight.to(wide.dtype)
+
+
+def _losses_by_torch(
+    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float
+) -> Any:
+    wide, weight = _widened(x, weight)
+    losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
+    if z_loss:
+        extra = z_loss * wide.logsumexp(dim).square()
+        if not target.is_floating_point():
+            extra = torch.where(target.long() != ignore_index, extra, 0.0)
+        losses = losses + extra
+    return losses
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    shape: Strides, strides: tuple[Strides, ...], along: int | None, dim: int, ignored: int, smoothing: float,
+    z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
+) -> Contest:  # fmt: skip
+    """Of logits, targets, losses, the gradients of logits and those of losses, there are strides."""
+    from einops_fast.backends.triton.rows.cross_entropy.plan import cross_entropy_contest
+
+    x, target, losses, dx, d_losses = strides
+    # What has no axis of classes gets stride 0 there.
+    of_target, of_loss, of_back = ((*each[:dim], 0, *each[dim:]) for each in (target, losses, d_losses))
+    return cross_entropy_contest(
+        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (x, of_target, of_loss, dx, of_back), along, dim,
+        ignored, smoothing, z_loss, dtype_name(dtype), gradient, in_place,
+    )  # fmt: skip
+
+
+def _shapes(
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
+    inplace: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = tuple(target.shape)
+    layout = rows, contiguous_strides(rows), dtype
+    return new_tensors(x, (layout, layout))
+
+
+def _compute(
+    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
+    inplace: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
+    of_x, of_loss = x.stride(), losses.stride()
+    run = _plan(
+        x.shape, (of_x, target.stride(), of_loss, of_x, of_loss), None if weight is None else weight.stride(0), dim,
+        ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
+    )  # fmt: skip
+    run(x, target, weight, weights, losses, logs)
+    return losses, logs
+
+
+def _gradient_shape(x: Any, *others: Any) -> Any:
+    shape = tuple(x.shape)
+    return new_tensor(x, (shape, dense_strides(shape, x.stride()), x.dtype))
+
+
+def _compute_gradient(
+    x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
+    smoothing: float, z_loss: float,
+) -> Any:  # fmt: skip
+    dx = _gradient_shape(x)
+    write_gradient(dx, x, target, weight, weights, logs, d_losses, False, dim, ignore_index, smoothing, z_loss)
+    return dx
+
+
+def write_gradient(
+    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, in_place: bool, dim: int,
+    ignore_index: int, smoothing: float, z_loss: float,
+) -> None:  # fmt: skip
+    """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
+    run = _plan(
+        x.shape, (x.stride(), target.stride(), logs.stride(), dx.stride(), d_losses.stride()),
+        None if weight is None else weight.stride(0),
+        dim, ignore_index, smoothing, z_loss, x.dtype, True, in_place, MEMORY.device(x), current_mode(),
+    )  # fmt: skip
+    run(x, target, weight, weights, logs, d_losses, dx)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, target, weight, weights, *ctx.numbers, ctx.inplace = inputs
+    ctx.save_for_backward(x, target, weight, weights, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
+    x, target, weight, weights, logs = ctx.saved_tensors
+    dx = None
+    if d_losses is not None and ctx.needs_input_grad[0]:
+        if torch.is_grad_enabled() and ctx.inplace:
+            raise EinsumError("a gradient that is written over the logits can't be differentiated: no inplace_backward")
+        if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
+            dim, *numbers = ctx.numbers
+            (dx,) = gradients_by_torch(
+                lambda x: _losses_by_torch(x, target, dim, weight, *numbers), (x,), (True,), d_losses
+            )
+        elif ctx.inplace:
+            # Whoever kept the logits, this node included, finds at its own backward that they have changed.
+            dx = x.detach()
+            write_gradient(dx, x, target, weight, weights, logs, d_losses, True, *ctx.numbers)
+            torch.autograd.graph.increment_version(x)
+        else:
+            dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
+    return dx, None, None, None
+
+
+cross_entropy_gradient = Operator(
+    "cross_entropy_gradient(Tensor x, Tensor target, Tensor? weight, Tensor? weights, Tensor logs, Tensor d_losses, "
+    "int dim, int ignore_index, float smoothing, float z_loss) -> Tensor",
+    _compute_gradient,
+    _gradient_shape,
+)
+
+cross_entropy_by_kernel = Operator(
+    "cross_entropy(Tensor x, Tensor target, Tensor? weight, Tensor? weights, int dim, int ignore_index, "
+    "float smoothing, float z_loss, bool inplace) -> (Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+    seen=1,
+)
+
+
+@lru_cache(maxsize=4096)
+def _sums(count: int, classes: int, ignored: int, along: int | None, mean: bool) -> LossSums:
+    from einops_fast.backends.triton.rows.cross_entropy.loss_sums import LossSums
+
+    return LossSums(count, classes, ignored, along, mean)
+
+
+def _reduced_shapes(
+    losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
+) -> tuple[Any, ...]:  # fmt: skip
+    return new_tensors(losses, (((), (), dtype), ((), (), losses.dtype)))
+
+
+def _compute_reduced(
+    losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
+) -> tuple[Any, Any]:  # fmt: skip
+    total, divisor = _reduced_shapes(losses, target, weight, classes, ignore_index, mean, dtype)
+    device = MEMORY.device(losses)
+    run = _sums(losses.numel(), classes, ignore_index, None if weight is None else weight.stride(0), mean)
+    with MEMORY.on_device(device):
+        run(MEMORY, device, dtype_name(losses.dtype), losses, target, weight, total, divisor)
+    return total, divisor
+
+
+def _setup_reduced(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    losses, _, _, _, _, ctx.mean, _ = inputs
+    ctx.shape, ctx.dtype = losses.shape, losses.dtype
+    ctx.save_for_backward(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_reduced(ctx: Any, d_total: Any, *others: Any) -> tuple[Any, ...]:
+    if d_total is None:
+        return None, None, None
+    (divisor,) = ctx.saved_tensors
+    each = d_total.to(ctx.dtype)
+    return (each / divisor if ctx.mean else each).expand(ctx.shape), None, None
+
+
+reduced_by_kernel = Operator(
+    "reduced_losses(Tensor losses, Tensor target, Tensor? weight, int classes, int ignore_index, bool mean, "
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    _compute_reduced,
+    _reduced_shapes,
+    _setup_reduced,
+    _backward_reduced,
+    seen=1,
+)

@@ -1,0 +1,193 @@
+"""``activation(x @ weight.T + bias)`` of torch's tensors: one kernel, or the library's product and one behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from string import ascii_letters
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch import backend as engine
+from einops_fast.backends.torch.gradients import gradients_by_torch
+from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch.ops.activation import (
+    activation_by_kernel,
+    activation_by_torch,
+    activation_gradients,
+    bias_activation,
+)
+from einops_fast.backends.torch.types import PLAIN
+from einops_fast.einsum import fast_einsum
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import make_plan
+from einops_fast.planning.steps import Epilogue, Fused
+from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.runtime.tuning import current_mode
+
+__all__ = ["linear"]
+
+_FROM_RESULT = ("relu", "leaky_relu")
+"""Activations whose slope is that at the result: nothing else has to be kept for it."""
+
+
+def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+    """See :func:`einops_fast.ops.linear`."""
+    given = (x, weight) if bias is None else (x, weight, bias)
+    tensors = autocasted(given) if by_kernel(given) and weight.numel() > 0 else ()
+    if not tensors or not _alike(tensors):
+        # Together with the bias, so that the sums are rounded once.
+        return bias_activation(F.linear(x, weight, None if bias is None else bias.to(x.dtype)), None, activation, 0.0)
+    keeps = False
+    if activation != "none" and activation not in _FROM_RESULT:
+        keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    x, weight, *biases = tensors
+    return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
+
+
+def _alike(tensors: Sequence[Any]) -> bool:
+    """Whether they are of one dtype, and nobody has overridden anything of them."""
+    dtype = tensors[0].dtype
+    for each in tensors:  # noqa: SIM110 - on the way of every call, and all() takes three times as long
+        if each.dtype != dtype or type(each) not in PLAIN:
+            return False
+    return True
+
+
+_IN_LIBRARY = {"relu": ("cpu", "cuda"), "gelu_tanh": ("cuda",)}
+"""Activations that the library applies to its sums, and on which devices: on a CPU its GELU is the exact one."""
+
+
+def _by_library(activation: str, keeps: bool, device: str) -> Callable[..., Any]:
+    """The product by the library, with the bias in its epilogue, and the activation there or behind it."""
+
+    def in_one(x: Any, weight: Any, bias: Any = None) -> Any:
+        gelu = activation == "gelu_tanh"
+        if bias is None or (gelu and x.dtype == torch.float64):  # of the library's GELU, 10 digits are right
+            return in_turn(x, weight, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        found = torch._addmm_activation(bias, flat, weight.t(), use_gelu=gelu)
+        return found.view(*x.shape[:-1], weight.shape[0])
+
+    def in_turn(x: Any, weight: Any, bias: Any = None) -> Any:
+        rank = x.dim()
+        if rank == 2 or (rank == 3 and x.is_contiguous()):
+            before = F.linear(x, weight, bias)
+        else:  # torch would add the bias in a kernel of its own
+            before = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        found = before if activation == "none" else activation_by_kernel.compute(before, None, None, activation, 0.0)
+        return (found, before) if keeps else found
+
+    return in_one if device in _IN_LIBRARY.get(activation, ()) and not keeps else in_turn
+
+
+@lru_cache(maxsize=4096)
+def _way(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    results: int,
+    weight_strides: tuple[int, ...],
+    bias_stride: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    activation: str,
+    keeps: bool,
+    precision: str,
+    mode: str,
+) -> Callable[..., Any]:
+    """What runs calls on such tensors."""
+    library = _by_library(activation, keeps, device.type)
+    step = _step(tuple(shape), strides, results, weight_strides, dtype, device)
+    if step is None:
+        return library
+    from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
+
+    bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
+    step = replace(step, epilogue=Epilogue(activation, bias, keeps))
+    return chosen_run(Choice(step, library, MEMORY, precision, mode))
+
+
+def _step(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    results: int,
+    weight_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Fused | None:
+    """The product as a step that a kernel can run, if it is one of matrices."""
+    name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
+    kernels = engine.kernel_dtypes(device) & {name}
+    if not kernels:
+        return None
+    from einops_fast.backends.triton.contraction.problems import multiplies_matrices
+
+    on = gpu_ceilings(MEMORY.device_name(device.index or 0))
+    target = Target("torch", str(device), on, kernels=kernels, in_order=True, drops_expanded=False)
+    operands = [Operand(shape, strides, name), Operand((results, shape[-1]), weight_strides, name)]
+    subscripts = parse(f"{leading}Y,ZY->{leading}Z", (len(shape), 2))
+    (step, *others) = make_plan(subscripts, operands, target, Numerics(name, name)).steps
+    return step if isinstance(step, Fused) and not others and multiplies_matrices(step) else None
+
+
+def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
+    run = _way(
+        x.shape, x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
+        x.device, activation, keeps, engine.fp32_precision(), current_mode(),
+    )  # fmt: skip
+    found = run(x, weight) if bias is None else run(x, weight, bias)
+    return found if keeps else (found, None)
+
+
+def _shapes(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
+    shape = (*x.shape[:-1], weight.shape[0])
+    return x.new_empty(shape), x.new_empty(shape) if keeps else None
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, ctx.activation, keeps = inputs
+    found, before = output
+    kept = before if keeps else None if ctx.activation == "none" else found
+    ctx.save_for_backward(x, weight, bias, kept)
+    if before is not None:
+        ctx.mark_non_differentiable(before)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
+    x, weight, bias, kept = ctx.saved_tensors
+    of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+    if d_out is None:
+        return None, None, None
+    if torch.is_grad_enabled():
+        wanted = of_x, of_weight, of_bias
+
+        def again(*tensors: Any) -> Any:
+            return activation_by_torch(F.linear(*tensors), None, ctx.activation)
+
+        return gradients_by_torch(again, (x, weight, bias), wanted, d_out)
+    d_bias = None
+    if kept is not None:
+        # The bias is in what is kept already; its gradient is made on the way.
+        d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
+    elif of_bias:
+        d_bias = fast_einsum("...n->n", d_out)
+    return (
+        fast_einsum("...n,nk->...k", d_out, weight) if of_x else None,
+        fast_einsum("...n,...k->nk", d_out, x) if of_weight else None,
+        d_bias if of_bias else None,
+    )
+
+
+linear_by_kernel = Operator(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str activation, bool keeps) -> (Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+    seen=1,
+)

@@ -1,0 +1,167 @@
+"""Logits of a linear layer, some rows at a time: their losses, and all gradients from theirs, which overwrites them.
+
+Their memory is our own, and laid out so that the library's products are fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from einops_fast.backends.torch import operator as torch_operator
+from einops_fast.backends.torch.ops.row_losses import RowLoss
+
+__all__ = ["as_rows", "chunk_rows", "gradients_like", "in_chunks", "multiply", "row_parts"]
+
+_BYTES = 1 << 28
+"""Of the logits of a chunk with gradients; without, half of that."""
+
+_ROWS = 256
+"""Chunks are multiples of so many rows, as the tiles of the libraries' products are."""
+
+_LINE = 128
+"""Rows of logits begin at multiples of so many bytes."""
+
+_VECTOR = 16
+"""What cuBLAS's fast kernels read at once, in bytes."""
+
+_ROUNDINGS = 4
+"""Chunks whose parts of a gradient may be added in a dtype of few digits; those of more are in float32."""
+
+_WIDENS = torch.version.cuda is not None and hasattr(torch.ops.aten.addmm, "dtype_out")
+"""Whether the products of few digits can be added up in float32, on a GPU."""
+
+
+def as_rows(x: Any) -> Any:
+    """``(..., features)`` as ``(rows, features)``, or as it is, where that would be a copy or isn't known yet."""
+    if x.dim() == 2 or (x.dim() > 2 and torch.compiler.is_compiling()):
+        return x
+    try:
+        return x.view(prod(x.shape[:-1]), x.shape[-1])
+    except RuntimeError:
+        return x
+
+
+def row_parts(x: Any, size: int) -> Sequence[Any]:
+    """Views of the rows of ``(..., features)``, in order, of at most so many each.
+
+    They are cut where rows don't lie evenly; parts that go beyond, of more than two axes, have about half of them all.
+
+    Example:
+        >>> import torch
+        >>> from einops_fast.backends.torch.ops.logit_chunks import row_parts
+        >>> shifted = torch.empty(3, 9, 4)[:, :-1]
+        >>> [tuple(each.shape) for each in row_parts(shifted, 16)]
+        [(2, 8, 4), (1, 8, 4)]
+        >>> [tuple(each.shape) for each in row_parts(shifted, 7)]
+        [(4, 4), (4, 4), (4, 4), (4, 4), (4, 4), (4, 4)]
+    """
+    if x.dim() == 2:
+        parts: Sequence[Any] = x.split(size)
+        return parts
+    inner = max(prod(x.shape[1:-1]), 1)
+    if inner <= size and len(x) != 1:
+        parts = x.split(min(size // inner, -(-len(x) // 2) or 1))
+        return parts
+    even = -(-inner // -(-inner // size))
+    return [part for each in x.unbind() for part in row_parts(as_rows(each), even)]
+
+
+def chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
+    """How many rows to take at a time.
+
+    The gradient of the matrix is read and written again for each chunk: the larger it is, the larger are these. Where
+    there are a few too many to add it up in few digits, float32 would take as much memory again: rather that goes to
+    larger chunks.
+    """
+    rows, (classes, features), size = int(prod(x.shape[:-1])), map(int, matrix.shape), int(matrix.itemsize)
+    if not torch_operator.on_gpu(x):
+        size = max(size, 4)  # torch's functions have them in float32, too
+    gradient, row = classes * features * size, max(classes * size, 1)
+    room = _BYTES + gradient // 2 if gradients else _BYTES // 2
+    most = max(room // row, 1)
+    chunks = max(-(-rows // most), 1)
+    if gradients and size < 4 and chunks > _ROUNDINGS and rows * row <= _ROUNDINGS * (room + gradient):
+        chunks = _ROUNDINGS
+    even = max(-(-rows // chunks), 1)
+    return -(-even // _ROWS) * _ROWS if most >= _ROWS else even
+
+
+def in_chunks(
+    x: Any, matrix: Any, bias: Any, target: Any, row_loss: RowLoss, size: int, d_losses: Any, wanted: tuple[bool, ...]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The loss of each row and, for the given gradients of these, those of ``x``, ``matrix`` and ``bias``.
+
+    What isn't wanted is empty.
+    """
+    classes = matrix.shape[0]
+    chunks = row_parts(as_rows(x), size)
+    size = max(prod(each.shape[:-1]) for each in chunks)
+    parts, width = _aligned(classes, x.itemsize) if torch_operator.on_gpu(x) else ([slice(classes)], classes)
+    room = x.new_empty(size, width)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    dtypes = x.dtype, x.dtype if len(chunks) <= _ROUNDINGS else wide, wide
+    dx, d_matrix, d_bias = gradients_like(x, matrix, bias, wanted, dtypes)
+    of_rows = dx.flatten(0, -2) if wanted[0] else dx
+    d_bias.zero_()
+    found: list[Any] = []
+    start = 0
+    for each in chunks:
+        # A copy only of several pieces, which are shorter than a chunk: to add up a product of each is slower.
+        given = each.flatten(0, -2)
+        chunk = slice(start, start + given.shape[0])
+        logits = room[: given.shape[0], :classes]
+        for part in parts:
+            multiply(given, matrix[part].T, logits[:, part], None if bias is None else bias[part])
+        found.append(row_loss(logits, target[chunk], None if d_losses is None else d_losses[chunk]))
+        if wanted[0]:
+            into = of_rows[chunk]
+            for at, part in enumerate(parts):
+                multiply(logits[:, part], matrix[part], into, into if at else None)
+        for part in parts if wanted[1] else ():
+            into = d_matrix[part]
+            multiply(logits[:, part].T, given, into, into if start else None)
+        if wanted[2]:
+            d_bias += logits.sum(0, dtype=wide)
+        start = chunk.stop
+    del room, logits, given  # before there is a second matrix
+    return torch.cat(found), (dx, d_matrix.to(x.dtype), d_bias.to(x.dtype))
+
+
+def _aligned(classes: int, size: int) -> tuple[list[slice], int]:
+    """The parts of all classes to multiply by, and how wide rows of logits are.
+
+    cuBLAS has fast kernels only for whole vectors of 16 bytes, both at which rows begin and of which they have: what is
+    left is a part of its own. It comes first, as sums that the larger part is added to are rounded less.
+    """
+    vector, line = max(_VECTOR // size, 1), max(_LINE // size, 1)
+    body = classes // vector * vector
+    parts = [slice(body, classes), slice(body)]
+    return [each for each in parts if each.stop > (each.start or 0)], -(-classes // line) * line
+
+
+def multiply(a: Any, b: Any, out: Any, plus: Any = None) -> None:
+    """``a @ b + plus`` into ``out``, which may be ``plus`` itself, and in float32."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b, out=out)
+    elif _WIDENS and a.is_cuda:
+        wide = {"out_dtype": out.dtype, "out": out}
+        torch.mm(a, b, **wide) if plus is None else torch.addmm(plus, a, b, **wide)
+    else:
+        out.copy_(a @ b) if plus is None else torch.add(plus, a @ b, out=out)
+
+
+def gradients_like(
+    x: Any, matrix: Any, bias: Any, wanted: tuple[bool, ...], dtypes: tuple[Any, ...] = (None, None, None)
+) -> tuple[Any, ...]:
+    """Memory for gradients, that of an ``x`` of several axes in C order; nothing for those that aren't wanted."""
+
+    def like(each: Any, dtype: Any) -> Any:
+        order = torch.preserve_format if each.dim() <= 2 else torch.contiguous_format
+        return torch.empty_like(each, dtype=dtype, memory_format=order)
+
+    given = zip((x, matrix, bias), wanted, dtypes, strict=True)
+    return tuple(like(each, dtype) if really else x.new_empty(0) for each, really, dtype in given)

@@ -1,0 +1,174 @@
+"""softmax and log_softmax of torch's tensors: by our kernels on a GPU, else by torch's own functions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from einops_fast.backends.torch.operator import (
+    MEMORY,
+    Layout,
+    Operator,
+    by_kernel,
+    dtype_name,
+    new_tensor,
+    result_dtype,
+)
+from einops_fast.backends.torch.ops.softmax_pieces import (
+    gains_by_pieces,
+    gradient_by_torch,
+    masked_softmax,
+    softmax_in_pieces,
+)
+from einops_fast.errors import OperandError
+from einops_fast.planning.layout import Strides, dense_strides
+from einops_fast.runtime.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.rows.contest import Contest
+
+__all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
+
+
+def softmax(
+    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    """The softmax along ``dim`` of ``scale * x``, masked; see :func:`einops_fast.ops.softmax`.
+
+    Args:
+        x: any shape and strides.
+        dim: not negative.
+        log: whether the logarithm is wanted.
+        mask: bool or added, broadcastable to ``x``; or ``None``.
+        queries: the axis of positions for causality, or ``None``.
+        shift: how many positions after its own a query sees.
+        scale: of the scores.
+        dtype: of the result; that of ``x``, or autocast's, if ``None``.
+    """
+    if by_kernel([x] if mask is None else [x, mask]):
+        return softmax_by_kernel(x, mask, dim, log, queries, shift, scale, dtype or dtype_name(result_dtype(x)))
+    return softmax_by_torch(x, dim, log, mask, queries, shift, scale, dtype)
+
+
+def softmax_by_torch(
+    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Any:
+    """The same by torch's functions, which can be differentiated as often as these."""
+    wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
+    if x.is_nested:
+        if mask is not None and dim == x._ragged_idx:
+            raise OperandError(f"axis {dim} of the input has several lengths: there is no mask for a softmax along it")
+        dim -= x.dim()  # torch's gradient of a jagged tensor takes it for an axis of the values
+    if mask is None and queries is None and scale == 1.0:
+        native = torch.log_softmax if log else torch.softmax
+        return native(x, dim, dtype=None if wanted == x.dtype else wanted)
+    way = softmax_in_pieces if gains_by_pieces(x, mask, queries, wanted) else masked_softmax
+    return way(x, dim, log, mask, queries, shift, scale, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(
+    shape: Strides, strides: Strides, kind: torch.dtype, mask: tuple[Strides, torch.dtype] | None, dim: int, log: bool,
+    queries: int | None, shift: int, scale: float, dtype: str, device: int, mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """What there is memory to be made for, and what writes it."""
+    from einops_fast.backends.triton.rows.softmax.plan import softmax_contest
+
+    layout = _layout(shape, strides, dtype)
+    of_mask = (0,) * len(shape) if mask is None else mask[0]
+    return layout, softmax_contest(
+        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, layout[1], of_mask), dim,
+        None if mask is None else "hiding" if mask[1] == torch.bool else "added", log, queries, shift, scale,
+        kind.itemsize, kind == torch.float64 or dtype == "float64",
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(
+    shape: Strides, strides: Strides, kind: torch.dtype, d_out: Strides, dim: int, log: bool, masked: bool,
+    scale: float, dtype: str, device: int, mode: str,
+) -> tuple[Layout, Contest]:  # fmt: skip
+    """The same of the gradient."""
+    from einops_fast.backends.triton.rows.softmax.plan import softmax_gradient_contest
+
+    layout = _layout(shape, strides, dtype)
+    return layout, softmax_gradient_contest(
+        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, d_out, layout[1]), dim, masked,
+        log, scale, kind.itemsize, kind == torch.float64 or dtype == "float64",
+    )  # fmt: skip
+
+
+def _layout(shape: Any, strides: Any, dtype: str) -> Layout:
+    return tuple(shape), dense_strides(shape, strides), getattr(torch, dtype)
+
+
+def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
+    shape = x.shape
+    layout, run = _forward_plan(
+        shape, x.stride(), x.dtype, None if mask is None else (mask.expand(shape).stride(), mask.dtype), dim, log,
+        queries, shift, scale, dtype, MEMORY.device(x), current_mode(),
+    )  # fmt: skip
+    out = new_tensor(x, layout)
+    run(x, mask, out)
+    return out
+
+
+def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, scale: float, dtype: str) -> Any:
+    return new_tensor(x, _layout(x.shape, x.stride(), dtype))
+
+
+def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    layout, run = _gradient_plan(
+        out.shape, out.stride(), out.dtype, d_out.stride(), dim, log, masked, scale, dtype,
+        MEMORY.device(out), current_mode(),
+    )  # fmt: skip
+    dx = new_tensor(out, layout)
+    run(out, d_out, dx)
+    return dx
+
+
+def _gradient_shape(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    return new_tensor(out, _layout(out.shape, out.stride(), dtype))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, mask, ctx.dim, ctx.log, queries, _, ctx.scale, _ = inputs
+    ctx.masked = mask is not None or queries is not None
+    ctx.dtype = dtype_name(x.dtype)
+    ctx.mask = None if mask is None else (mask.shape, mask.dtype)
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
+    (out,) = ctx.saved_tensors
+    dx = d_mask = None
+    # Gradients of gradients are left to torch.
+    gradient = _gradient_by_torch if torch.is_grad_enabled() else softmax_gradient
+    if ctx.needs_input_grad[0]:
+        dx = gradient(out, d_out, ctx.dim, ctx.log, ctx.masked, ctx.scale, ctx.dtype)
+    if ctx.needs_input_grad[1]:
+        shape, dtype = ctx.mask
+        kind = "float64" if out.dtype == torch.float64 else "float32"
+        d_mask = gradient(out, d_out, ctx.dim, ctx.log, ctx.masked, 1.0, kind).sum_to_size(shape).to(dtype)
+    return dx, d_mask
+
+
+def _gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
+    return gradient_by_torch(out, d_out, dim, log, masked, scale, getattr(torch, dtype))
+
+
+softmax_gradient = Operator(
+    "softmax_gradient(Tensor out, Tensor d_out, int dim, bool log, bool masked, float scale, str dtype) -> Tensor",
+    _compute_gradient,
+    _gradient_shape,
+)
+
+softmax_by_kernel = Operator(
+    "softmax(Tensor x, Tensor? mask, int dim, bool log, int? queries, SymInt shift, float scale, str dtype) -> Tensor",
+    _compute,
+    _shape,
+    _setup,
+    _backward,
+)

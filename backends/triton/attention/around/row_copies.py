@@ -1,0 +1,198 @@
+"""Copies of arrays whose rows lie at odd places, into memory where each begins at 16 bytes."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.attention.problem import Layout, merged
+from einops_fast.backends.triton.device.indexing import field
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
+from einops_fast.planning.layout import contiguous_strides
+
+__all__ = ["RowCopies", "rows_kernel"]
+
+_ROWS = 32
+"""Of a tile."""
+
+_COLUMNS = 128
+"""Of a tile, at most."""
+
+_WHOLE = 16
+"""Rows of a copy begin at multiples of so many elements, which Triton tells from other numbers: at least 16 bytes."""
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What the kernel is specialised for in one array.
+
+    Attributes:
+        whole: columns are written in pieces of so many, with zeros after the last one: memory that is written in whole
+            pieces isn't read before.
+        width: columns of a tile.
+        axes: batch axes.
+    """
+
+    whole: int
+    width: int
+    axes: int
+
+
+@triton.constexpr_function
+def _count(tiles):
+    return len(tiles)
+
+
+@triton.constexpr_function
+def _tile(tiles, at):
+    return tiles[at]
+
+
+@triton.jit
+def _copy(
+    source, target, from_strides, to_strides, sizes, rows, columns, tile: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Copy a tile of rows; nothing where the program's number is beyond the last."""
+    axes: tl.constexpr = field(tile, "axes")
+    whole: tl.constexpr = field(tile, "whole")
+    width: tl.constexpr = field(tile, "width")
+    tiles = tl.cdiv(rows, block)
+    zero = tl.full((), 0, tl.int64)
+    element = tl.program_id(0) // tiles + zero
+    first = tl.program_id(0) % tiles * block
+    for axis in tl.static_range(axes - 1, -1, -1):
+        at = element % sizes[axis]
+        element = element // sizes[axis]
+        source += at * from_strides[axis]
+        target += at * to_strides[axis]
+    source += first * (from_strides[axes] + zero)
+    target += first * (to_strides[axes] + zero)
+    row = tl.arange(0, block)[:, None]
+    there = (first + row < rows) & (element == 0)
+    written = tl.cdiv(columns, whole) * whole
+    for start in range(0, written, width):
+        column = start + tl.arange(0, width)[None, :]
+        place = source + row * from_strides[axes] + column * from_strides[axes + 1]
+        values = tl.load(place, mask=there & (column < columns), other=0)
+        place = target + row * to_strides[axes] + column * to_strides[axes + 1]
+        tl.store(place, values, mask=there & (column < written))
+
+
+@triton.jit
+def rows_kernel(
+    sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Copy tiles of rows of several arrays, each program one.
+
+    Args:
+        sources, targets: arrays with batch axes, rows and columns; the second number of a program says which.
+        from_strides, to_strides: of each of these.
+        sizes: of the batch axes of each.
+        rows: of each batch element of each.
+        columns: of a row of each.
+        tiles: of each, see :class:`_Tile`.
+        block: rows of a tile.
+    """
+    for which in tl.static_range(_count(tiles)):
+        if tl.program_id(1) == which:
+            _copy(
+                sources[which], targets[which], from_strides[which], to_strides[which], sizes[which], rows[which],
+                columns[which], _tile(tiles, which), block,
+            )  # fmt: skip
+
+
+class _Copied:
+    """What one array and its copy look like: strides of both, with the batch axes merged where possible.
+
+    The copy lacks the batch axes along which the array has the same for all.
+    """
+
+    def __init__(self, layout: Layout, dtype: str) -> None:
+        shape, strides = layout
+        *batch, self.rows, self.columns = shape
+        batch = [size if stride else 1 for size, stride in zip(batch, strides, strict=False)]
+        self.dtype = dtype
+        stored = (*batch, self.rows, -(-self.columns // _WHOLE) * _WHOLE)
+        self.elements = prod(stored)
+        *others, of_rows, of_columns = contiguous_strides(stored)
+        along = [stride if size > 1 else 0 for size, stride in zip(batch, others, strict=True)]
+        self.strides = (*along, of_rows, of_columns)
+        own = [at for at, size in enumerate(batch) if size > 1]
+        both = {"array": [strides[at] for at in own], "copy": [along[at] for at in own]}
+        self.sizes, kept = merged([batch[at] for at in own], both, ())
+        self.own, self.other = (*kept["array"], *strides[-2:]), (*kept["copy"], of_rows, of_columns)
+        self.programs = prod(self.sizes) * -(-self.rows // _ROWS)
+
+    def tile(self, back: bool) -> _Tile:
+        return _Tile(1 if back else _WHOLE, min(_COLUMNS, 1 << (self.columns - 1).bit_length()), len(self.sizes))
+
+
+class RowCopies:
+    """Copies of some arrays and back, of all that go one way in one launch.
+
+    Args:
+        layouts: shape, strides and dtype of the arrays, by name.
+    """
+
+    def __init__(self, layouts: Mapping[str, tuple[Layout, str]]) -> None:
+        self._copied = {name: _Copied(*layout) for name, layout in layouts.items()}
+        self._calls: dict[tuple[bool, tuple[str, ...]], KernelCall] = {}
+
+    @property
+    def strides(self) -> dict[str, tuple[int, ...]]:
+        """Of the copies, which have gaps after their rows; 0 for batch axes that they lack."""
+        return {name: copied.strides for name, copied in self._copied.items()}
+
+    def rooms(self, memory: Memory, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Memory for copies of the arrays that have one; the others themselves, and ``None`` for none."""
+        return {
+            name: array
+            if array is None or name not in self._copied
+            else memory.workspace(array, self._copied[name].elements, self._copied[name].dtype)
+            for name, array in arrays.items()
+        }
+
+    def of(self, memory: Memory, device: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of the arrays that have one, and the others themselves."""
+        found = self.rooms(memory, arrays)
+        self._copy(memory, device, arrays, found, False)
+        return found
+
+    def back(self, memory: Memory, device: int, copies: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Write to the arrays what their copies hold."""
+        self._copy(memory, device, copies, arrays, True)
+
+    def _copy(self, memory: Memory, device: int, source: Mapping[str, Any], to: Mapping[str, Any], back: bool) -> None:
+        names = tuple([name for name, array in to.items() if array is not source[name]])
+        if not names:
+            return
+        call = self._calls.get((back, names))
+        if call is None:
+            call = self._calls[back, names] = self._call(names, back)
+        call(memory, device, tuple([source[name] for name in names]), tuple([to[name] for name in names]))
+
+    def _call(self, names: tuple[str, ...], back: bool) -> KernelCall:
+        copied = [self._copied[name] for name in names]
+        ways = [(each.other, each.own) if back else (each.own, each.other) for each in copied]
+        return KernelCall(
+            rows_kernel,
+            (max(each.programs for each in copied), len(copied)),
+            (
+                tuple([way[0] for way in ways]),
+                tuple([way[1] for way in ways]),
+                tuple([tuple(each.sizes) for each in copied]),
+                tuple([each.rows for each in copied]),
+                tuple([each.columns for each in copied]),
+            ),
+            {"tiles": tuple([each.tile(back) for each in copied]), "block": _ROWS},
+            4,
+            1,
+        )

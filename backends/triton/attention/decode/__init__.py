@@ -1,0 +1,1 @@
+"""Hopper's attention kernel for few queries and many keys."""

@@ -1,0 +1,199 @@
+"""Few queries against many keys on Hopper, as fast as memory gives these.
+
+One warp of a program copies blocks of keys and values to shared memory (TMA), as many ahead as there is room for, and
+before the first block of a tile its queries: those of all heads that share the keys. A warp group multiplies them the
+other way round, keys times queries and values times weights, because the hardware takes 64 rows at least, while few
+queries are no more than 8 columns; and it keeps running maxima and sums. Programs have equal shares of the blocks of
+all tiles (:mod:`work`). Where several have worked on a tile, each leaves its result in memory and
+counts itself; the last one to come puts them together, always in the same order, so that the bits don't depend on who
+that is.
+
+After FlashDecoding (Dao et al., 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.decode.copy import copy_blocks
+from einops_fast.backends.triton.attention.decode.result import keep, put_together, store
+from einops_fast.backends.triton.attention.decode.work import (
+    Arrays,
+    Shared,
+    keys_seen,
+    parts_of,
+    run_of,
+    slot_of,
+)
+from einops_fast.backends.triton.attention.hopper.pipes import pipe_of, released, there
+from einops_fast.backends.triton.attention.hopper.scores import scored
+from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = ["hopper_decode_kernel"]
+
+
+@gluon.jit
+def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
+    """Scores of a block of keys, its rows, with queries, but ``-inf`` where a key isn't seen."""
+    block: gl.constexpr = field(tiling, "block")
+    hides = start + block > kv_len
+    if field(tiling, "right"):
+        hides = hides | (start + block - 1 > shift + numbers.right)
+    if field(tiling, "left"):
+        hides = hides | (start < shift + numbers.q_len - 1 - numbers.left)
+    if hides:
+        j = (start + gl.arange(0, block, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
+        scores = gl.where(j < kv_len, scores, float("-inf"))
+        facing = (i + shift)[None, :]
+        if field(tiling, "right"):
+            scores = gl.where(j <= facing + numbers.right, scores, float("-inf"))
+        if field(tiling, "left"):
+            scores = gl.where(j >= facing - numbers.left, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _cleared(values, start, kv_len, tiling: gl.constexpr):
+    """Make values beyond the end of a sequence zero: whatever is there must not become NaN by a weight of zero."""
+    block: gl.constexpr = field(tiling, "block")
+    if (field(tiling, "cached") or field(tiling, "page_size")) and start + block > kv_len:
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        j = start + gl.arange(0, block, layout=gl.SliceLayout(1, layout))
+        found = values.load(layout)
+        barrier()
+        values.store(gl.where((j < kv_len)[:, None], found, gl.zeros_like(found)))
+        fence_async_shared()
+        barrier()
+
+
+@gluon.jit
+def _tile_of(buffers, at):
+    """Tile ``at`` of some as a matrix of the features of rows."""
+    shape: gl.constexpr = buffers.type.shape
+    return buffers.index(at).reshape([shape[3] * shape[4], shape[5]])
+
+
+@gluon.jit
+def _attend(shared, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.constexpr):
+    """What the warp group does."""
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    rows: gl.constexpr = field(tiling, "rows")
+    v_head: gl.constexpr = field(tiling, "v_head")
+    # Tiles are turned: keys or features along the first axis, queries along the second.
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(0, layout)
+    zeros = gl.zeros([block, rows], gl.float32, layout=layout)
+    i = gl.arange(0, rows, layout=of_rows) % field(tiling, "queries")
+    program = gl.program_id(0)
+    count = 0
+    done = 0
+    x = run.first
+    tile = run.tile
+    base = run.base
+    while x < run.end:
+        kv_len, shift, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
+        stop = gl.minimum(base + blocks, run.end)
+        most = gl.full([rows], float("-inf"), gl.float32, layout=of_rows)
+        totals = gl.zeros([block, rows], gl.float32, layout=layout)
+        sums = gl.zeros([v_head, rows], gl.float32, layout=layout)
+        there(shared.q, done, 2)
+        queries = _tile_of(shared.q.buffers, done % 2).permute((1, 0))
+        for at in range(x, stop):
+            start = (first + at - base) * block
+            there(shared.k, count, stages)
+            keys = _tile_of(shared.k.buffers, count % stages)
+            started = warpgroup_mma(keys, queries, zeros, use_acc=False, is_async=True)
+            products = warpgroup_mma_wait(0, deps=[started])
+            released(shared.k, count, stages)
+            scores, factor, _ = scored(products, 0.0, numbers, tiling)
+            scores = _hidden(scores, start, i, shift, kv_len, numbers, tiling)
+            new = gl.maximum(most, gl.max(scores, 0) * factor)
+            # A query that has seen nothing yet.
+            reference = gl.where(new == float("-inf"), 0.0, new)
+            nothing = gl.zeros_like(scores)
+            weights = gl.exp2(gl.fma(scores, nothing + factor, nothing - reference[None, :]))
+            fade = gl.exp2(most - reference)
+            totals = totals * fade[None, :] + weights
+            sums = sums * fade[None, :]
+            most = new
+            shared.weights.store(gl.permute(weights.to(dtype), (1, 0)))
+            fence_async_shared()
+            barrier()
+            there(shared.v, count, stages)
+            values = _tile_of(shared.v.buffers, count % stages)
+            _cleared(values, start, kv_len, tiling)
+            added = warpgroup_mma(values.permute((1, 0)), shared.weights.permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma_wait(0, deps=[added])
+            released(shared.v, count, stages)
+            count += 1
+        released(shared.q, done, 2)
+        done += 1
+        total = gl.sum(totals, 0)
+        result = gl.permute(sums, (1, 0))
+        if (x == base) & (stop == base + blocks):
+            store(result, most, total, tile, 0, arrays, numbers, tiling)
+        else:
+            keep(result, most, total, slot_of(program, (x == base).to(gl.int32)), arrays, numbers, tiling)
+            owner, parts = parts_of(base, blocks, gl.num_programs(0), run.total)
+            # What all threads have written is there before the count says so.
+            barrier()
+            before = gl.atomic_add(arrays.arrived + tile, 1, sem="acq_rel", scope="gpu")
+            if before == parts - 1:
+                # As the next call wants to find it.
+                gl.store(arrays.arrived + tile, 0)
+                put_together(tile, owner, parts, arrays, numbers, tiling)
+        x = stop
+        tile += 1
+        base += blocks
+
+
+@gluon.jit
+def hopper_decode_kernel(
+    q_desc, k_desc, v_desc, out, lse, sinks, cached, table, parts, arrived, numbers, tiling: gl.constexpr
+):
+    """Write the result, and the logarithms of its rows' sums.
+
+    Args:
+        q_desc, k_desc, v_desc: three batch axes, one of which may count pages of k and v, positions, features; a batch
+            axis that k or v lacks has size 1.
+        out, lse, sinks: addresses; ``numbers`` says where their elements are. Features are contiguous.
+        cached: keys of each sequence, or ``None``.
+        table: pages of each sequence, or ``None``.
+        parts: room for two results of every program, and after these for the logarithms of their rows' sums.
+        arrived: a number for each tile, 0 before the call and after it.
+        numbers: see :class:`DecodeNumbers`.
+        tiling: what the kernel is specialised for.
+    """
+    dtype: gl.constexpr = k_desc.dtype
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    rows: gl.constexpr = field(tiling, "rows")
+    blocks: gl.constexpr = [stages, 1, 1, 1, block]
+    q = pipe_of(gl.allocate_shared_memory(dtype, [2] + q_desc.block_type.shape, q_desc.layout), 2, 1)
+    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "head")], k_desc.layout), stages, 1)
+    v = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "v_head")], v_desc.layout), stages, 1)
+    of_weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, block], dtype)
+    shared = Shared(q, k, v, gl.allocate_shared_memory(dtype, [rows, block], of_weights))
+    fence_async_shared()
+    barrier()
+    kept = 2 * gl.num_programs(0) * rows
+    arrays = Arrays(out, lse, sinks, cached, table, parts, parts + kept * field(tiling, "v_head_dim"), arrived)
+    run = run_of(gl.program_id(0), gl.num_programs(0), cached, numbers, tiling)
+    gl.warp_specialize(
+        [
+            (_attend, (shared, arrays, run, numbers, tiling, dtype)),
+            (copy_blocks, (q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling)),
+        ],
+        [1],
+        [80],
+    )

@@ -1,0 +1,248 @@
+"""Where Hopper's kernel for few queries can be used, with what tiles, and its launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.attention.around.copyable import addressable, copyable
+from einops_fast.backends.triton.attention.decode.kernel import hopper_decode_kernel
+from einops_fast.backends.triton.attention.decode.work import DecodeNumbers, DecodeTiling
+from einops_fast.backends.triton.attention.general.forward_plan import ForwardPlan
+from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
+from einops_fast.backends.triton.attention.hopper.call import BATCH_AXES, LOG2E, Array, HopperCall, of_batch
+from einops_fast.backends.triton.attention.hopper.tiles import ITEM, Places
+from einops_fast.backends.triton.attention.problem import ANY, Problem
+from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
+
+__all__ = ["HopperDecodePlan", "decode_tiling", "programs_for", "suits_decode"]
+
+_MOST_FEATURES = 256
+
+_MOST_ROWS = 32
+"""Of a tile; with more, multiplying the other way round takes longer than the general kernels do."""
+
+_ANY = ALIGNMENT // ITEM
+"""A stride that the hardware takes, for an axis of size 1."""
+
+_BLOCKS = (256, 128, 64)
+"""Keys that are worked on at once."""
+
+_BLOCK_BYTES = 64 << 10
+"""Of keys and values that are worked on at once, at most."""
+
+_MOST_SCORES = 128 * 16
+"""That are worked on at once: more take more registers than there are."""
+
+_AHEAD = 128 << 10
+"""Bytes of keys and values that are on their way to a multiprocessor. With more of them memory isn't faster, and some
+multiprocessors get theirs well before others."""
+
+_WHOLE = 0.95
+"""Share of the multiprocessors that is enough, if then no tile has to be put together."""
+
+
+def suits_decode(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> bool:
+    """Whether the kernel can be used.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernels take it.
+        capability: compute capability of the device.
+    """
+    features, strides = problem.features, problem.strides
+    if interpreted() or capability[0] != 9 or spec.dtype not in ("float16", "bfloat16") or spec.scale <= 0:
+        return False
+    if features.alibi or features.segments or features.dropout or features.biased or features.masked or spec.varlen:
+        return False
+    if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements) or features.shared > 1:
+        return False
+    heads, queries = _rows(spec, problem)
+    if heads * queries > _MOST_ROWS or features.axes > BATCH_AXES:
+        return False
+    if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+        return False
+    if spec.page_size and (spec.page_size % 16 or any(page * ITEM % ALIGNMENT for page in strides.pages[:2])):
+        return False
+    if not all(copyable(own, ITEM) for own in (strides.k, strides.v, _of_queries(spec, problem))):
+        return False
+    if strides.out[-1] != 1 or any(size > 1 and not own for size, own in zip(problem.sizes, strides.q, strict=False)):
+        return False
+    others = [*strides.out, *strides.lse, *(strides.sinks or ()), *strides.pages[2:]]
+    return addressable(others)
+
+
+def _rows(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
+    """Heads and queries of a tile, powers of two; 8 rows are the least that the hardware multiplies and copies."""
+    heads, queries = (1 << (size - 1).bit_length() for size in (problem.share, spec.q_len))
+    return heads, max(queries, 8 // heads)
+
+
+def _of_queries(spec: AttentionSpec, problem: Problem) -> tuple[int, ...]:
+    """Strides of q, with any one for a single query and for axes of size 1."""
+    *batch, position, feature = problem.strides.q
+    return (*batch, position if spec.q_len > 1 else _ANY, feature)
+
+
+def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
+    """The tiling of the kernel."""
+    features, strides = problem.features, problem.strides
+    head, v_head = power(spec.head_dim), max(64, power(spec.v_head_dim))
+    heads, queries = _rows(spec, problem)
+    has = tuple(tuple(stride != 0 for stride in of_batch(own, False)) for own in (strides.k[:-2], strides.v[:-2]))
+    bytes_of_key = (head + v_head) * ITEM
+    block = next(
+        block
+        for block in _BLOCKS
+        if block == _BLOCKS[-1] or (block * bytes_of_key <= _BLOCK_BYTES and block * heads * queries <= _MOST_SCORES)
+    )
+    stages = max(2, round(_AHEAD / (block * bytes_of_key)))
+    copied = block
+    while spec.page_size % copied:
+        copied //= 2
+    return DecodeTiling(
+        block,
+        copied,
+        stages,
+        heads,
+        queries,
+        spec.head_dim,
+        spec.v_head_dim,
+        head,
+        v_head,
+        features.axes,
+        features.shared > 0,
+        (has[0], has[1]),
+        left=features.left,
+        right=features.right,
+        bottom_right=features.bottom_right,
+        softcap=features.softcap,
+        sinks=features.sinks,
+        cached=spec.cache,
+        page_size=spec.page_size,
+    )
+
+
+def programs_for(units: int, tiles: int, blocks: int) -> int:
+    """How many programs to start: one for each multiprocessor, or a few fewer if each then has whole tiles only.
+
+    Args:
+        units: multiprocessors of the device.
+        tiles: what there is to do.
+        blocks: of keys of each tile, at most; all have as many if lengths of sequences don't differ.
+
+    >>> programs_for(132, 512, 8), programs_for(132, 504, 8), programs_for(132, 510, 8), programs_for(132, 4, 8)
+    (128, 126, 132, 32)
+    """
+    each = -(-tiles // units)
+    if tiles % each == 0 and tiles // each >= _WHOLE * units:
+        return tiles // each
+    return min(units, tiles * blocks)
+
+
+class HopperDecodePlan:
+    """A forward call; see :class:`ForwardPlan`.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernel takes it.
+        units: multiprocessors of the device.
+        other: the same by other kernels, for arrays at odd addresses.
+        dtypes: of the lengths of sequences and of the block table, where there are these.
+        tiling: of the kernel.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        problem: Problem,
+        units: int,
+        other: ForwardPlan,
+        dtypes: tuple[str, str],
+        tiling: DecodeTiling,
+    ) -> None:
+        self._other = other
+        self._tiles = tiles = problem.elements // problem.share
+        sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
+        programs = programs_for(units, tiles, -(-spec.kv_len // tiling.block))
+        self._kept = 2 * programs * tiling.rows * (spec.v_head_dim + 1)
+        of_cached, of_table = dtypes
+        arrays = {
+            "q_desc": self._queries(spec, problem, tiling),
+            "k_desc": self._copied(spec, problem, tiling, "k"),
+            "v_desc": self._copied(spec, problem, tiling, "v"),
+            "out": Array(spec.dtype, aligned=False),
+            "lse": Array("float32", aligned=False),
+            "sinks": Array("float32", aligned=False) if spec.sinks else None,
+            "cached": Array(of_cached, aligned=False) if spec.cache else None,
+            "table": Array(of_table, aligned=False) if spec.page_size else None,
+            "parts": Array("float32"),
+            "arrived": Array("int32", aligned=False),
+        }
+        sizes = of_batch(problem.sizes, 1)
+        strides, limits = problem.strides, problem.numbers
+        numbers = DecodeNumbers(
+            tiles,
+            sequences,
+            tiles // sequences,
+            problem.share,
+            spec.q_len,
+            spec.kv_len,
+            int(limits.left),
+            int(limits.right),
+            sizes[1],
+            sizes[2],
+            spec.scale * LOG2E,
+            spec.softcap * LOG2E,
+            _places(strides.out[:-1]),
+            _places(strides.lse),
+            _places((*strides.sinks, 0)) if spec.sinks else Places(ANY, ANY, ANY, ANY),
+            *(strides.pages[2:] if spec.page_size else (ANY, ANY)),
+        )
+        self.kernel = HopperCall(hopper_decode_kernel, tiling, arrays, {}, numbers, programs, even=())
+
+    @staticmethod
+    def _queries(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling) -> Array:
+        """Of q, as the hardware sees it: a tile is all that shares keys."""
+        strides = of_batch(_of_queries(spec, problem)[:-2], 0)
+        return Array(
+            spec.dtype,
+            (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
+            tuple(stride or _ANY for stride in (*strides, *_of_queries(spec, problem)[-2:])),
+            (1, 1, tiling.heads, tiling.queries, tiling.head),
+        )
+
+    @staticmethod
+    def _copied(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling, name: str) -> Array:
+        """Of k or v, as the hardware sees it."""
+        of_keys = name == "k"
+        strides = problem.strides.k if of_keys else problem.strides.v
+        features = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
+        own = of_batch(strides[:-2], 0)
+        batch = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
+        if spec.page_size:
+            axis = BATCH_AXES - problem.features.axes
+            page = problem.strides.pages[0 if of_keys else 1]
+            own = (*own[:axis], page, *own[axis + 1 :])
+            batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
+        return Array(
+            spec.dtype,
+            (*batch, spec.page_size or spec.kv_len, features[0]),
+            tuple(stride or _ANY for stride in (*own, *strides[-2:])),
+            (1,) * BATCH_AXES + (tiling.copied, features[1]),
+        )
+
+    def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
+        """Write ``out`` and ``lse``."""
+        parts = memory.workspace(q, self._kept, "float32")
+        arrived = memory.counters(q, device, self._tiles)
+        given = (q, k, v, out, lse, extras.sinks, extras.cached, extras.table, parts, arrived)
+        if not self.kernel(memory, device, *given):
+            self._other(memory, device, q, k, v, extras, out, lse)
+
+
+def _places(strides: tuple[int, ...]) -> Places:
+    *batch, position = strides
+    return Places._make((*of_batch(tuple(batch), 0), position))

@@ -1,0 +1,1 @@
+"""The attention kernels for every feature and every GPU."""

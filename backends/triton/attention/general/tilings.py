@@ -1,0 +1,207 @@
+"""Tiles worth trying for a kernel of attention, the first one the default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.around.copyable import copyable
+from einops_fast.backends.triton.attention.problem import Problem
+from einops_fast.planning.cost import ITEM_SIZES
+
+__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tilings", "power"]
+
+_MOST_PACKED = 64
+"""Rows of all batch elements that share k and v, up to which one tile holds them all."""
+
+FEW_QUERIES = 16
+"""Up to so many, a GPU isn't kept busy by tiles of queries alone, and the keys are cut into parts."""
+
+_MOST_PARTS = 64
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of one kernel.
+
+    Attributes:
+        block_m: queries.
+        block_n: keys.
+        warps, stages: of a program.
+        packed: a tile's rows are queries of all batch elements that share k and v.
+        parts: into how many the keys are cut, a power of two; each is worked on by programs of its own.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int = 4
+    stages: int = 3
+    packed: bool = False
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class BackwardTilings:
+    """Tiles of the kernels that own keys, queries, and a tile of the bias."""
+
+    keys: Tiling
+    queries: Tiling
+    bias: Tiling
+
+
+def shared_memory(capability: tuple[int, int]) -> int:
+    """Bytes that a program may have on a GPU of this compute capability."""
+    if capability >= (9, 0) and capability < (12, 0):
+        return 227 << 10
+    return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
+
+
+_Table = dict[int, dict[int, list[tuple[int, int, int, int]]]]
+"""By bytes of an element and by features at most: queries, keys, warps, stages of tiles, the best one first.
+
+Of tiles that compile without spilling registers for sm_90, mostly; the order is that of the FlashAttention papers.
+"""
+
+_FORWARD: _Table = {
+    2: {
+        32: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3)],
+        64: [(128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3)],
+        128: [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)],
+        256: [(128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 1)],
+    },
+    4: {
+        64: [(64, 32, 8, 2), (32, 32, 4, 2)],
+        128: [(32, 32, 8, 1), (64, 16, 8, 1), (32, 16, 4, 2)],
+        256: [(32, 16, 8, 1), (32, 32, 8, 1), (16, 16, 4, 1)],
+    },
+    8: {64: [(32, 32, 4, 1)], 128: [(16, 32, 4, 1), (16, 16, 4, 1)], 256: [(16, 16, 4, 1)]},
+}
+
+_FORWARD_UNEVEN: _Table = {
+    **_FORWARD,
+    2: {
+        64: [(128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 8, 2)],
+        128: [(128, 32, 8, 3), (64, 64, 8, 3), (64, 32, 4, 3), (64, 32, 4, 2)],
+        256: [(64, 32, 8, 2), (32, 32, 4, 2), (32, 32, 4, 1)],
+    },
+}
+"""Where elements of a bias or a mask are loaded one by one, which takes registers: of larger tiles, threads spill
+thousands of bytes, and they took 15 times as long."""
+
+_KEYS: _Table = {
+    2: {
+        64: [(64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
+        128: [(32, 128, 8, 2), (64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
+        256: [(64, 32, 8, 1), (32, 64, 8, 2), (32, 32, 4, 1), (16, 32, 4, 1)],
+    },
+    4: {64: [(32, 32, 8, 2), (16, 32, 4, 1)], 128: [(32, 32, 8, 2), (16, 32, 4, 1)], 256: [(16, 16, 8, 1)]},
+    8: {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
+}
+
+_QUERIES: _Table = {
+    2: {
+        64: [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2)],
+        128: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2)],
+        256: [(32, 64, 8, 2), (64, 32, 8, 1), (64, 16, 8, 1), (32, 32, 4, 1)],
+    },
+    4: {64: [(32, 32, 8, 2), (32, 16, 4, 1)], 128: [(32, 32, 8, 2), (32, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
+    8: {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]},
+}
+
+
+def forward_tilings(
+    spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int
+) -> list[Tiling]:
+    """For the forward kernel.
+
+    Args:
+        spec: what is computed.
+        problem: the same, as the kernel takes it.
+        capability: compute capability of the device.
+        processors: how many it has.
+    """
+    if spec.q_len <= FEW_QUERIES:
+        return _decode_tilings(spec, problem, capability, processors)
+    found = []
+    uneven = any(
+        along == (True, True) and not copyable(strides, ITEM_SIZES["float16"])
+        for along, strides in (
+            (problem.features.bias, problem.strides.bias),
+            (problem.features.mask, problem.strides.mask),
+        )
+    )
+    for block_m, block_n, warps, stages in _table(_FORWARD_UNEVEN if uneven else _FORWARD, spec):
+        tiling = Tiling(min(block_m, power(spec.q_len)), min(block_n, power(spec.kv_len)), warps, stages)
+        found.append(tiling)
+    return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
+
+
+def _decode_tilings(
+    spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int
+) -> list[Tiling]:
+    packed = problem.share > 1 and spec.q_len * problem.share <= _MOST_PACKED
+    rows = spec.q_len * (problem.share if packed else 1)
+    heads = problem.elements // (problem.share if packed else 1)
+    found = []
+    for block_n, warps, stages in ((64, 4, 3), (128, 4, 2), (32, 4, 2), (32, 4, 1), (16, 4, 1)):
+        # Sequences that are packed along the positions share their rows of the result.
+        parts = 1
+        while not spec.varlen and parts < _MOST_PARTS and parts * heads < processors * 2:
+            if parts * 2 * block_n > spec.kv_len:
+                break
+            parts *= 2
+        found.append(Tiling(power(rows), min(block_n, power(spec.kv_len)), warps, stages, packed, parts))
+    return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
+
+
+def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> list[BackwardTilings]:
+    """For the backward kernels; see :func:`forward_tilings`."""
+    most_m, most_n = power(spec.q_len), power(spec.kv_len)
+
+    def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
+        found = [Tiling(min(m, most_m), min(n, most_n), w, s) for m, n, w, s in _table(table, spec)]
+        return _fitting(found, lambda tiling: _backward_bytes(spec, problem, tiling, owns_keys), capability)
+
+    keys, queries = fitted(_KEYS, True), fitted(_QUERIES, False)
+    return [
+        BackwardTilings(keys[min(at, len(keys) - 1)], queries[min(at, len(queries) - 1)], queries[-1])
+        for at in range(max(len(keys), len(queries)))
+    ]
+
+
+def _table(table: _Table, spec: AttentionSpec) -> list[tuple[int, int, int, int]]:
+    of_dtype = table[ITEM_SIZES[spec.dtype]]
+    features = max(spec.head_dim, spec.v_head_dim)
+    return next(found for most, found in of_dtype.items() if features <= most)
+
+
+def power(extent: int) -> int:
+    """The smallest tile that holds so many positions or features."""
+    return max(16, 1 << (max(1, extent) - 1).bit_length())
+
+
+def _score_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
+    """Of tiles of the bias and the mask while they're loaded."""
+    item = ITEM_SIZES[spec.dtype] * (problem.features.bias == (True, True)) + (problem.features.mask == (True, True))
+    return tiling.stages * tiling.block_m * tiling.block_n * item
+
+
+def _forward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
+    head, v_head = sum(problem.features.head), sum(problem.features.v_head)
+    rows = tiling.block_m * head + tiling.stages * tiling.block_n * (head + v_head)
+    return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
+
+
+def _backward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling, owns_keys: bool) -> int:
+    features = sum(problem.features.head) + sum(problem.features.v_head)
+    own, other = (tiling.block_n, tiling.block_m) if owns_keys else (tiling.block_m, tiling.block_n)
+    # The weights and their gradients go through shared memory, too.
+    rows = (own + tiling.stages * other) * features + 2 * tiling.block_m * tiling.block_n
+    return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
+
+
+def _fitting(found: list[Tiling], size: Callable[[Tiling], int], capability: tuple[int, int]) -> list[Tiling]:
+    """Those that the device has shared memory for, each once; the smallest if there are none."""
+    fits = [tiling for tiling in dict.fromkeys(found) if size(tiling) <= shared_memory(capability)]
+    return fits or [min(found, key=size)]

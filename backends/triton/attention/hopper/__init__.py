@@ -1,0 +1,1 @@
+"""Hopper's attention kernels, forward and backward."""

@@ -1,0 +1,263 @@
+"""The gradient of a bias that batch elements share, on Hopper: a program owns tiles of it and goes through these.
+
+One warp has tiles copied, warp groups have 64 queries each, as in the other kernels. A tile's sum stays in registers,
+and elements come in one order, so the bits are the same every time. Where a bias has fewer tiles than there are
+programs, each has the sum over some elements only.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper.backward import Operands, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper.pipes import (
+    beside,
+    coordinates,
+    fetch,
+    flat,
+    pipe,
+    released,
+    room,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper.positions import blocks_seen, sides, without
+from einops_fast.backends.triton.attention.hopper.scores import Added, added_arrays, bias_of, mask_of
+from einops_fast.backends.triton.attention.hopper.tiles import (
+    BIAS,
+    COPYING,
+    D_BIAS,
+    MASK,
+    OUT,
+    K,
+    Q,
+    V,
+    has,
+    pair_bytes,
+)
+from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = ["Parts", "hopper_bias_kernel"]
+
+
+class Parts(NamedTuple):
+    """In how many parts the gradient is summed up, and strides: of parts, of batch axes, of queries and of keys."""
+
+    number: Any
+    part: Any
+    first: Any
+    second: Any
+    third: Any
+    row: Any
+    column: Any
+
+
+class _Counts(NamedTuple):
+    """Tiles of the bias along the keys, batch elements that share each, and parts of the sums over these."""
+
+    key_tiles: Any
+    sharers: Any
+    parts: Any
+
+
+@gluon.jit
+def _tasks(counts, numbers):
+    """How many tiles of sums there are."""
+    return numbers.elements * numbers.tiles * counts.key_tiles * counts.parts.number
+
+
+@gluon.jit
+def _position(task, counts, numbers, tiling: gl.constexpr):
+    """Of a tile of sums: which of the batch elements that differ in their bias it is of, its first query, its block of
+    keys, the part, and which of the elements that share the bias make it up."""
+    at = task % counts.key_tiles
+    rest = task // counts.key_tiles
+    start = rest % numbers.tiles * field(tiling, "rows")
+    own = rest // numbers.tiles
+    part = 0
+    begin = 0
+    end = counts.sharers
+    if field(tiling, "in_parts"):
+        # Programs side by side go through the same elements.
+        part = own // numbers.elements
+        own = own % numbers.elements
+        length = (counts.sharers + counts.parts.number - 1) // counts.parts.number
+        begin = part * length
+        end = min(begin + length, end)
+    return own, start, at, part, begin, end
+
+
+@gluon.jit
+def _element(own, sharer, numbers, tiling: gl.constexpr):
+    """Number of the batch element that is counted by ``own`` along the axes that the bias has, else by ``sharer``."""
+    if has(tiling, D_BIAS, 2):
+        c = own % numbers.third
+        own = own // numbers.third
+    else:
+        c = sharer % numbers.third
+        sharer = sharer // numbers.third
+    if has(tiling, D_BIAS, 1):
+        b = own % numbers.second
+        own = own // numbers.second
+    else:
+        b = sharer % numbers.second
+        sharer = sharer // numbers.second
+    a = own if has(tiling, D_BIAS, 0) else sharer
+    return (a * numbers.second + b) * numbers.third + c
+
+
+@gluon.jit
+def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    bias_bytes: gl.constexpr = arrays.added.bias.block_type.nbytes * groups
+    step_bytes: gl.constexpr = pair_bytes(tiling)
+    count = 0
+    done = 0
+    for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
+        own, start, at, _, begin, past = _position(task, counts, numbers, tiling)
+        element = _element(own, 0, numbers, tiling)
+        # Even of a tile that isn't seen: the memory has to be waited for, since the gradient leaves from there.
+        full = room(shared.added.bias, done, 1, bias_bytes)
+        for group in gl.static_range(groups):
+            fetch(
+                arrays.added.bias, shared.added.bias.buffers, group, full, element, start + 64 * group, BIAS,
+                numbers, tiling, at * block,
+            )  # fmt: skip
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+        first, _, _, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+        if (at >= first) & (at < end):
+            for sharer in range(begin, past):
+                element = _element(own, sharer, numbers, tiling)
+                stage = count % stages
+                full = room(shared.q, count, stages, step_bytes)
+                for group in gl.static_range(groups):
+                    tile_at = stage * groups + group
+                    row = start + 64 * group
+                    fetch(arrays.q, shared.q.buffers, tile_at, full, element, row, Q, numbers, tiling)
+                    fetch(arrays.d_out, shared.d_out.buffers, tile_at, full, element, row, OUT, numbers, tiling)
+                    if field(tiling, "mask_tiles"):
+                        fetch(
+                            arrays.added.mask, shared.added.mask, tile_at, full, element, row, MASK,
+                            numbers, tiling, at * block,
+                        )  # fmt: skip
+                fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+                fetch(arrays.v, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+                count += 1
+
+
+@gluon.jit
+def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling: gl.constexpr, group: gl.constexpr):
+    """``total`` with the gradient of one batch element's scores."""
+    stages: gl.constexpr = field(tiling, "stages")
+    layout: gl.constexpr = zeros.type.layout
+    stage = count % stages
+    at = stage * field(tiling, "groups") + group
+    logs = logs_of(rows, element, i, numbers)
+    delta = delta_of(rows, element, i, numbers)
+    there(shared.q, count, stages)
+    keys = flat(shared.k.buffers, stage)
+    values = flat(shared.v.buffers, stage)
+    started = warpgroup_mma(flat(shared.q.buffers, at), keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    more = warpgroup_mma(flat(shared.d_out.buffers, at), values.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    bias = bias_of(shared.added.bias.buffers, group, element, i[:, None], j[None, :], layout, numbers, tiling)
+    mask = mask_of(shared.added.mask, at, element, i[:, None], j[None, :], layout, numbers, tiling)
+    products = warpgroup_mma_wait(1, deps=[started])
+    weights, _ = weights_of(products, (bias, mask), logs[:, None], numbers, tiling)
+    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
+        if partly > 0:
+            weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
+    d_weights = warpgroup_mma_wait(0, deps=[more])
+    released(shared.q, count, stages)
+    return total + weights * (d_weights - delta[:, None])
+
+
+@gluon.jit
+def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """What a warp group does."""
+    block: gl.constexpr = field(tiling, "block")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
+        own, start, at, part, begin, past = _position(task, counts, numbers, tiling)
+        first, whole, whole_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+        i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
+        j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
+        total = gl.zeros([64, block], gl.float32, layout=of_scores)
+        there(shared.added.bias, done, 1)
+        if (at >= first) & (at < end):
+            partly = sides(at, whole, whole_end)
+            for sharer in range(begin, past):
+                element = _element(own, sharer, numbers, tiling)
+                total = _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling, group)
+                count += 1
+        place = coordinates(_element(own, 0, numbers, tiling), start + 64 * group, at * block, D_BIAS, numbers, tiling)
+        if field(tiling, "in_parts"):
+            a, b, c, _, _ = place
+            parts = counts.parts
+            into = d_bias + part * parts.part + a * parts.first + b * parts.second + c * parts.third
+            into += (i * parts.row)[:, None] + (j * parts.column)[None, :]
+            gl.store(into, total, mask=(i < numbers.q_len)[:, None] & (j < numbers.kv_len)[None, :])
+        else:
+            # The sum leaves from where the bias was.
+            flat(shared.added.bias.buffers, group).store(total.to(d_bias.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(d_bias, place, shared.added.bias.buffers.index(group))
+            tma.store_wait(0)
+        released(shared.added.bias, done, 1)
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+
+
+@gluon.jit
+def hopper_bias_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, rows, key_tiles, sharers, parts, numbers,
+    tiling: gl.constexpr,
+):  # fmt: skip
+    """Write the gradient of the bias; see :func:`hopper_kernel`.
+
+    Args:
+        key_tiles: tiles of the bias along the keys.
+        sharers: batch elements that share each.
+        parts: of the sums over these, which are float32 if there are several, at the address ``d_bias``.
+        numbers: its elements are those whose bias differs.
+    """
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    q = pipe(q_desc, stages * groups, stages, groups)
+    d_out = beside(q, d_out_desc, stages * groups)
+    k = beside(q, k_desc, stages)
+    v = beside(q, v_desc, stages)
+    masks = rows
+    if field(tiling, "mask_tiles"):
+        masks = beside(q, mask, stages * groups).buffers
+    elif field(tiling, "mask") is not None:
+        masks = mask
+    shared = Operands(q, k, v, d_out, Added(pipe(bias, groups, 1, groups), masks))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, rows, tiling))
+    fence_async_shared()
+    barrier()
+    counts = _Counts(key_tiles, sharers, parts)
+    gl.warp_specialize(
+        [
+            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 0)),
+            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 1)),
+            (_copy, (arrays, shared, counts, numbers, tiling)),
+        ],
+        [4, 1],
+        [field(tiling, "group_registers"), COPYING],
+    )

@@ -1,0 +1,270 @@
+"""Launching Hopper's kernels of attention: arrays as the hardware sees them, and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import triton
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import driver
+
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.attention.decode.work import DecodeNumbers, DecodeTiling
+from einops_fast.backends.triton.attention.hopper.tiles import GROUP_ROWS, ITEM, PADDED, HopperTiling, Numbers, Places
+from einops_fast.backends.triton.attention.problem import ANY, Problem
+from einops_fast.backends.triton.contraction.boxes.launch import Descriptor, descriptor_type
+from einops_fast.backends.triton.launching.compiling import compiling
+from einops_fast.backends.triton.launching.launch import ALIGNMENT, spelled
+from einops_fast.backends.triton.launching.mapped_launch import MappedLaunch
+from einops_fast.planning.cost import ITEM_SIZES
+
+__all__ = ["BATCH_AXES", "LOG2E", "Array", "HopperCall", "Layouts", "of_batch", "padded"]
+
+BATCH_AXES = 3
+"""That an array has as the hardware sees it."""
+
+LOG2E = math.log2(math.e)
+
+_NOWHERE = Places(ANY, ANY, ANY, ANY)
+"""Of an array that there isn't."""
+
+_SHARERS = 4
+"""Programs at work on the same batch element, at least about so many, where tiles differ in what there is to do."""
+
+_CACHED = 24 << 20
+"""Bytes of operands that such programs go through side by side, about: half of the level-2 cache."""
+
+
+def of_batch(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
+    """One value for each of the batch axes that the kernels count; ``missing`` for those in front that there aren't."""
+    return (*(missing,) * (BATCH_AXES - len(values)), *values)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that a kernel takes.
+
+    Attributes:
+        dtype: of it.
+        shape, strides, box: for the hardware, which copies it; without these, the kernel gets its address.
+        aligned: whether the address has to be a multiple of 16.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    box: tuple[int, ...] = ()
+    aligned: bool = True
+
+    @property
+    def type(self) -> str:
+        """As Triton's compiler spells it."""
+        if self.box:
+            return descriptor_type(list(self.box), self.dtype)
+        return "*" + spelled(self.dtype)
+
+
+class HopperCall:
+    """One kernel with everything fixed but its arrays.
+
+    Args:
+        function: the kernel.
+        tiling: what it is specialised for.
+        arrays: by the kernel's names and in its order; ``None`` for those that there aren't.
+        scalars: the numbers after that, or tuples of these, by the kernel's names.
+        numbers: the last ones.
+        programs: how many there are.
+        even: of the last numbers those for which it matters whether they are multiples of 16.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        tiling: HopperTiling | DecodeTiling,
+        arrays: Mapping[str, Array | None],
+        scalars: Mapping[str, Any],
+        numbers: Numbers | DecodeNumbers,
+        programs: int,
+        even: Sequence[str] = ("q_len", "padded"),
+    ) -> None:
+        self._programs = programs
+        self._aligned = [array is not None and array.aligned for array in arrays.values()]
+        self._descriptors = [
+            Descriptor(list(array.shape), list(array.strides)) if array is not None and array.box else None
+            for array in arrays.values()
+        ]
+        types: dict[str, Any] = {name: array.type if array else "constexpr" for name, array in arrays.items()}
+        types |= {name: _number_type(number) for name, number in scalars.items()}
+        types["numbers"] = _number_type(numbers)
+        # What begins at a multiple of 16 bytes, numbers included, can be loaded several at a time.
+        aligned: list[tuple[int, ...]] = [
+            (at,) for at, array in enumerate(arrays.values()) if array and array.aligned and not array.box
+        ]
+        aligned += [
+            (list(types).index("numbers"), numbers._fields.index(name))
+            for name in even
+            if getattr(numbers, name) % ALIGNMENT == 0
+        ]
+        self._kind = function, tuple(types.items()), tuple(aligned), tiling
+        self._rest = (*scalars.values(), numbers, tiling)
+        self._launches: dict[int, MappedLaunch] = {}
+
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
+        """Queue the kernel, unless an array lies at an odd address: then do nothing.
+
+        Returns:
+            Whether it was queued.
+        """
+        if not self._programs:
+            return True
+        pointer = memory.pointer
+        addresses: tuple[Any, ...] = tuple([None if array is None else pointer(array) for array in arrays])
+        launch = self._launches.get(device)
+        if launch is not None and launch.again(memory.stream(device), addresses):
+            return True
+        for address, aligned in zip(addresses, self._aligned, strict=True):
+            if aligned and address % ALIGNMENT:
+                return False
+        if launch is None:
+            compiled = compiled_for(*self._kind, device)
+            launch = MappedLaunch(compiled, self._programs, self._descriptors, self._rest)
+            self._launches[device] = launch
+        launch(memory.stream(device), addresses)
+        return True
+
+
+def padded(spec: AttentionSpec) -> int:
+    """Queries of a batch element in the array of rows' numbers."""
+    return -(-spec.q_len // PADDED) * PADDED
+
+
+def _number_type(number: Any) -> Any:
+    """As Triton's compiler spells it; of a tuple, those of what is in it."""
+    if isinstance(number, tuple):
+        return type(number)(*map(_number_type, number))
+    return "fp32" if isinstance(number, float) else "i32"
+
+
+@lru_cache(maxsize=512)
+def compiled_for(
+    function: Any,
+    types: tuple[tuple[str, Any], ...],
+    aligned: tuple[tuple[int, ...], ...],
+    tiling: HopperTiling | DecodeTiling,
+    device: int,
+) -> Any:
+    """A kernel for ``device``, the current one: compiled, or taken from Triton's own cache.
+
+    Args:
+        function: the kernel.
+        types: of its arguments, by name.
+        aligned: which of them are multiples of 16.
+        tiling: what it is specialised for.
+        device: number of the device.
+    """
+    hints = {path: [["tt.divisibility", ALIGNMENT]] for path in aligned}
+    constants = {name: None for name, each in types if each == "constexpr"}
+    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {**constants, "tiling": tiling}, hints)
+    options = {"num_warps": 4, "maxnreg": tiling.registers}
+    with compiling():
+        compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
+    _ = compiled.run  # loads it on the device, which may fail
+    return compiled
+
+
+class Layouts:
+    """Arrays as a kernel takes them, and numbers that all kernels take."""
+
+    def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling, bias_dtype: str) -> None:
+        self._spec, self._problem, self._tiling, self._bias_dtype = spec, problem, tiling, bias_dtype
+        self._sizes = of_batch(problem.sizes, 1)
+
+    def __call__(self, name: str) -> Array:
+        """Of an array with features."""
+        spec, tiling = self._spec, self._tiling
+        of_keys, of_values = name in ("k", "v", "dk", "dv"), name in ("v", "dv", "out", "d_out")
+        # Tiles are of keys or of queries, blocks of the others.
+        rows = GROUP_ROWS if of_keys == tiling.turned else tiling.block
+        tail = (spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim)
+        return self._copied(name, spec.dtype, tail, (rows, tiling.box(int(of_values))))
+
+    def added(self, name: str) -> Array | None:
+        """Of the bias, its gradient or the mask: in tiles, or an address."""
+        spec, tiling = self._spec, self._tiling
+        along = tiling.mask if name == "mask" else tiling.bias
+        dtype = "uint8" if name == "mask" else self._bias_dtype
+        if along is None or (name == "d_bias" and not tiling.d_bias):
+            return None
+        if name == "d_bias" and tiling.in_parts:
+            return Array("float32", aligned=False)
+        if along != (True, True):
+            return Array(dtype, aligned=False)
+        box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)
+        return self._copied(name, dtype, (spec.q_len, spec.kv_len), box)
+
+    def rows(self) -> Array:
+        """Of the rows' numbers: for each batch element the logarithms of its queries, then their delta."""
+        if not self._tiling.turned:
+            return Array("float32")
+        length = padded(self._spec)
+        return Array("float32", (2 * self._problem.elements, length), (length, 1), (1, self._tiling.block))
+
+    def _copied(self, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
+        strides = getattr(self._problem.strides, name)
+        own = (*(0,) * (BATCH_AXES + 2 - len(strides)), *strides)
+        batch = [size if stride else 1 for size, stride in zip(self._sizes, own[:BATCH_AXES], strict=True)]
+        # Any stride does for an axis of size 1.
+        anything = ALIGNMENT // ITEM_SIZES[dtype]
+        return Array(dtype, (*batch, *tail), tuple(stride or anything for stride in own), (1,) * BATCH_AXES + box)
+
+    def numbers(self, elements: int, length: int, units: int, bounds: Places | None = None) -> Numbers:
+        """Of a kernel whose tiles have so many positions to share, and of which a mask has such bounds."""
+        spec, problem = self._spec, self._problem
+        shift = spec.kv_len - spec.q_len if problem.features.bottom_right else 0
+        tiles = max(1, -(-length // self._tiling.rows))
+        together, rounds, sections = elements, 0, 0
+        if self._tiling.right and elements:
+            # As many elements as fill an even number of rounds, of about those whose blocks the cache holds.
+            programs = self.programs(elements, length, units)
+            others = problem.share * spec.q_len if self._tiling.turned else spec.kv_len
+            size = others * (spec.head_dim + spec.v_head_dim) * ITEM
+            fitting = min(max(1, _CACHED // size), -(-units // _SHARERS))
+            rounds = 2 * -(-fitting * tiles // (2 * programs))
+            together = min(elements, max(1, rounds * programs // tiles))
+            rounds = 2 * -(-together * tiles // (2 * programs))
+            sections = -(-elements // together)
+        return Numbers(
+            elements,
+            tiles,
+            sections * rounds * programs if sections else elements * tiles,
+            together,
+            rounds,
+            problem.share,
+            spec.q_len,
+            spec.kv_len,
+            padded(spec),
+            shift - int(problem.numbers.left),
+            shift + int(problem.numbers.right),
+            self._sizes[1],
+            self._sizes[2],
+            spec.scale * LOG2E,
+            spec.softcap * LOG2E,
+            self._places(problem.strides.bias, self._tiling.bias),
+            self._places(problem.strides.mask, self._tiling.mask),
+            bounds or _NOWHERE,
+        )
+
+    def _places(self, strides: tuple[int, ...] | None, along: tuple[bool, bool] | None) -> Places:
+        if strides is None or along in (None, (True, True)):
+            return _NOWHERE
+        *batch, of_queries, of_keys = strides
+        return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
+
+    def programs(self, elements: int, length: int, units: int) -> int:
+        """How many are worth starting: as many as share each multiprocessor, if there are tiles enough."""
+        return min(elements * -(-length // self._tiling.rows), units * self._tiling.programs)

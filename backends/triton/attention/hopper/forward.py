@@ -1,0 +1,336 @@
+"""The forward kernel for Hopper: copies by the hardware, products and exponentials of several tiles side by side.
+
+One warp of a program copies tiles of q, k and v to shared memory (TMA), some blocks of keys ahead. One to three warp
+groups have 64 queries each. A group starts the scores of the next block of keys, then the product of its weights with
+the values of this one, and works out the next weights while the tensor cores are busy with that. The result leaves
+through shared memory, while the group goes on with its next tile.
+
+After FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), algorithm 2.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
+from einops_fast.backends.triton.attention.hopper.pipes import fetch, passed, passed_both, pipe, released, room, there
+from einops_fast.backends.triton.attention.hopper.positions import keys_of, own_blocks, sides, without
+from einops_fast.backends.triton.attention.hopper.products import (
+    added,
+    adding,
+    begun,
+    leave,
+    no_sums,
+    parts,
+    scaled,
+    tiles_of,
+)
+from einops_fast.backends.triton.attention.hopper.scores import (
+    added_arrays,
+    added_of,
+    added_tiles,
+    fetch_added,
+    hidden,
+    highest,
+    powers,
+    scored,
+)
+from einops_fast.backends.triton.attention.hopper.tiles import COPYING, OUT, K, Q, V, added_bytes, boxes
+from einops_fast.backends.triton.attention.hopper.turns import my_turn, next_turn, note, noted, notes, turns_of
+from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = ["hopper_kernel"]
+
+
+class _Shared(NamedTuple):
+    """What is in shared memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    added: Any
+    turns: Any
+    notes: Any
+
+
+class _State(NamedTuple):
+    """What a warp group knows of its rows after some blocks of keys.
+
+    Attributes:
+        weights: of the last block, whose values aren't added yet.
+        sums: of values.
+        most, total: the largest score, in units of ``1 / log2(e)``, and the sum of the weights.
+        count: blocks of all tiles so far.
+    """
+
+    weights: Any
+    sums: Any
+    most: Any
+    total: Any
+    count: Any
+
+
+@gluon.constexpr_function
+def _reused(tiling):
+    """Whether the result leaves from where the queries were: there is no memory for both."""
+    return tiling.wide and tiling.alike
+
+
+@gluon.jit
+def _fetch_queries(q_desc, shared, done, element, start, numbers, tiling: gl.constexpr):
+    """Have a tile's queries copied."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    q_bytes: gl.constexpr = q_desc.block_type.nbytes * boxes(tiling, Q) * groups
+    full = room(shared.q, done, own, q_bytes)
+    for group in gl.static_range(groups):
+        mine = done % own * groups + group
+        fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
+
+
+@gluon.jit
+def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + added_bytes(tiling)
+    v_bytes: gl.constexpr = v_desc.block_type.nbytes * boxes(tiling, V)
+    count = 0
+    done = 0
+    lap = 0
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
+        note(shared.notes, lap, element, start, first, whole, whole_end, end)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        if _reused(tiling):  # noqa: SIM102, known while compiling
+            if first >= end:
+                # The memory has to be waited for all the same, since the result leaves from there.
+                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
+                done += 1
+        for at in range(end - 1, first - 1, -1):
+            stage = count % stages
+            full = room(shared.k, count, stages, k_bytes)
+            fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+            fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            if at == end - 1:
+                # After the first block, for which there is room earlier.
+                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
+                done += 1
+            full = room(shared.v, count, stages, v_bytes)
+            fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+            count += 1
+
+
+@gluon.jit
+def _values(weights, sums, values, count, tiling: gl.constexpr):
+    """Start adding the product of the weights with a block of values."""
+    stages: gl.constexpr = field(tiling, "stages")
+    there(values, count, stages)
+    return adding(weights, tiles_of(values.buffers, count % stages, V, tiling), sums, 1, tiling)
+
+
+@gluon.jit
+def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.constexpr):
+    """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
+    block: gl.constexpr = field(tiling, "block")
+    bias, mask = extra
+    scores, scale, _ = scored(products, bias, numbers, tiling)
+    scores = hidden(scores, mask, float("-inf"), tiling)
+    if partly > 0:
+        j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
+        scores = without(scores, i[:, None], j[None, :], float("-inf"), partly, numbers, tiling)
+    new = gl.maximum(most, highest(scores, bias, tiling) * scale)
+    # But for a row that has seen nothing yet.
+    reference = gl.where(new == float("-inf"), 0.0, new)
+    weights = powers(scores, scale, reference[:, None], bias, tiling)
+    fade = gl.exp2(most - reference)
+    return weights, fade, new, total * fade + gl.sum(weights, 1)
+
+
+@gluon.jit
+def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, tiling: gl.constexpr):
+    """Bias and mask of a block of keys."""
+    layout: gl.constexpr = zeros.type.layout
+    block: gl.constexpr = field(tiling, "block")
+    j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
+    stage = count % field(tiling, "stages")
+    return added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
+
+
+@gluon.jit
+def _step(
+    queries, shared, state, element, i, at, partly, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr,
+):  # fmt: skip
+    """One block of keys, and the values of the block before."""
+    stages: gl.constexpr = field(tiling, "stages")
+    count = state.count
+    my_turn(shared.turns, count, group, tiling)
+    started = begun(queries, shared.k, count, zeros, K, tiling)
+    sums = _values(state.weights, state.sums, shared.v, count - 1, tiling)
+    next_turn(shared.turns, group, tiling)
+    extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
+    products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+    released(shared.k, count, stages)
+    weights, fade, most, total = _weights(products, extra, i, at, partly, state.most, state.total, numbers, tiling)
+    sums = added(sums, 0, 1, tiling)
+    released(shared.v, count - 1, stages)
+    return _State(weights.to(state.weights.dtype), scaled(sums, fade, 1, tiling), most, total, count + 1)
+
+
+@gluon.jit
+def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
+    """Let blocks go by of which the warp group's queries see nothing, and count them."""
+    for at in range(count, count + blocks):
+        my_turn(shared.turns, at, group, tiling)
+        next_turn(shared.turns, group, tiling)
+    return passed_both(shared.k, shared.v, count, blocks, field(tiling, "stages"), field(tiling, "stages"))
+
+
+@gluon.jit
+def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+    """What a warp group does: its queries of every tile."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    lap = 0
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, lap)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        fetched = first < end
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = _passed(shared, count, after, tiling, group)
+        i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
+        most = gl.full([64], float("-inf"), gl.float32, layout=of_rows)
+        total = gl.full([64], 0.0, gl.float32, layout=of_rows)
+        sums = no_sums(1, tiling)
+        if first < end:
+            there(shared.q, done, own)
+            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
+            my_turn(shared.turns, count, group, tiling)
+            started = begun(queries, shared.k, count, zeros, K, tiling)
+            next_turn(shared.turns, group, tiling)
+            extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
+            products = warpgroup_mma_wait(0, deps=[started])
+            released(shared.k, count, stages)
+            partly = sides(end - 1, whole, whole_end)
+            weights, _fade, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
+            state = _State(weights.to(dtype), sums, most, total, count + 1)
+            for at in range(end - 2, first - 1, -1):
+                partly = sides(at, whole, whole_end)
+                state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
+            if not _reused(tiling):
+                released(shared.q, done, own)
+                done += 1
+            count = state.count
+            most = state.most
+            total = state.total
+            sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
+            released(shared.v, count - 1, stages)
+        elif fetched and not _reused(tiling):
+            # They came for the other groups.
+            passed(shared.q, done, 1, own)
+            done += 1
+        count = _passed(shared, count, before, tiling, group)
+        divisor = gl.where(total == 0.0, 1.0, total)
+        sums = scaled(sums, 1.0 / divisor, 1, tiling)
+        row = start + 64 * group
+        if _reused(tiling):
+            there(shared.q, done, own)
+            mine = done % own * groups + group
+            leave(out_desc, shared.q.buffers, mine, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
+            tma.store_wait(0)
+            released(shared.q, done, own)
+            done += 1
+        else:
+            # What was handed over for the tile before has to be read before it's overwritten.
+            tma.store_wait(0)
+            barrier()
+            leave(out_desc, shared.out, group, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
+        # Not before the fence, which would wait for it.
+        logs = gl.where(total == 0.0, float("-inf"), (most + gl.log2(divisor)) * 0.6931471805599453)
+        gl.store(lse + element.to(gl.int64) * numbers.q_len + i, logs, mask=i < numbers.q_len)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, numbers, tiling: gl.constexpr):
+    """Write the result, and the logarithms of its rows' sums.
+
+    Args:
+        q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
+            size 1.
+        bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
+        bounds: those of the mask, see :mod:`.hopper_bounds`, or ``None``.
+        lse: one number per batch element and query, without gaps.
+        numbers: see :class:`Numbers`.
+        tiling: what the kernel is specialised for.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    own: gl.constexpr = field(tiling, "own")
+    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
+    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
+    v = pipe(v_desc, stages * boxes(tiling, V), stages, groups)
+    out = q.buffers
+    if not _reused(tiling):
+        of_out: gl.constexpr = groups * boxes(tiling, OUT)
+        out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
+    added = added_arrays(bias, mask, lse, tiling)
+    bounds = bounds_array(bounds, lse, tiling)
+    shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
+    fence_async_shared()
+    barrier()
+    # One by one: the compiler keeps no list of functions.
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    elif groups == 2:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [field(tiling, "group_registers"), COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
+                (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
+                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
+            ],
+            [4, 4, 1],
+            [field(tiling, "group_registers"), field(tiling, "group_registers"), COPYING],
+        )

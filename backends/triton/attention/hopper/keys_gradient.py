@@ -1,0 +1,338 @@
+"""The gradients of k and v on Hopper: a program owns tiles of keys and goes through the queries that see them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper.backward import Operands, begun_more, both_products, weights_of
+from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
+from einops_fast.backends.triton.attention.hopper.pipes import (
+    beside,
+    fetch,
+    handed_over,
+    passed_both,
+    pipe,
+    released,
+    room,
+    second_pipe,
+    second_stages,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, queries_of, sides, without
+from einops_fast.backends.triton.attention.hopper.products import (
+    added,
+    adding,
+    begun,
+    features_of,
+    held,
+    no_sums,
+    parts,
+    stored,
+    tiles_of,
+)
+from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.tiles import COPYING, DK, DV, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.turns import note, noted, notes
+from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = ["hopper_keys_kernel"]
+
+
+class _Shared(NamedTuple):
+    """What is in shared memory; ``rows`` has the numbers of a block's queries."""
+
+    q: Any
+    k: Any
+    v: Any
+    d_out: Any
+    rows: Any
+    added: Any
+    notes: Any
+
+
+class _State(NamedTuple):
+    """What a warp group knows of its keys.
+
+    Attributes:
+        dk, dv: gradients, of the blocks before.
+        weights: of a block of queries.
+        slope: derivative of its scores by scaled products.
+        d_weights: gradients of the weights.
+        count: blocks of all tiles before.
+    """
+
+    dk: Any
+    dv: Any
+    weights: Any
+    slope: Any
+    d_weights: Any
+    count: Any
+
+
+@gluon.constexpr_function
+def _summed(tiling):
+    """Features of all sums of a key."""
+    return features_of(tiling, 0) + features_of(tiling, 1) * tiling.dv
+
+
+@gluon.constexpr_function
+def _early(tiling):
+    """How many of the next block's products are begun before this one's are added up: there are registers for these."""
+    if tiling.softcap or tiling.patchy:
+        return 2 if _summed(tiling) <= 192 else 0
+    return 2 if _summed(tiling) <= 128 else 1
+
+
+@gluon.constexpr_function
+def _held(tiling):
+    """Whether there are also registers for the keys and values."""
+    return features_of(tiling, 0) + features_of(tiling, 1) <= 128
+
+
+@gluon.jit
+def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
+    """The gradients when at most so many products are under way."""
+    if field(tiling, "dv"):
+        dv = added(dv, pending, 1, tiling)
+    return added(dk, pending, 0, tiling), dv
+
+
+@gluon.jit
+def _copy(arrays, rows, bounds, shared, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    own: gl.constexpr = field(tiling, "own")
+    own_bytes: gl.constexpr = groups * (
+        arrays.k.block_type.nbytes * boxes(tiling, K) + arrays.v.block_type.nbytes * boxes(tiling, V)
+    )
+    second: gl.constexpr = second_stages(tiling)
+    d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
+    apart_bytes: gl.constexpr = d_out_bytes if field(tiling, "second") else 0
+    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * rows.block_type.nbytes - apart_bytes
+    count = 0
+    done = 0
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
+        note(shared.notes, done, element, start, first, whole, whole_end, end)
+        reader = element * numbers.share
+        # Even where no query sees them: the memory has to be waited for, since gradients leave from there.
+        full = room(shared.k, done, own, own_bytes)
+        for group in gl.static_range(groups):
+            row = start + 64 * group
+            at = done % own * groups + group
+            fetch(arrays.k, shared.k.buffers, at, full, reader, row, K, numbers, tiling)
+            fetch(arrays.v, shared.v.buffers, at, full, reader, row, V, numbers, tiling)
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+        for reader in range(element * numbers.share, (element + 1) * numbers.share):
+            for at in range(first, end):
+                stage = count % stages
+                full = room(shared.q, count, stages, block_bytes)
+                fetch(arrays.q, shared.q.buffers, stage, full, reader, at * block, Q, numbers, tiling)
+                for which in gl.static_range(2):
+                    into = shared.rows.buffers.index(2 * stage + which)
+                    tma.async_copy_global_to_shared(rows, (2 * reader + which, at * block), full, into)
+                fetch_added(arrays.added, shared.added, stage, full, reader, at * block, start, numbers, tiling)
+                if field(tiling, "second"):
+                    full = room(shared.d_out, count, second, apart_bytes)
+                fetch(
+                    arrays.d_out, shared.d_out.buffers, count % second, full, reader, at * block, OUT, numbers, tiling
+                )
+                count += 1
+
+
+@gluon.jit
+def _weighed(products, shared, count, reader, at, j, partly, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """The weights of a block of queries, and their slope."""
+    block: gl.constexpr = field(tiling, "block")
+    layout: gl.constexpr = products.type.layout
+    of_queries: gl.constexpr = gl.SliceLayout(0, layout)
+    stage = count % field(tiling, "stages")
+    i = at * block + gl.arange(0, block, layout=of_queries)
+    extra = added_of(shared.added, stage, group, reader, i[None, :], j[:, None], layout, numbers, tiling)
+    logs = shared.rows.buffers.index(2 * stage).reshape([block]).load(of_queries)
+    weights, slope = weights_of(products, extra, logs[None, :], numbers, tiling)
+    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
+        # A branch, and not a loop of its own: there are no registers for two.
+        if partly > 0:
+            weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
+    return weights, slope
+
+
+@gluon.jit
+def _keys_step(
+    keys, values, shared, reader, state, at, j, partly, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr, last: gl.constexpr,
+):  # fmt: skip
+    """Add a block of queries to the gradients. Unless it's the last, have the next one's weights worked out meanwhile.
+
+    ``reader``, ``at`` and ``partly`` are about the next one.
+    """
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    count = state.count
+    stage = count % stages
+    queries = tiles_of(shared.q.buffers, stage, Q, tiling)
+    dv = state.dv
+    if field(tiling, "dv"):
+        d_out = tiles_of(shared.d_out.buffers, stage, OUT, tiling)
+        dv = adding(state.weights.to(dtype), d_out, dv, 1, tiling)
+    delta = shared.rows.buffers.index(2 * stage + 1).reshape([block])
+    delta = delta.load(gl.SliceLayout(0, zeros.type.layout))
+    d_scores = state.weights * (state.d_weights - delta[None, :]) * state.slope
+    dk = adding(d_scores.to(dtype), queries, state.dk, 0, tiling)
+    if last or _early(tiling) == 0:
+        dk, dv = _waited(0, dk, dv, tiling)
+        released(shared.q, count, stages)
+    if last:
+        state = _State(dk, dv, state.weights, state.slope, state.d_weights, count + 1)
+    else:
+        if _early(tiling) == 1:
+            started = begun(keys, shared.q, count + 1, zeros, Q, tiling)
+            products = warpgroup_mma_wait(0, deps=[started])
+            dk, dv = _waited(0, dk, dv, tiling)
+            released(shared.q, count, stages)
+            more = begun_more(values, shared.d_out, count + 1, zeros, OUT, tiling)
+        else:
+            started, more = both_products(keys, values, shared.q, shared.d_out, count + 1, zeros, Q, OUT, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+            if _early(tiling) == 2:
+                dk, dv = _waited(parts(tiling, 1), dk, dv, tiling)
+                released(shared.q, count, stages)
+        weights, slope = _weighed(products, shared, count + 1, reader, at, j, partly, numbers, tiling, group)
+        d_weights = warpgroup_mma_wait(0, deps=[more])
+        if field(tiling, "second"):
+            released(shared.d_out, count + 1, second_stages(tiling))
+        state = _State(dk, dv, weights, slope, d_weights, count + 1)
+    return state
+
+
+@gluon.jit
+def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+    """What a warp group does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    block: gl.constexpr = field(tiling, "block")
+    own: gl.constexpr = field(tiling, "own")
+    stages: gl.constexpr = field(tiling, "stages")
+    others: gl.constexpr = field(tiling, "second")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, done)
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = passed_both(shared.q, shared.d_out, count, before, stages, others)
+        reader = element * numbers.share
+        dk = no_sums(0, tiling)
+        dv = (0.0,)
+        if field(tiling, "dv"):
+            dv = no_sums(1, tiling)
+        j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
+        mine = done % own * groups + group
+        there(shared.k, done, own)
+        if first < end:
+            left = tiles_of(shared.k.buffers, mine, K, tiling)
+            right = tiles_of(shared.v.buffers, mine, V, tiling)
+            if _held(tiling):
+                left = held(left, 0, of_left, tiling)
+                right = held(right, 1, of_left, tiling)
+            started, more = both_products(left, right, shared.q, shared.d_out, count, zeros, Q, OUT, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+            at = first
+            partly = sides(at, whole, whole_end)
+            weights, slope = _weighed(products, shared, count, reader, at, j, partly, numbers, tiling, group)
+            d_weights = warpgroup_mma_wait(0, deps=[more])
+            if field(tiling, "second"):
+                released(shared.d_out, count, second_stages(tiling))
+            state = _State(dk, dv, weights, slope, d_weights, count)
+            for _ in range(numbers.share * (end - first) - 1):
+                at += 1
+                if field(tiling, "grouped"):  # noqa: SIM102, known while compiling
+                    if at == end:
+                        # On to the next element that shares these keys.
+                        at = first
+                        reader += 1
+                partly = sides(at, whole, whole_end)
+                state = _keys_step(
+                    left, right, shared, reader, state, at, j, partly, numbers, zeros, tiling, group, dtype, False
+                )
+            state = _keys_step(
+                left, right, shared, reader, state, at, j, partly, numbers, zeros, tiling, group, dtype, True
+            )
+            dk = state.dk
+            dv = state.dv
+            count = state.count
+        count = passed_both(shared.q, shared.d_out, count, after, stages, others)
+        # The gradients leave from where the keys and values were.
+        row = start + 64 * group
+        stored(shared.k.buffers, mine, dk, scale, dtype, K, tiling)
+        if field(tiling, "dv"):
+            stored(shared.v.buffers, mine, dv, 1.0, dtype, V, tiling)
+        fence_async_shared()
+        handed_over(dk_desc, shared.k.buffers, mine, element * numbers.share, row, DK, numbers, tiling)
+        if field(tiling, "dv"):
+            handed_over(dv_desc, shared.v.buffers, mine, element * numbers.share, row, DV, numbers, tiling)
+        tma.store_wait(0)
+        released(shared.k, done, own)
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+
+
+@gluon.jit
+def hopper_keys_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, bias, mask, bounds, rows, scale, numbers, tiling: gl.constexpr
+):
+    """Write the gradients of k and v; see :func:`hopper_kernel`. Tiles are of keys, blocks of queries.
+
+    ``rows`` has the logarithms and delta of each batch element by turns.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    own: gl.constexpr = field(tiling, "own")
+    k = pipe(k_desc, groups * own * boxes(tiling, K), own, groups)
+    v = beside(k, v_desc, groups * own * boxes(tiling, V))
+    q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
+    d_out = second_pipe(q, d_out_desc, OUT, tiling)
+    added = added_arrays(bias, mask, k_desc, tiling)
+    shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
+    bounds = bounds_array(bounds, k_desc, tiling)
+    fence_async_shared()
+    barrier()
+    # One by one: the compiler keeps no list of functions.
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
+                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
+                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
+                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [field(tiling, "group_registers"), COPYING],
+        )

@@ -1,0 +1,172 @@
+"""Which positions the tile has that a program works on at a turn, and which blocks of others it meets."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = [
+    "blocks_seen",
+    "keys_of",
+    "own_blocks",
+    "queries_of",
+    "sides",
+    "without",
+]
+
+
+@gluon.jit
+def _position(turn, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
+    """Batch element of the tile that a program has at a turn, and which of its tiles it is; beyond the last if none.
+
+    Where tiles differ in what there is to do, those of ``together`` elements make up a section, and are dealt out in
+    rounds: those with most to do first, and to the programs there and back. So all programs have as much to do.
+    """
+    tiles = numbers.tiles
+    element = turn // tiles
+    at = turn % tiles
+    if field(tiling, "right"):
+        programs = gl.num_programs(0)
+        section = turn // programs // numbers.rounds
+        lap = turn // programs % numbers.rounds
+        program = turn % programs
+        program = program if (lap + section) % 2 == 0 else programs - 1 - program
+        width = gl.minimum(numbers.elements - section * numbers.together, numbers.together)
+        card = lap * programs + program
+        element = section * numbers.together + card % width
+        at = card // width
+        if most_last:
+            at = at if at >= tiles else tiles - 1 - at
+    elif most_last:
+        at = tiles - 1 - at
+    return element, at
+
+
+@gluon.jit
+def keys_of(turn, numbers, tiling: gl.constexpr):
+    """Of the tile of queries at a turn: its batch element, its first query, and the blocks of keys that it sees.
+
+    Blocks from ``first`` to ``end`` are seen, those from ``full`` to ``full_end`` by all queries of the tile in whole.
+    """
+    element, at = _position(turn, numbers, field(tiling, "right"), tiling)
+    start = at * field(tiling, "rows")
+    first, full, full_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+    return element, start, first, full, full_end, end if at < numbers.tiles else first
+
+
+@gluon.jit
+def blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The blocks of keys that so many queries from ``start`` on see; see :func:`keys_of`."""
+    block: gl.constexpr = field(tiling, "block")
+    end = numbers.kv_len
+    full_end = numbers.kv_len // block
+    first = 0
+    full = 0
+    if field(tiling, "right"):
+        end = gl.minimum(end, gl.maximum(start + rows + numbers.right, 0))
+        full_end = gl.minimum(full_end, gl.maximum(start + numbers.right + 1, 0) // block)
+    if field(tiling, "left"):
+        first = gl.maximum(start + numbers.left, 0) // block
+        full = (gl.maximum(start + rows - 1 + numbers.left, 0) + block - 1) // block
+    end = (end + block - 1) // block
+    return gl.minimum(first, end), full, full_end, end
+
+
+@gluon.jit
+def queries_of(turn, numbers, tiling: gl.constexpr):
+    """Of the tile of keys at a turn: its batch element, its first key, and the blocks of queries that see it.
+
+    See :func:`keys_of`; ``element`` counts what has keys of its own.
+    """
+    element, at = _position(turn, numbers, False, tiling)
+    start = at * field(tiling, "rows")
+    first, full, full_end, end = _blocks_seeing(start, field(tiling, "rows"), numbers, tiling)
+    return element, start, first, full, full_end, end if at < numbers.tiles else first
+
+
+@gluon.jit
+def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The blocks of queries that see so many keys from ``start`` on; see :func:`keys_of`."""
+    block: gl.constexpr = field(tiling, "block")
+    # Beyond the last query, and after the last key, weights are zero or go nowhere.
+    end = numbers.q_len
+    full_end = (numbers.q_len + block - 1) // block
+    first = 0
+    full = 0
+    if field(tiling, "right"):
+        first = gl.maximum(start - numbers.right, 0) // block
+        full = (gl.maximum(start + rows - 1 - numbers.right, 0) + block - 1) // block
+    if field(tiling, "left"):
+        end = gl.minimum(end, gl.maximum(start + rows - numbers.left, 0))
+        full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // block)
+    end = (end + block - 1) // block
+    return gl.minimum(first, end), full, full_end, end
+
+
+@gluon.jit
+def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """Of what :func:`keys_of` or :func:`queries_of` says of a tile's blocks, what holds for the rows of a warp group.
+
+    Returns:
+        Its first block, those that are seen in whole, its end, and how many blocks the tile has before and after.
+    """
+    before = 0
+    after = 0
+    if field(tiling, "apart"):
+        tile_first = first
+        tile_end = end
+        row = start + 64 * group
+        if field(tiling, "turned"):
+            first, full, full_end, end = _blocks_seeing(row, 64, numbers, tiling)
+        else:
+            first, full, full_end, end = blocks_seen(row, 64, numbers, tiling)
+        # A tile that there isn't has no blocks.
+        first = gl.minimum(gl.maximum(first, tile_first), tile_end)
+        end = gl.maximum(gl.minimum(end, tile_end), first)
+        before = first - tile_first
+        after = tile_end - end
+    return first, full, full_end, end, before, after
+
+
+@gluon.jit
+def sides(at, full, full_end):
+    """0 for a block that is seen in whole; 1 for one before ``full``, 2 for one from ``full_end`` on, 3 for both."""
+    return (at < full).to(gl.int32) + 2 * (at >= full_end).to(gl.int32)
+
+
+@gluon.jit
+def without(values, i, j, value: gl.constexpr, partly, numbers, tiling: gl.constexpr):
+    """``values``, but ``value`` where key ``j`` isn't seen by query ``i``; the tile's positions make up a column.
+
+    In a tile of queries also where there is no key. ``partly`` is what :func:`sides` says of the block.
+    """
+    # Bounds are worked out for the column, of which a thread has two numbers.
+    left: gl.constexpr = field(tiling, "left")
+    right: gl.constexpr = field(tiling, "right")
+    if field(tiling, "turned"):
+        if _hides(partly, 1, right, tiling):
+            values = gl.where(i < j - numbers.right, value, values)
+        if _hides(partly, 2, left, tiling):
+            values = gl.where(i > j - numbers.left, value, values)
+    else:
+        if _hides(partly, 2, True, tiling):
+            last = numbers.kv_len - 1
+            if right:
+                last = gl.minimum(i + numbers.right, last)
+            values = gl.where(j > last, value, values)
+        if _hides(partly, 1, left, tiling):
+            values = gl.where(j < i + numbers.left, value, values)
+    return values
+
+
+@gluon.jit
+def _hides(partly, side: gl.constexpr, ever: gl.constexpr, tiling: gl.constexpr):
+    """Whether keys may be hidden at a side, if they ever are; without keys hidden at the left there is but one side."""
+    found = ever
+    if ever and field(tiling, "left"):
+        found = (partly & side) > 0
+    return found

@@ -1,0 +1,328 @@
+"""The gradient of q on Hopper, and that of a bias that lacks no axis: a program owns tiles of queries."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from einops_fast.backends.triton.attention.hopper.backward import Operands, both_products, delta_of, logs_of, weights_of
+from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
+from einops_fast.backends.triton.attention.hopper.pipes import (
+    beside,
+    coordinates,
+    fetch,
+    flat,
+    passed,
+    passed_both,
+    pipe,
+    released,
+    room,
+    second_pipe,
+    second_stages,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper.positions import keys_of, own_blocks, sides, without
+from einops_fast.backends.triton.attention.hopper.products import (
+    added,
+    adding,
+    features_of,
+    held,
+    leave,
+    no_sums,
+    parts,
+    tiles_of,
+)
+from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.tiles import COPYING, D_BIAS, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.turns import note, noted, notes
+from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.device.indexing import field
+
+__all__ = ["hopper_queries_kernel"]
+
+
+class _State(NamedTuple):
+    """What a warp group knows of its queries.
+
+    Attributes:
+        sums: their gradient, of the blocks before.
+        weights: of a block of keys.
+        slope: derivative of its scores by scaled products.
+        d_weights: gradients of the weights.
+        count: blocks of all tiles before.
+    """
+
+    sums: Any
+    weights: Any
+    slope: Any
+    d_weights: Any
+    count: Any
+
+
+@gluon.constexpr_function
+def _held(tiling):
+    """Whether queries and gradients of the result are kept in registers: blocks of wide heads are short enough."""
+    return features_of(tiling, 0) + features_of(tiling, 1) > 128 and not (
+        tiling.softcap or tiling.patchy or tiling.wide
+    )
+
+
+@gluon.constexpr_function
+def _early(tiling):
+    """Whether the next block's products are begun before this one's are added up: there are registers for both."""
+    return features_of(tiling, 0) <= 192
+
+
+@gluon.jit
+def _fetch_own(arrays, shared, done, element, start, numbers, tiling: gl.constexpr):
+    """Have a tile's queries and gradients of the result copied."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    own_bytes: gl.constexpr = groups * (
+        arrays.q.block_type.nbytes * boxes(tiling, Q) + arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
+    )
+    full = room(shared.q, done, own, own_bytes)
+    for group in gl.static_range(groups):
+        row = start + 64 * group
+        mine = done % own * groups + group
+        fetch(arrays.q, shared.q.buffers, mine, full, element, row, Q, numbers, tiling)
+        fetch(arrays.d_out, shared.d_out.buffers, mine, full, element, row, OUT, numbers, tiling)
+
+
+@gluon.jit
+def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
+    """What the copying warp does."""
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    second: gl.constexpr = second_stages(tiling)
+    v_bytes: gl.constexpr = arrays.v.block_type.nbytes * boxes(tiling, V)
+    block_bytes: gl.constexpr = stage_bytes(tiling) - (v_bytes if field(tiling, "second") else 0)
+    count = 0
+    done = 0
+    lap = 0
+    for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
+        note(shared.notes, lap, element, start, first, whole, whole_end, end)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        for at in range(end - 1, first - 1, -1):
+            stage = count % stages
+            full = room(shared.k, count, stages, block_bytes)
+            fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
+            fetch_added(arrays.added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            if field(tiling, "second"):
+                full = room(shared.v, count, second, v_bytes)
+            fetch(arrays.v, shared.v.buffers, count % second, full, element, at * block, V, numbers, tiling)
+            count += 1
+            if at == end - 1:
+                # After the first block, for which there is memory earlier.
+                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
+                done += 1
+        if field(tiling, "wide"):  # noqa: SIM102, known while compiling
+            if first >= end:
+                # The memory has to be waited for all the same, since the gradient leaves from there.
+                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
+                done += 1
+
+
+@gluon.jit
+def _weighed(products, shared, count, element, at, partly, i, logs, numbers, tiling: gl.constexpr, group: gl.constexpr):
+    """The weights of a block of keys, and their slope."""
+    block: gl.constexpr = field(tiling, "block")
+    layout: gl.constexpr = products.type.layout
+    j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
+    stage = count % field(tiling, "stages")
+    extra = added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
+    weights, slope = weights_of(products, extra, logs[:, None], numbers, tiling)
+    if partly > 0:
+        # Keys that don't exist have no features either, but their weights may be infinite.
+        weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
+    return weights, slope
+
+
+@gluon.jit
+def _queries_step(
+    queries, d_out, shared, d_bias, state, element, start, at, whole, whole_end, i, logs, delta, numbers, zeros,
+    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr, last: gl.constexpr,
+):  # fmt: skip
+    """Add a block of keys to the gradient. Unless it's the last, have the next one's weights worked out meanwhile."""
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    count = state.count
+    stage = count % stages
+    keys = tiles_of(shared.k.buffers, stage, K, tiling)
+    d_scores = state.weights * (state.d_weights - delta[:, None])
+    if field(tiling, "d_bias"):
+        # They leave from where the bias was.
+        own = shared.added.bias.index(stage * groups + group)
+        flat(shared.added.bias, stage * groups + group).store(d_scores.to(d_bias.dtype))
+        fence_async_shared()
+        place = coordinates(element, start + 64 * group, at * block, D_BIAS, numbers, tiling)
+        tma.async_copy_shared_to_global(d_bias, place, own)
+    sums = adding((d_scores * state.slope).to(dtype), keys, state.sums, 0, tiling)
+    if last or not _early(tiling):
+        sums = added(sums, 0, 0, tiling)
+    if not last:
+        started, more = both_products(queries, d_out, shared.k, shared.v, count + 1, zeros, K, V, tiling)
+        products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+        if _early(tiling):
+            sums = added(sums, parts(tiling, 1), 0, tiling)
+    if field(tiling, "d_bias"):
+        tma.store_wait(0)
+    released(shared.k, count, stages)
+    if not last:
+        partly = sides(at - 1, whole, whole_end)
+        weights, slope = _weighed(products, shared, count + 1, element, at - 1, partly, i, logs, numbers, tiling, group)
+        d_weights = warpgroup_mma_wait(0, deps=[more])
+        if field(tiling, "second"):
+            released(shared.v, count + 1, second_stages(tiling))
+        state = _State(sums, weights, slope, d_weights, count + 1)
+    else:
+        state = _State(sums, state.weights, state.slope, state.d_weights, count + 1)
+    return state
+
+
+@gluon.jit
+def _own_queries(
+    dq_desc, d_bias, rows, shared, out, scale, numbers,
+    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr,
+):  # fmt: skip
+    """What a warp group does."""
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    stages: gl.constexpr = field(tiling, "stages")
+    others: gl.constexpr = field(tiling, "second")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "block"), 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
+    zeros = gl.zeros([64, field(tiling, "block")], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    lap = 0
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, lap)
+        lap += 1  # noqa: SIM113, nothing is enumerated while compiling
+        fetched = first < end
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = passed_both(shared.k, shared.v, count, after, stages, others)
+        sums = no_sums(0, tiling)
+        if first < end:
+            i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
+            logs = logs_of(rows, element, i, numbers)
+            delta = delta_of(rows, element, i, numbers)
+            there(shared.q, done, own)
+            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
+            d_out = tiles_of(shared.d_out.buffers, done % own * groups + group, OUT, tiling)
+            if _held(tiling):
+                # From here on their memory is for the next tile's.
+                queries = held(queries, 0, of_left, tiling)
+                d_out = held(d_out, 1, of_left, tiling)
+                released(shared.q, done, own)
+            started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, K, V, tiling)
+            products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
+            partly = sides(end - 1, whole, whole_end)
+            weights, slope = _weighed(
+                products, shared, count, element, end - 1, partly, i, logs, numbers, tiling, group
+            )
+            d_weights = warpgroup_mma_wait(0, deps=[more])
+            if field(tiling, "second"):
+                released(shared.v, count, second_stages(tiling))
+            state = _State(sums, weights, slope, d_weights, count)
+            for at in range(end - 1, first, -1):
+                state = _queries_step(
+                    queries, d_out, shared, d_bias, state, element, start, at, whole, whole_end, i, logs, delta,
+                    numbers, zeros, tiling, group, dtype, False,
+                )  # fmt: skip
+            state = _queries_step(
+                queries, d_out, shared, d_bias, state, element, start, first, whole, whole_end, i, logs, delta, numbers,
+                zeros, tiling, group, dtype, True,
+            )  # fmt: skip
+            sums = state.sums
+            count = state.count
+            if not (_held(tiling) or field(tiling, "wide")):
+                released(shared.q, done, own)
+            if not field(tiling, "wide"):
+                done += 1
+        elif fetched and not field(tiling, "wide"):
+            # They came for the other group.
+            passed(shared.q, done, 1, own)
+            done += 1
+        count = passed_both(shared.k, shared.v, count, before, stages, others)
+        row = start + 64 * group
+        if field(tiling, "wide"):
+            # It leaves from where the queries were.
+            there(shared.q, done, own)
+            mine = done % own * groups + group
+            leave(dq_desc, out, mine, sums, scale, element, row, dtype, Q, numbers, tiling)
+            tma.store_wait(0)
+            released(shared.q, done, own)
+            done += 1
+        else:
+            # What was handed over for the tile before has to be read before it's overwritten.
+            tma.store_wait(0)
+            barrier()
+            leave(dq_desc, out, group, sums, scale, element, row, dtype, Q, numbers, tiling)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def hopper_queries_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, bias, mask, d_bias, bounds, rows, scale, numbers, tiling: gl.constexpr
+):
+    """Write the gradient of q; see :func:`hopper_kernel`.
+
+    If ``tiling.d_bias``, that of the bias, too, which then lacks no axis; but for blocks that aren't seen.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    own: gl.constexpr = field(tiling, "own")
+    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
+    d_out = beside(q, d_out_desc, groups * own * boxes(tiling, OUT))
+    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
+    v = second_pipe(k, v_desc, V, tiling)
+    if field(tiling, "wide"):
+        out = q.buffers
+    else:
+        out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, Q)] + dq_desc.block_type.shape, dq_desc.layout)
+    added = added_arrays(bias, mask, rows, tiling)
+    shared = Operands(q, k, v, d_out, added_tiles(added, tiling), notes(groups))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
+    fence_async_shared()
+    barrier()
+    bounds = bounds_array(bounds, rows, tiling)
+    into = rows
+    if field(tiling, "d_bias"):
+        into = d_bias
+    # One by one: the compiler keeps no list of functions.
+    if groups == 1:
+        gl.warp_specialize(
+            [
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
+                (_copy, (arrays, bounds, shared, numbers, tiling)),
+            ],
+            [1],
+            [COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
+                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
+                (_copy, (arrays, bounds, shared, numbers, tiling)),
+            ],
+            [4, 1],
+            [field(tiling, "group_registers"), COPYING],
+        )

@@ -1,0 +1,1 @@
+"""The attention kernels that have all positions of a short attention at once."""

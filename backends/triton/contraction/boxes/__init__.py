@@ -1,0 +1,1 @@
+"""The contraction kernel for Hopper: the hardware copies boxes of the operands."""

@@ -1,0 +1,1 @@
+"""The kernel that multiplies a chain of small matrices in one launch."""

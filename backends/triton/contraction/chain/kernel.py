@@ -1,0 +1,147 @@
+"""The chain kernel: a product of several matrices, of which only the first and the last are large.
+
+One program takes a tile of rows. It multiplies them by the matrices in the middle, each of which is one tile, and
+then walks along the columns of the last matrix: what is between the products is never written to memory. It is
+rounded as if it were.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.contraction.matrix_product import matrix_product
+from einops_fast.backends.triton.device.indexing import counted, field, inside, tile_offsets
+from einops_fast.backends.triton.device.offsets import in_swaths
+from einops_fast.backends.triton.device.storing import store_tile
+from einops_fast.backends.triton.device.tiling import Axis, Role
+
+__all__ = ["ChainTiling", "array_of", "chain_kernel"]
+
+
+@dataclass(frozen=True)
+class ChainTiling:
+    """Everything that the kernel is specialised for. For where an array's strides are, see :func:`array_of`.
+
+    Attributes:
+        batch: axes of which a program has one index.
+        rows: of the first operand and the result.
+        columns: of the last operand and the result.
+        links: for each two neighbours, what they share; one tile each.
+        across: how many tiles of columns a program walks along.
+        swath: tiles of rows that are worked on together, for the L2 cache.
+        scattered: the result's contiguous axis is not where the product has it.
+        wide: offsets need 64 bits.
+        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
+        warps, stages: of a program.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: Role
+    columns: Role
+    links: tuple[Role, ...]
+    across: int = 1
+    swath: int = 8
+    scattered: bool = False
+    wide: bool = False
+    precision: str = "ieee"
+    warps: int = 4
+    stages: int = 2
+
+    split = 1
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        return (
+            f"chain {self.rows.width}×{self.columns.width}, {self.across} across, {self.warps} warps, "
+            f"{self.stages} stages"
+        )
+
+    @property
+    def parts(self) -> int:
+        """Programs that share a tile of rows."""
+        return -(-self.columns.tiles // self.across)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return prod(axis.size for axis in self.batch) * self.rows.tiles * self.parts, 1, 1
+
+
+def array_of(operand: int, operands: int) -> int:
+    """Where an operand's strides are in an axis: first, last, the result, then those between."""
+    return 0 if operand == 0 else 1 if operand == operands - 1 else 2 + operand
+
+
+_array = triton.constexpr_function(array_of)
+
+
+@triton.constexpr_function
+def _link(tiling, at):
+    return tiling.links[at]
+
+
+@triton.constexpr_function
+def _operands(tiling):
+    return len(tiling.links) + 1
+
+
+@triton.jit
+def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+    """Write the tiles of the result. ``upcast`` is as in the contraction kernel."""
+    rows: tl.constexpr = field(tiling, "rows")
+    columns: tl.constexpr = field(tiling, "columns")
+    across: tl.constexpr = field(tiling, "across")
+    wide: tl.constexpr = field(tiling, "wide")
+    operands: tl.constexpr = _operands(tiling)
+    last: tl.constexpr = operands - 1
+
+    row_tiles: tl.constexpr = field(rows, "tiles")
+    parts: tl.constexpr = field(tiling, "parts")
+    program = tl.program_id(0)
+    if wide:
+        # Positions that are counted from it may need 64 bits, too.
+        program = program.to(tl.int64)
+    batch = program // (row_tiles * parts)
+    row_tile, part = in_swaths(program % (row_tiles * parts), row_tiles, parts, field(tiling, "swath"))
+    only = part * 0  # the number of the tile where there is one
+
+    a = tl.load(
+        arrays[0]
+        + counted(batch, field(tiling, "batch"), 0, True)
+        + tile_offsets(row_tile, rows, 0, False, wide)[:, None]
+        + tile_offsets(only, _link(tiling, 0), 0, False, wide)[None, :],
+        mask=inside(row_tile, rows, False)[:, None] & inside(only, _link(tiling, 0), False)[None, :],
+        other=0,
+    )
+    for at in tl.static_range(1, last):
+        middle = tl.load(
+            arrays[at]
+            + counted(batch, field(tiling, "batch"), _array(at, operands), True)
+            + tile_offsets(only, _link(tiling, at - 1), _array(at, operands), False, wide)[:, None]
+            + tile_offsets(only, _link(tiling, at), _array(at, operands), False, wide)[None, :],
+            mask=inside(only, _link(tiling, at - 1), False)[:, None] & inside(only, _link(tiling, at), False)[None, :],
+            other=0,
+        )
+        product = matrix_product(a, middle, None, field(tiling, "precision"), acc_type, upcast)
+        # Infinity times a position that doesn't exist is nothing.
+        a = tl.where(inside(only, _link(tiling, at), False)[None, :], product, 0).to(middle.dtype)
+
+    right = arrays[last] + counted(batch, field(tiling, "batch"), 1, True)
+    out += counted(batch, field(tiling, "batch"), 2, True)
+    begin = part * across
+    for column_tile in range(begin, min(begin + across, field(columns, "tiles"))):
+        b = tl.load(
+            right
+            + tile_offsets(only, _link(tiling, last - 1), 1, False, wide)[:, None]
+            + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
+            mask=inside(only, _link(tiling, last - 1), False)[:, None] & inside(column_tile, columns, False)[None, :],
+            other=0,
+        )
+        tile = matrix_product(a, b, None, field(tiling, "precision"), acc_type, upcast)
+        store_tile(out, tile, row_tile, column_tile, tiling, columns)

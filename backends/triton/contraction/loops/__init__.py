@@ -1,0 +1,1 @@
+"""The kernel for what is no matrix product: a nest of loops, summed elementwise."""

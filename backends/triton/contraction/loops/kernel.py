@@ -1,0 +1,172 @@
+"""The loop kernel: products of any number of operands, summed over some axes, in one pass over memory.
+
+Sums, dots, outer and elementwise products, traces and permuted copies are all this: bound by memory, so every
+operand is read once, along whichever axis it is contiguous. A tile has four dimensions: two groups of the
+result's axes and two of the summed ones.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.device.following import take_turn
+from einops_fast.backends.triton.device.indexing import field, group_field, group_inside, group_offsets, lacks
+from einops_fast.backends.triton.device.tiling import Role, reach
+
+__all__ = ["ReductionTiling", "reduce_kernel"]
+
+
+@dataclass(frozen=True)
+class ReductionTiling:
+    """Everything that the kernel is specialised for. In an axis, the result's stride follows the operands'.
+
+    Attributes:
+        operands: how many there are.
+        free: axes of the result.
+        summed: all other axes.
+        split: into how many parts the summed range is cut; each writes a result of its own.
+        wide: offsets need 64 bits.
+        warps: of a program.
+        passing: operands that leave the cache first.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
+    """
+
+    operands: int
+    free: Role
+    summed: Role
+    split: int = 1
+    wide: bool = False
+    warps: int = 4
+    passing: tuple[int, ...] = ()
+    leads: bool = False
+    follows: bool = False
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.free.tiles, self.split, 1
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the tile has two runs along the result's axes: not all arrays are contiguous along the same one."""
+        return self.free.groups[0].block > 1
+
+    @property
+    def block(self) -> int:
+        """Products that a program forms at a time."""
+        return self.free.block * self.summed.block
+
+    @property
+    def reach(self) -> int:
+        """How many places in memory the result takes, the gaps between its rows included."""
+        return reach(self.free.axes, self.operands)
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        tile = "×".join(str(group.block) for role in (self.free, self.summed) for group in role.groups)
+        return f"reduction {tile}, {self.warps} warps, split {self.split}"
+
+
+@triton.constexpr_function
+def _policy(tiling, at):
+    """What the cache is told about an operand."""
+    return "evict_first" if at in tiling.passing else ""
+
+
+@triton.jit
+def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    return (
+        group_offsets(tile, free, 0, array, wide)[:, None, None, None]
+        + group_offsets(tile, free, 1, array, wide)[None, :, None, None]
+        + group_offsets(step, summed, 0, array, wide)[None, None, :, None]
+        + group_offsets(step, summed, 1, array, wide)[None, None, None, :]
+    )
+
+
+@triton.jit
+def _run(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr):
+    """Which positions along a group exist; a single one where the array has no axis of the group."""
+    if lacks(role, at, array):
+        found = tl.full((1,), True, tl.int1)
+    else:
+        found = group_inside(tile, role, at)
+    return found
+
+
+@triton.jit
+def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr):
+    return (
+        _run(tile, free, 0, array)[:, None, None, None]
+        & _run(tile, free, 1, array)[None, :, None, None]
+        & _run(step, summed, 0, array)[None, None, :, None]
+        & _run(step, summed, 1, array)[None, None, None, :]
+    )
+
+
+@triton.constexpr_function
+def _ragged(tiling):
+    """Whether a summed position that doesn't exist may be multiplied with an operand that has no such axis."""
+    return any(
+        group.extent % group.block != 0 and any(group.missing(at) for at in range(tiling.operands))
+        for group in tiling.summed.groups
+    )
+
+
+@triton.jit
+def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
+    """Write the tiles of the result, or of ``split`` partial results one after the other."""
+    free: tl.constexpr = field(tiling, "free")
+    summed: tl.constexpr = field(tiling, "summed")
+    wide: tl.constexpr = field(tiling, "wide")
+    split: tl.constexpr = field(tiling, "split")
+    operands: tl.constexpr = field(tiling, "operands")
+    take_turn(tiling)
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    if wide:
+        # Positions that are counted from these may need 64 bits, too.
+        tile = tile.to(tl.int64)
+        part = part.to(tl.int64)
+    f0: tl.constexpr = group_field(free, 0, "block")
+    f1: tl.constexpr = group_field(free, 1, "block")
+    s0: tl.constexpr = group_field(summed, 0, "block")
+    s1: tl.constexpr = group_field(summed, 1, "block")
+    begin = part * ((field(summed, "tiles") + split - 1) // split)
+    end = min(begin + (field(summed, "tiles") + split - 1) // split, field(summed, "tiles"))
+    total = tl.zeros((f0, f1, s0, s1), acc_type)
+    for step in range(begin, end):
+        product = tl.load(
+            arrays[0] + _place(tile, step, free, summed, 0, wide),
+            mask=_exists(tile, step, free, summed, 0),
+            other=0,
+            eviction_policy=_policy(tiling, 0),
+        ).to(acc_type)
+        for at in tl.static_range(1, operands):
+            product *= tl.load(
+                arrays[at] + _place(tile, step, free, summed, at, wide),
+                mask=_exists(tile, step, free, summed, at),
+                other=0,
+                eviction_policy=_policy(tiling, at),
+            ).to(acc_type)
+        if _ragged(tiling):
+            # Infinity times a position that doesn't exist is nothing.
+            exists = group_inside(step, summed, 0)[:, None] & group_inside(step, summed, 1)[None, :]
+            product = tl.where(exists[None, None, :, :], product, 0)
+        total += product
+    if s1 > 1:
+        total = tl.sum(total, 3, keep_dims=True)
+    if s0 > 1:
+        total = tl.sum(total, 2, keep_dims=True)
+    if split > 1:
+        out += part.to(tl.int64) * field(tiling, "reach")
+    place = (
+        group_offsets(tile, free, 0, operands, wide)[:, None, None, None]
+        + group_offsets(tile, free, 1, operands, wide)[None, :, None, None]
+    )
+    exists = group_inside(tile, free, 0)[:, None, None, None] & group_inside(tile, free, 1)[None, :, None, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)

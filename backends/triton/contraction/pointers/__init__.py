@@ -1,0 +1,1 @@
+"""The contraction kernel that computes addresses: for every GPU and every layout."""

@@ -1,0 +1,269 @@
+"""The contraction kernel: a batched matrix product whose operands and result have any strides and axis order.
+
+One program computes one tile of the result. Permutations are part of the address arithmetic: a tile of an
+operand is gathered along whichever axis is contiguous, and the tile of the result is regrouped before it is
+stored if the result is contiguous along another axis than the operands are.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt, prod
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.contraction.epilogue import activated, has_bias
+from einops_fast.backends.triton.contraction.matrix_product import matrix_product
+from einops_fast.backends.triton.contraction.matrix_tiles import OUT
+from einops_fast.backends.triton.device.following import take_turn
+from einops_fast.backends.triton.device.indexing import (
+    counted,
+    field,
+    group_field,
+    inside,
+    run_inside,
+    run_offsets,
+    tile_offsets,
+)
+from einops_fast.backends.triton.device.offsets import in_swaths
+from einops_fast.backends.triton.device.storing import store_tile
+from einops_fast.backends.triton.device.tiling import Axis, Role, reach
+from einops_fast.planning.steps import Epilogue
+
+__all__ = ["ContractionTiling", "contract_kernel"]
+
+_LONG, _EVEN = 384, 32
+"""From how many products on their sum in float32 is made of those of chunks, since errors grow with the number that is
+added up one after the other. Of k products there are about the root of k / 32 chunks, as the end of each takes time."""
+
+
+@dataclass(frozen=True)
+class ContractionTiling:
+    """Everything that the kernel is specialised for.
+
+    Attributes:
+        batch: axes of both operands and the result.
+        rows, columns, contracted: the other roles.
+        rest: a second part of each tile's columns, where their number is no power of two.
+        split: into how many parts the contracted range is cut; each writes a result of its own.
+        swath: tiles of rows that are worked on together, for the L2 cache.
+        turned: the right operand is gathered with the groups of the contracted axes in the other order.
+        factored: the left operand is the product of two arrays, multiplied when they are loaded.
+        scattered: the result's contiguous axis is not where the product has it.
+        wide: offsets need 64 bits.
+        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
+        warps, stages: of a program.
+        epilogue: what is done to the sums before they are stored; not where the contracted range is cut.
+        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: Role
+    columns: Role
+    contracted: Role
+    rest: Role | None = None
+    split: int = 1
+    swath: int = 8
+    turned: bool = False
+    factored: bool = False
+    scattered: bool = False
+    wide: bool = False
+    precision: str = "ieee"
+    warps: int = 4
+    stages: int = 3
+    epilogue: Epilogue | None = None
+    leads: bool = False
+    follows: bool = False
+
+    @property
+    def name(self) -> str:
+        """The tiles in short, unique among those of one problem."""
+        tile = "×".join(str(role.width) for role in (self.rows, self.columns, self.contracted))
+        return f"contraction {tile}, {self.warps} warps, {self.stages} stages, split {self.split}"
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        batch = prod(axis.size for axis in self.batch)
+        return batch * self.rows.tiles * self.columns.tiles, self.split, 1
+
+    @property
+    def in_two(self) -> bool:
+        """Whether a tile's columns have a second part."""
+        return self.rest is not None
+
+    @property
+    def chunk(self) -> int:
+        """After how many steps a program adds its sums to totals, and begins new ones; 0 if never.
+
+        With chunks of c products, the variance of the error of a sum of k is c / k + 1 / c times that of one long sum.
+        That is for float32 without tensor cores.
+        """
+        steps = -(-self.contracted.tiles // self.split)
+        products = steps * self.contracted.block
+        return -(-steps // isqrt(products // _EVEN)) if products >= _LONG else 0
+
+    @property
+    def reach(self) -> int:
+        """How many places in memory the result takes, the gaps between its rows included."""
+        return reach((*self.batch, *self.rows.axes, *self.columns.axes), OUT)
+
+
+@triton.jit
+def contract_kernel(
+    left, right, third, out, before, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr
+):  # fmt: skip
+    """Write the tiles of the result, or of ``split`` partial results one after the other.
+
+    ``third`` is the factor where the left operand is a product, the bias where an epilogue has one, and else any array.
+    ``before`` is for the sums as they are before the activation where an epilogue keeps them, and else any array.
+    ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
+    """
+    rows: tl.constexpr = field(tiling, "rows")
+    columns: tl.constexpr = field(tiling, "columns")
+    contracted: tl.constexpr = field(tiling, "contracted")
+    wide: tl.constexpr = field(tiling, "wide")
+    in_two: tl.constexpr = field(tiling, "in_two")
+    split: tl.constexpr = field(tiling, "split")
+    swath: tl.constexpr = field(tiling, "swath")
+
+    row_tiles: tl.constexpr = field(rows, "tiles")
+    column_tiles: tl.constexpr = field(columns, "tiles")
+    take_turn(tiling)
+    program = tl.program_id(0)
+    part = tl.program_id(1)
+    if wide:
+        # Positions that are counted from these may need 64 bits, too.
+        program = program.to(tl.int64)
+        part = part.to(tl.int64)
+    batch = program // (row_tiles * column_tiles)
+    program = program % (row_tiles * column_tiles)
+    row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, swath)
+
+    # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
+    left += counted(batch, field(tiling, "batch"), 0, True)
+    right += counted(batch, field(tiling, "batch"), 1, True)
+    placed = counted(batch, field(tiling, "batch"), 2, True)
+    out += placed
+    if field(tiling, "factored") or has_bias(tiling):
+        third += counted(batch, field(tiling, "batch"), 3, True)
+    left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
+    row_inside = inside(row_tile, rows, False)[:, None]
+
+    product = _beginning(third, row_tile, column_tile, tiling, columns, acc_type)
+    if in_two:
+        further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), acc_type)
+    chunk: tl.constexpr = _chunk(tiling, left.dtype.element_ty)
+    if chunk > 0:
+        total = tl.zeros_like(product)
+        if in_two:
+            further_total = tl.zeros_like(further)
+    steps: tl.constexpr = (field(contracted, "tiles") + split - 1) // split
+    begin = part * steps
+    for step in range(begin, min(begin + steps, field(contracted, "tiles"))):
+        a = tl.load(
+            left + left_rows + tile_offsets(step, contracted, 0, False, wide)[None, :],
+            mask=row_inside & inside(step, contracted, False)[None, :],
+            other=0,
+        )
+        if field(tiling, "factored"):
+            # Where it lacks the axes of the tile, one element serves the whole run.
+            other = tl.load(
+                third
+                + tile_offsets(row_tile, rows, 3, False, wide)[:, None]
+                + run_offsets(step, contracted, 3, wide)[None, :],
+                mask=row_inside & run_inside(step, contracted, 3)[None, :],
+                other=0,
+            )
+            multiplied = a.to(acc_type) * other.to(acc_type)
+            a = tl.where(inside(step, contracted, False)[None, :], multiplied, 0).to(a.dtype)
+        b = _right_tile(right, step, column_tile, tiling, columns)
+        product = _with_product(product, a, b, tiling, acc_type, upcast)
+        if in_two:
+            b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
+            further = _with_product(further, a, b, tiling, acc_type, upcast)
+        if chunk > 0 and (step - begin) % chunk == chunk - 1:
+            total += product
+            product = tl.zeros_like(product)
+            if in_two:
+                further_total += further
+                further = tl.zeros_like(further)
+
+    if chunk > 0:
+        product += total
+        if in_two:
+            further += further_total
+    if split > 1:
+        out += part.to(tl.int64) * field(tiling, "reach")
+    _finish(out, before + placed, product, row_tile, column_tile, tiling, columns)
+    if in_two:
+        _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+
+
+@triton.constexpr_function
+def _chunk(tiling, dtype):
+    """Steps of a chunk; 0 where tensor cores, or wider types, leave nothing to gain by totals."""
+    return tiling.chunk if dtype.is_fp32() and tiling.precision == "ieee" else 0
+
+
+@triton.jit
+def _beginning(bias, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, acc_type: tl.constexpr):
+    """What the products are added to: the bias, if there is one."""
+    rows: tl.constexpr = field(tiling, "rows")
+    wide: tl.constexpr = field(tiling, "wide")
+    found = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
+    if has_bias(tiling):
+        place = run_offsets(row_tile, rows, 3, wide)[:, None] + run_offsets(column_tile, columns, 3, wide)[None, :]
+        exists = run_inside(row_tile, rows, 3)[:, None] & run_inside(column_tile, columns, 3)[None, :]
+        found += tl.load(bias + place, mask=exists, other=0).to(acc_type)
+    return found
+
+
+@triton.jit
+def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+    """Store a tile as its epilogue says."""
+    epilogue: tl.constexpr = field(tiling, "epilogue")
+    if epilogue is not None:
+        if field(epilogue, "keeps"):
+            store_tile(before, product, row_tile, column_tile, tiling, columns)
+        product = activated(product, epilogue, out.dtype.element_ty)
+    store_tile(out, product, row_tile, column_tile, tiling, columns)
+
+
+@triton.constexpr_function
+def _is_integer(dtype):
+    return dtype.is_int()
+
+
+@triton.jit
+def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
+    """The sum of ``total`` and a matrix product. That of integers, which may wrap around, is made one by one."""
+    if _is_integer(acc_type):
+        # The contracted axis is the slowest, so that each thread adds up products of its own.
+        total += tl.sum(tl.trans(a.to(acc_type))[:, :, None] * b.to(acc_type)[:, None, :], 0)
+    else:
+        total = matrix_product(a, b, total, field(tiling, "precision"), acc_type, upcast)
+    return total
+
+
+@triton.jit
+def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+    """The right operand's part of one step: contracted axes × columns."""
+    contracted: tl.constexpr = field(tiling, "contracted")
+    wide: tl.constexpr = field(tiling, "wide")
+    turned: tl.constexpr = field(tiling, "turned")
+    b = tl.load(
+        right
+        + tile_offsets(step, contracted, 1, turned, wide)[:, None]
+        + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
+        mask=inside(step, contracted, turned)[:, None] & inside(column_tile, columns, False)[None, :],
+        other=0,
+    )
+    if turned:
+        outer: tl.constexpr = group_field(contracted, 0, "block")
+        inner: tl.constexpr = group_field(contracted, 1, "block")
+        b = b.reshape((inner, outer, field(columns, "block"))).permute((1, 0, 2))
+        b = b.reshape((outer * inner, field(columns, "block")))
+    return b

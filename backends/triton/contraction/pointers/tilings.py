@@ -1,0 +1,392 @@
+"""Which tiles to try for a contraction: from axes and strides to a short list, best prediction first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import prod
+
+from einops_fast.backends.triton.contraction.matrix_tiles import (
+    FACTOR,
+    IN_PIECES,
+    LEFT,
+    OUT,
+    RIGHT,
+    SCATTERED,
+    SECTOR,
+    SHARED,
+    fastest,
+    free_role,
+    loaded_bytes,
+    run_block,
+    run_length,
+    scattered,
+)
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.device.tiling import (
+    NOTHING,
+    Axis,
+    Group,
+    Role,
+    by_stride,
+    linear_role,
+    merge_axes,
+    needs_64_bits,
+    power_of_two,
+)
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
+from einops_fast.planning.steps import Epilogue
+
+__all__ = ["Contraction", "contracted_role", "contraction", "tilings", "tilings_of_name"]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Two operands and a result as loops by role; every axis has the strides of left, right and result.
+
+    There may be an array more: a factor of the left operand, or the bias of an epilogue.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    contracted: tuple[Axis, ...]
+    epilogue: Epilogue | None = None
+
+    @cached_property
+    def extents(self) -> tuple[int, int, int, int]:
+        """Of batch, rows, columns and contracted axes."""
+        roles = (self.batch, self.rows, self.columns, self.contracted)
+        batch, m, n, k = (prod(axis.size for axis in role) for role in roles)
+        return batch, m, n, k
+
+    @cached_property
+    def factored(self) -> bool:
+        """Whether the left operand is the product of two arrays."""
+        return len(sum(self.roles, ())[0].strides) > FACTOR and self.epilogue is None
+
+    @cached_property
+    def results(self) -> int:
+        """How many arrays are written."""
+        return 2 if self.epilogue is not None and self.epilogue.keeps else 1
+
+    @cached_property
+    def moved(self) -> int:
+        """Elements of all arrays that are read or written once."""
+        axes = [axis for role in (self.batch, *self.roles) for axis in role]
+        arrays = range(len(axes[0].strides))
+        sizes = [prod(axis.size for axis in axes if axis.strides[array]) for array in arrays]
+        return sum(sizes) + (self.results - 1) * sizes[OUT]
+
+    @cached_property
+    def roles(self) -> tuple[tuple[Axis, ...], ...]:
+        """All axes but those of the batch."""
+        return self.rows, self.columns, self.contracted
+
+    @cached_property
+    def along_batch(self) -> bool:
+        """Whether the result is contiguous along a batch axis, of which a tile has one index."""
+        return fastest(self.batch, OUT) is not None
+
+    @cached_property
+    def torn(self) -> bool:
+        """Whether rows, or columns, are contiguous along one axis in their operand and along another in the result."""
+        sides = ((self.rows, LEFT), (self.columns, RIGHT))
+        found = [(fastest(axes, operand), fastest(axes, OUT)) for axes, operand in sides]
+        return any(read is not None and written is not None and read != written for read, written in found)
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
+        return needs_64_bits(sum(self.roles, ()), self.extents)
+
+
+# Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
+# smaller ones for small results.
+_HALF = (
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 256, 32, 8, 4),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 4, 3),
+    (128, 128, 32, 8, 4),
+    (256, 64, 32, 8, 4),
+    (64, 256, 32, 8, 4),
+    (64, 256, 32, 4, 4),
+    (64, 256, 64, 4, 3),
+    (256, 64, 64, 8, 3),
+    (64, 256, 64, 8, 3),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 64, 4, 4),
+    (64, 64, 128, 4, 3),
+    (64, 32, 256, 4, 3),
+    (64, 32, 64, 4, 4),
+    (32, 64, 64, 4, 4),
+    (32, 32, 64, 4, 4),
+    (16, 16, 64, 1, 2),
+    (128, 16, 64, 4, 4),
+    (16, 128, 64, 4, 4),
+    (64, 16, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (16, 16, 64, 4, 4),
+    (256, 32, 32, 8, 3),
+    (32, 256, 32, 8, 3),
+    (128, 32, 32, 4, 4),
+    (32, 128, 32, 4, 4),
+)
+_SINGLE = (
+    (128, 128, 16, 8, 3),
+    (128, 128, 32, 8, 3),
+    (128, 64, 16, 4, 3),
+    (64, 128, 16, 4, 3),
+    (128, 64, 32, 4, 3),
+    (64, 128, 32, 4, 3),
+    (64, 64, 16, 4, 4),
+    (64, 64, 32, 4, 3),
+    (64, 32, 32, 4, 3),
+    (32, 64, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (256, 32, 16, 8, 3),
+    (32, 256, 16, 8, 3),
+    (256, 64, 16, 8, 3),
+    (64, 256, 16, 8, 3),
+    (128, 16, 32, 4, 3),
+    (16, 128, 32, 4, 3),
+    (16, 16, 64, 4, 3),
+)
+
+
+# Integers are multiplied one by one: all products of a step are in registers at once, and nothing is fetched ahead.
+_INTEGER = (
+    (64, 64, 8, 8, 1),
+    (32, 64, 8, 4, 1),
+    (64, 32, 8, 4, 1),
+    (32, 32, 16, 4, 1),
+    (32, 32, 8, 4, 1),
+    (16, 64, 16, 4, 1),
+    (64, 16, 16, 4, 1),
+    (16, 16, 32, 4, 1),
+    (16, 16, 16, 2, 1),
+)
+
+
+def tilings(
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> list[tuple[float, ContractionTiling]]:
+    """Tilings with predicted seconds, fastest first."""
+    found = dict.fromkeys(_all(problem, dtype, on, precision))
+    return sorted(_timed(problem, found, dtype, on), key=lambda each: each[0])
+
+
+def tilings_of_name(
+    name: str, problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> Iterator[tuple[float, ContractionTiling]]:
+    """Those of one name, in less time than it takes to make all of them."""
+    found = (tiling for tiling in _all(problem, dtype, on, precision, name) if tiling.name == name)
+    return _timed(problem, found, dtype, on)
+
+
+def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str = "") -> Iterator[ContractionTiling]:
+    """All tilings, but for most of those that haven't this name, if one is given."""
+    item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
+    cut = _Cuts(problem, run_length(item), not one_by_one, item)
+    for shape in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
+        if name and not name.startswith(f"contraction {shape[0]}×"):
+            continue
+        for tiling in _of_shape(problem, cut, shape, dtype, precision):
+            for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling)):
+                yield from _splits(_fitting(each, item), on)
+
+
+def _timed(
+    problem: Contraction, found: Iterable[ContractionTiling], dtype: str, on: Ceilings
+) -> Iterator[tuple[float, ContractionTiling]]:
+    item = ITEM_SIZES[dtype]
+    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
+    return ((_predicted(problem, tiling, slower, dtype, on), tiling) for tiling in found)
+
+
+class _Cuts:
+    """How the roles of a problem are cut into blocks, of which many tilings have the same.
+
+    Args:
+        problem: the loops.
+        run: elements that a tile takes along a second contiguous axis.
+        two_groups: whether the contracted axes may have two.
+        item: bytes of an element.
+    """
+
+    def __init__(self, problem: Contraction, run: int, two_groups: bool, item: int) -> None:
+        at_once = min(loaded_bytes(problem.batch, problem.roles, operand, item) for operand in (LEFT, RIGHT)) // item
+        self.rows = cache(lambda block: free_role(problem.rows, LEFT, block, run))
+        self.columns = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
+        self.contracted = cache(lambda block: contracted_role(problem.contracted, block, run, two_groups, at_once))
+
+
+def _of_shape(
+    problem: Contraction, cut: _Cuts, shape: tuple[int, int, int, int, int], dtype: str, precision: str
+) -> Iterator[ContractionTiling]:
+    """The tiling of this shape, unsplit, unless its tiles would be half empty."""
+    rows, columns, depth, warps, stages = shape
+    item = ITEM_SIZES[dtype]
+    if is_integer(dtype) and item == 8:
+        depth //= 2  # a number takes two registers
+    _, m, n, k = problem.extents
+    # A tile of twice the extent does the work of none.
+    if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
+        return
+    row_role, column_role = cut.rows(rows), cut.columns(columns)
+    contracted, turned = cut.contracted(min(depth, max(16, power_of_two(k))))
+    yield ContractionTiling(
+        problem.batch,
+        row_role,
+        column_role,
+        contracted,
+        turned=turned,
+        factored=problem.factored,
+        scattered=scattered(row_role, column_role),
+        wide=problem.wide,
+        precision=precision if item == 4 else "ieee",
+        warps=warps,
+        stages=stages,
+        epilogue=problem.epilogue,
+    )
+
+
+def _in_two_parts(tiling: ContractionTiling) -> Iterator[ContractionTiling]:
+    """Tiles whose columns are a power of two and a smaller one, where that leaves less of them empty."""
+    first, second = tiling.columns.groups
+    if tiling.scattered or tiling.columns.outer or first.block > 1:
+        return
+    for part in (second.block // 2, second.block // 4, second.block // 8):
+        width = second.block + part
+        padded = -(-second.extent // width) * width
+        if part >= 16 and padded < 0.93 * tiling.columns.padded and tiling.rows.block * width <= 128 * 320:
+            main = replace(second, period=width)
+            rest = replace(second, block=part, period=width, start=second.block)
+            yield replace(
+                tiling, columns=Role((), (NOTHING, main)), rest=Role((), (NOTHING, rest)), warps=max(tiling.warps, 4)
+            )
+
+
+def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
+    """The tiling with as many stages as shared memory holds and the loop has use for."""
+    stages = min(tiling.stages, max(1, tiling.contracted.tiles))
+    each = (tiling.rows.block + tiling.columns.width) * tiling.contracted.block * item
+    return replace(tiling, stages=max(1, min(stages, SHARED // each)))
+
+
+def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
+    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty.
+
+    An epilogue wants the whole sum.
+    """
+    yield tiling
+    tiles, steps = tiling.grid[0], tiling.contracted.tiles
+    if tiles > on.units or steps < 8 or tiling.epilogue is not None:
+        return
+    for rounds in (1, 2):
+        split = min(rounds * on.units // tiles, steps // 4)
+        if split > 1:
+            yield replace(tiling, split=-(-steps // -(-steps // split)))
+
+
+_BEYOND_PADDED = 1.3
+"""How many times the extent of padded rows blocks may take: one that goes on in the next row isn't loaded at once."""
+
+
+def contracted_role(
+    axes: tuple[Axis, ...], block: int, run: int, two_groups: bool, at_once: int = 1
+) -> tuple[Role, bool]:
+    """The contracted axes, and whether the right operand wants its two groups the other way round.
+
+    Args:
+        axes: the contracted ones.
+        block: extent of a tile.
+        run: elements that it takes along a second contiguous axis.
+        two_groups: whether there may be such a one.
+        at_once: elements that strides let a thread load at once.
+    """
+    left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
+    if two_groups and left is not None and right is not None and left != right:
+        along = min(run_block(right.size, run), max(block // 8, 8))
+        rest = [axis for axis in by_stride(axes, LEFT) if axis is not left and axis is not right]
+        inner = linear_role([*rest, left], max(block // along, 8))
+        return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
+    last = left or right
+    rest = [axis for axis in by_stride(axes, LEFT if left or not right else RIGHT) if axis is not last]
+    if last is not None and last.size % at_once:
+        return linear_role([*rest, last], block, _BEYOND_PADDED), False
+    return linear_role([*rest, *([last] if last else [])], block), False
+
+
+# As in matrix_tiles, how much longer a kernel takes:
+_TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
+"""where the right operand is turned around in registers, by bytes of an element;"""
+_ALONG_CONTRACTED = (1.0, 1.2, 2.2)
+"""where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes;"""
+_ONE_BY_ONE = 4.0
+"""where integers are multiplied; that one is an estimate."""
+
+
+_WARPS, _PROGRAMS = 64, 32
+"""What a multiprocessor has room for."""
+
+_PROGRAM, _STEP = 1e-6, 0.25e-6
+"""Seconds from a program's beginning to its end, without and with a step: with nothing else to do, it only waits."""
+
+
+def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, dtype: str, on: Ceilings) -> float:
+    """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
+
+    A kernel that has fewer programs than the device has multiprocessors leaves some idle. By ``slower`` it takes
+    longer, as operands are loaded in pieces.
+    """
+    item = ITEM_SIZES[dtype]
+    batch, m, n, _ = problem.extents
+    rows, columns, contracted = tiling.rows, tiling.columns, tiling.contracted
+    programs = tiling.grid[0] * tiling.split
+    waves = programs / on.units
+    idle = -(-programs // on.units) / waves if waves < 4 else 1.0
+    padded = 2 * batch * rows.padded * columns.padded * contracted.padded
+    # Small tiles don't reach the peak.
+    reach: float = min(1.0, (rows.block * columns.width / 32768) ** 0.15)
+    arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
+    if is_integer(dtype):
+        arithmetic *= _ONE_BY_ONE
+    elif item > 2 and tiling.precision == "ieee":
+        along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
+        arithmetic *= _ALONG_CONTRACTED[along]
+    reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
+    cache = idle * reads / (on.bandwidth * 1.5)
+    memory = item * problem.moved / on.bandwidth
+    if problem.along_batch:
+        # Neighbours are written by different programs, each of them as a whole sector of the cache.
+        memory += SECTOR * batch * m * n * problem.results * tiling.split / (on.bandwidth * 1.5)
+    written = 4 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
+    side_by_side = on.units * min(_PROGRAMS, _WARPS // tiling.warps)
+    waiting = programs / side_by_side * (_PROGRAM + contracted.tiles / tiling.split * _STEP)
+    seconds = max(arithmetic, cache, memory, waiting) + 0.2 * min(arithmetic, memory) + written
+    seconds *= slower * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
+    return seconds + on.call
+
+
+def contraction(
+    batch: Sequence[Axis],
+    rows: Sequence[Axis],
+    columns: Sequence[Axis],
+    contracted: Sequence[Axis],
+    epilogue: Epilogue | None = None,
+) -> Contraction:
+    """Loops by role, with whatever can be joined joined."""
+    return Contraction(
+        merge_axes(by_stride(batch, OUT)),
+        merge_axes(by_stride(rows, OUT)),
+        merge_axes(by_stride(columns, OUT)),
+        merge_axes(by_stride(contracted, LEFT)),
+        epilogue,
+    )

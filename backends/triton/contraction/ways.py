@@ -1,0 +1,290 @@
+"""The ways to run a fused step: a kernel of our own with one tiling, copies of operands and a kernel, library calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
+from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
+from einops_fast.backends.triton.launching.launch import ALIGNMENT, Kernel, accumulator, follow_early
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings, step_costs
+from einops_fast.planning.steps import Fused
+
+__all__ = [
+    "ORDER",
+    "BoxCandidate",
+    "Candidate",
+    "CopyCandidate",
+    "KernelCandidate",
+    "LibraryCalls",
+    "LibraryCandidate",
+    "TiledCandidate",
+]
+
+Run = Callable[..., Any]
+
+ORDER = ", order "
+"""What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
+
+
+class Candidate:
+    """One way to run a step.
+
+    Attributes:
+        name: unique among the ways to run one step, and stable, so that a measured choice can be kept.
+        seconds: predicted time.
+        in_order: whether the result lies in C order.
+        kind: which kernel it is, whose predictions are comparable.
+    """
+
+    name: str
+    seconds: float
+    in_order: bool
+    kind: object = None
+
+    def compile(self) -> None:
+        """Do beforehand what takes long the first time."""
+
+    def run(self, memory: Memory, device: int) -> Run:
+        """What takes the operands, on a device that is the current one, and returns the result."""
+        raise NotImplementedError
+
+
+class LibraryCalls(NamedTuple):
+    """A way to run a step by the framework's own calls.
+
+    Attributes:
+        name: stable, and unique among the ways to run the step.
+        run: what takes the operands.
+        in_order: the result lies in the order that users of the framework are used to.
+    """
+
+    name: str
+    run: Run
+    in_order: bool = True
+
+
+class LibraryCandidate(Candidate):
+    """The framework's own calls."""
+
+    def __init__(self, calls: LibraryCalls, step: Fused, dtype: str, on: Ceilings) -> None:
+        self.name, self._run, self.in_order = calls
+        operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
+        self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
+        # An activation, and rows with gaps between them, are passes of their own.
+        passes = int(step.epilogue is not None and step.epilogue.activation != "none") + int(step.strides is not None)
+        self.seconds += passes * (2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call)
+
+    def run(self, memory: Memory, device: int) -> Run:
+        return self._run
+
+
+class TiledCandidate(Candidate):
+    """A kernel of our own with one tiling.
+
+    ``leads`` and ``follows`` say whether the next one may begin while it ends, and itself while that before it does.
+
+    Args:
+        order: which of the orders that the result may have.
+        seconds: predicted time.
+        tiling: what the kernel is specialised for.
+        step: the step.
+        strides: of the result.
+        swapped: whether the kernel takes the step's two operands the other way round.
+        dtype: of the operands and the result.
+    """
+
+    def __init__(
+        self,
+        order: int,
+        seconds: float,
+        tiling: Any,
+        step: Fused,
+        strides: tuple[int, ...],
+        swapped: bool,
+        dtype: str,
+    ) -> None:
+        self.name = f"{tiling.name}{ORDER}{order}" if order else tiling.name
+        self.seconds, self.in_order = seconds, order == 0
+        self.tiling, self.kind = tiling, type(tiling)
+        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
+        self.keeps = step.epilogue is not None and step.epilogue.keeps
+        self.leads, self.follows = tiling.split > 1 and follow_early(), False
+
+    @cached_property
+    def _kernel(self) -> Kernel | BoxKernel:
+        raise NotImplementedError
+
+    def compile(self) -> None:
+        self._kernel.compile()
+
+    def _in_turn(self) -> Any:
+        """The tiling, which says to the kernel whether it leads and follows."""
+        if not self.leads and not self.follows:
+            return self.tiling
+        return replace(self.tiling, leads=self.leads, follows=self.follows)
+
+
+class KernelCandidate(TiledCandidate):
+    """A kernel that takes addresses.
+
+    A bias follows the operands; an epilogue that keeps what it is done to has two results.
+    """
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return Kernel(self._in_turn(), self.dtype, self.dtype if self.tiling.split == 1 else accumulator(self.dtype))
+
+    def run(self, memory: Memory, device: int) -> Run:
+        launch, empty, shape, strides = self._kernel.launch, memory.maker(self.dtype), self.shape, self.strides
+        swapped = self.swapped
+        if self.keeps:
+
+            def run_keeping(a: Any, b: Any, *bias: Any) -> Any:
+                out, before = empty(a, shape, strides), empty(a, shape, strides)
+                launch(memory, device, (b, a, *bias) if swapped else (a, b, *bias), out, before)
+                return out, before
+
+            return run_keeping
+        if self.tiling.split == 1:
+
+            def run(*operands: Any) -> Any:
+                out = empty(operands[0], shape, strides)
+                launch(memory, device, (*operands[1::-1], *operands[2:]) if swapped else operands, out)
+                return out
+
+            return run
+
+        def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
+            launch(memory, device, operands[::-1] if swapped else operands, workspace)
+
+        return _in_parts(launch_parts, self, memory, device)
+
+
+def _in_parts(
+    launch_parts: Callable[[Sequence[Any], Any], None], of: TiledCandidate, memory: Memory, device: int
+) -> Run:
+    """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
+    parts, shape, strides, reach, wide = of.tiling.split, of.shape, of.strides, of.tiling.reach, accumulator(of.dtype)
+    then = replace(sum_of_parts(parts, reach), follows=follow_early())
+    addition, empty = Kernel(then, wide, of.dtype), memory.maker(of.dtype)
+
+    def run_in_parts(*operands: Any) -> Any:
+        workspace = memory.workspace(operands[0], parts * reach, wide)
+        launch_parts(operands, workspace)
+        out = empty(operands[0], shape, strides)
+        addition.launch(memory, device, (workspace,), out)
+        return out
+
+    return run_in_parts
+
+
+class BoxCandidate(TiledCandidate):
+    """The kernel that has boxes copied by the hardware; another way where an address isn't one that this can do.
+
+    Args:
+        order, seconds, tiling, step, strides, swapped, dtype: as of other kernels.
+        other: finds a kernel for the same order of the result.
+        units: multiprocessors of the device.
+    """
+
+    def __init__(
+        self,
+        order: int,
+        seconds: float,
+        tiling: BoxTiling,
+        step: Fused,
+        strides: tuple[int, ...],
+        swapped: bool,
+        dtype: str,
+        other: Callable[[], KernelCandidate],
+        units: int,
+    ) -> None:
+        super().__init__(order, seconds, tiling, step, strides, swapped, dtype)
+        self._other, self._units = other, units
+
+    @cached_property
+    def _kernel(self) -> BoxKernel:
+        return BoxKernel(self._in_turn(), self.dtype, self._units)
+
+    def run(self, memory: Memory, device: int) -> Run:
+        launch, pointer, empty = self._kernel.launch, memory.pointer, memory.maker(self.dtype)
+        shape, strides, swapped, keeps, other = self.shape, self.strides, self.swapped, self.keeps, self._other
+        elsewhere: list[Run] = []
+        if self.tiling.split > 1:
+
+            def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
+                a, b, third = (*operands, None)[:3]
+                launch(memory, device, (b, a) if swapped else (a, b), third, workspace, workspace)
+
+            whole = _in_parts(launch_parts, self, memory, device)
+        else:
+
+            def whole(a: Any, b: Any, third: Any = None) -> Any:
+                out = empty(a, shape, strides)
+                before = empty(a, shape, strides) if keeps else out
+                launch(memory, device, (b, a) if swapped else (a, b), third, out, before)
+                return (out, before) if keeps else out
+
+        def run(a: Any, b: Any, third: Any = None) -> Any:
+            if (pointer(a) | pointer(b) | (pointer(third) if third is not None else 0)) % ALIGNMENT:
+                if not elsewhere:
+                    elsewhere.append(other().run(memory, device))
+                return elsewhere[0](a, b) if third is None else elsewhere[0](a, b, third)
+            return whole(a, b) if third is None else whole(a, b, third)
+
+        return run
+
+
+class CopyCandidate(Candidate):
+    """Copies of operands in an order that suits the kernel, then the kernel; another way where no memory is left.
+
+    Args:
+        copies: how each operand is copied that is.
+        then: the kernel that reads these instead.
+        other: finds a way without copies.
+    """
+
+    def __init__(self, copies: dict[int, Candidate], then: Candidate, other: Callable[[], Candidate]) -> None:
+        self.name, self.in_order = self.described(copies) + then.name, then.in_order
+        self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
+        self._copies, self._then, self._other, self.kind = copies, then, other, then.kind
+        last = copies[max(copies)]
+        if isinstance(last, TiledCandidate) and isinstance(then, TiledCandidate) and follow_early():
+            # Chains wait for all that is before them.
+            last.leads = then.follows = then.kind is not ChainTiling
+
+    @staticmethod
+    def described(copied: Iterable[int]) -> str:
+        """What the name begins with."""
+        return f"copy of {' and '.join(f'operand {at}' for at in copied)}, "
+
+    def compile(self) -> None:
+        for way in (*self._copies.values(), self._then):
+            way.compile()
+
+    def run(self, memory: Memory, device: int) -> Run:
+        copies = [(at, copy.run(memory, device)) for at, copy in self._copies.items()]
+        then, exhausted, other = self._then.run(memory, device), memory.exhausted, self._other
+        elsewhere: list[Run] = []
+
+        def run(*given: Any) -> Any:
+            if not elsewhere:
+                operands = [*given]
+                try:
+                    for at, copy in copies:
+                        operands[at] = copy(operands[at])
+                    return then(*operands)
+                except exhausted:
+                    # From now on: to look for memory that isn't there takes long.
+                    elsewhere.append(other().run(memory, device))
+            return elsewhere[0](*given)
+
+        return run

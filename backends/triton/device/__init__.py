@@ -1,0 +1,1 @@
+"""Device functions and records that kernels of every kind share."""

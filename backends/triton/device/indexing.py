@@ -1,0 +1,202 @@
+"""Device functions from a tile's number to memory offsets. All extents and strides are known while compiling.
+
+A role always has two groups here (see :mod:`~einops_fast.backends.triton.device.tiling`); one without axes and with
+block 1 stands for a group that isn't needed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# The functions run on the GPU: Triton's types aren't Python's.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "counted",
+    "field",
+    "group_field",
+    "group_inside",
+    "group_offsets",
+    "inside",
+    "inside_at",
+    "lacks",
+    "offsets_at",
+    "run_inside",
+    "run_offsets",
+    "tile_offsets",
+]
+
+
+@triton.constexpr_function
+def _steps(axes, array):
+    """Sizes and strides of the loops in one array, as few as can be.
+
+    Where the array steps through two as through one, others needn't; and what is a neighbour of what can't be seen by
+    the compiler once a position is taken apart.
+    """
+    joined = axes[0].joined(axes[1:], array) if axes else ()
+    return tuple((axis.size, axis.strides[array]) for axis in joined)
+
+
+@triton.constexpr_function
+def _length(steps):
+    return len(steps)
+
+
+@triton.constexpr_function
+def _size(steps, at):
+    return steps[at][0]
+
+
+@triton.constexpr_function
+def _stride(steps, at):
+    return steps[at][1]
+
+
+@triton.constexpr_function
+def field(record, name):
+    """A field of a tiling or of a role."""
+    return getattr(record, name)
+
+
+@triton.constexpr_function
+def group_field(role, at, name):
+    """A field of group ``at`` of a role."""
+    return getattr(role.groups[at], name)
+
+
+@triton.constexpr_function
+def lacks(role, at, array):
+    """Whether the array has no axis of this group, so that one element of it serves the whole run."""
+    return role.groups[at].missing(array)
+
+
+@triton.jit
+def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offsets, in one array, of positions in the loop nest ``axes``, whose last axis is the fastest."""
+    offset = index * 0
+    if wide:
+        # A number of 64 bits makes what it is added to, or multiplied with, as wide.
+        offset = offset + tl.full((), 0, tl.int64)
+    steps: tl.constexpr = _steps(axes, array)
+    for at in tl.static_range(_length(steps) - 1, -1, -1):
+        digit = index
+        if at > 0:
+            digit = index % _size(steps, at)
+            index = index // _size(steps, at)
+        if _stride(steps, at) != 0:
+            if wide:
+                offset += digit * tl.full((), _stride(steps, at), tl.int64)
+            else:
+                offset += digit * _stride(steps, at)
+    return offset
+
+
+@triton.jit
+def _first(tile, role: tl.constexpr, at: tl.constexpr):
+    """Position in group ``at`` where tile number ``tile`` begins."""
+    if at == 0:
+        tile = tile // group_field(role, 1, "tiles")
+    return (tile % group_field(role, at, "tiles")) * group_field(role, at, "step") + group_field(role, at, "start")
+
+
+@triton.jit
+def _outside(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offset of the tile by the outer axes."""
+    return counted(
+        tile // (group_field(role, 0, "tiles") * group_field(role, 1, "tiles")), field(role, "outer"), array, wide
+    )
+
+
+@triton.jit
+def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """Offsets of a tile's run along one group; those of the outer axes are in that of group 0."""
+    if lacks(role, at, array):
+        offset = counted(tl.arange(0, 1), (), array, wide)
+    else:
+        offset = counted(
+            _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")),
+            group_field(role, at, "axes"),
+            array,
+            wide,
+        )
+    if at == 0:
+        offset += _outside(tile, role, array, wide)
+    return offset
+
+
+@triton.jit
+def group_inside(tile, role: tl.constexpr, at: tl.constexpr):
+    """Which positions of a tile's run along one group exist."""
+    if group_field(role, at, "even"):
+        found = tl.full((group_field(role, at, "block"),), True, tl.int1)
+    else:
+        found = _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")) < group_field(role, at, "extent")
+    return found
+
+
+@triton.jit
+def _digit(run, role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
+    """For each position along a tile, the position in group ``at``: group 1 is the fastest, or, turned, 0."""
+    if (at == 1) == turned:
+        # The slower of the two; where the faster has block 1, this changes nothing.
+        run = run // group_field(role, 1 - at, "block")
+    elif group_field(role, at, "block") < field(role, "block"):
+        run = run % group_field(role, at, "block")
+    return run
+
+
+@triton.jit
+def offsets_at(run, tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+    """Offsets of some positions along a tile, both groups counted through as one; a single one if all are the same."""
+    offset = _outside(tile, role, array, wide)
+    for at in tl.static_range(2):
+        if not lacks(role, at, array):
+            offset += counted(
+                _first(tile, role, at) + _digit(run, role, at, turned), group_field(role, at, "axes"), array, wide
+            )
+    return offset
+
+
+@triton.jit
+def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+    """Offsets of all positions along a tile."""
+    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, turned, wide)
+    return offset + tl.zeros((field(role, "block"),), offset.dtype)
+
+
+@triton.jit
+def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+    """The same, but a single offset where the array has none of the groups' axes."""
+    if lacks(role, 0, array) and lacks(role, 1, array):
+        offset = counted(tl.arange(0, 1), (), array, wide) + _outside(tile, role, array, wide)
+    else:
+        offset = tile_offsets(tile, role, array, False, wide)
+    return offset
+
+
+@triton.jit
+def inside_at(run, found, tile, role: tl.constexpr, turned: tl.constexpr):
+    """Which of some positions along a tile exist, among those where ``found`` is true already."""
+    for at in tl.static_range(2):
+        if not group_field(role, at, "even"):
+            found &= _first(tile, role, at) + _digit(run, role, at, turned) < group_field(role, at, "extent")
+    return found
+
+
+@triton.jit
+def inside(tile, role: tl.constexpr, turned: tl.constexpr):
+    """Which positions along a tile exist."""
+    block: tl.constexpr = field(role, "block")
+    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, turned)
+
+
+@triton.jit
+def run_inside(tile, role: tl.constexpr, array: tl.constexpr):
+    """Which of the positions that :func:`run_offsets` gives exist."""
+    if lacks(role, 0, array) and lacks(role, 1, array):
+        found = tl.full((1,), True, tl.int1)
+    else:
+        found = inside(tile, role, False)
+    return found

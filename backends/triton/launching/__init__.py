@@ -1,0 +1,1 @@
+"""Compile, launch and time kernels."""

@@ -1,0 +1,1 @@
+"""Bias, activation and dropout in one launch, and their gradients."""

@@ -1,0 +1,1 @@
+"""Softmax and its logarithm, with masks, and their gradients."""

@@ -1,0 +1,142 @@
+"""Softmax without a mask, and its gradient, of rows that a cluster shares.
+
+See :mod:`~einops_fast.backends.triton.rows.cluster`. A cluster has a row in registers, and maybe others after it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from einops_fast.backends.triton.device.again import again
+from einops_fast.backends.triton.device.exchange import heard, meet, notes_here, tell
+from einops_fast.backends.triton.device.indexing import field
+from einops_fast.backends.triton.rows.cluster import part_of_row, parts_of, with_parts
+from einops_fast.backends.triton.rows.pieces import most_of, total_of
+from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_tile, softmax_summand
+from einops_fast.backends.triton.rows.softmax.kernel import softmax_reference
+from einops_fast.backends.triton.rows.tiles import exponential, row_place, store_tile
+
+__all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
+
+
+@gluon.jit
+def _softmax_of_row(
+    found, x, out, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr, t: gl.constexpr
+):
+    """Write the softmax of a row from its scores. Gives those of the program's next row, if it has several."""
+    before = found
+    scores = ()
+    for at in gl.static_range(len(runs)):
+        score = found[at].to(gl.float32) * scale
+        if field(t, "ragged"):
+            score = gl.where(exist[at], score, float("-inf"))
+        scores += (score,)
+    most = gl.max(most_of(scores), 1)
+    reference = softmax_reference(most)
+    e = ()
+    for at in gl.static_range(len(runs)):
+        e += (exponential(scores[at] - reference[:, None]),)
+    tell(notes, step, number, most, gl.sum(total_of(e), 1), t)
+    if field(t, "several"):
+        ahead = row + gl.num_programs(0)
+        found = part_of_row(x, ahead, rows, number, runs, exist, sizes, strides.x, f, t)
+    all_most, all_sums = heard(notes, step, t)
+    of_row = softmax_reference(gl.max(all_most, 0))
+    share = gl.where(all_most == float("-inf"), 0.0, exponential(all_most - of_row))
+    total = gl.sum(all_sums * share, 0)
+    # A part's exponentials times this are those of the row. All those of a part may be 0.
+    of_part = gl.where(most == float("-inf"), 0.0, exponential(reference - of_row))
+    place = row_place(row * field(t, "parts") + number, sizes, strides.out, f)
+    for at in gl.static_range(len(runs)):
+        if field(f, "log"):
+            result = again(before[at]).to(gl.float32) * scale - of_row - gl.log(total)
+        else:
+            result = e[at] * (of_part / total)[:, None]
+        store_tile(out, result, place, runs[at], strides.out, exist[at], f)
+    return found
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def softmax_cluster_kernel(
+    x, mask, out, sizes, strides, rows, columns, part, scale, f: gl.constexpr, t: gl.constexpr
+):  # fmt: skip
+    """Write the softmax of some rows, or its logarithm.
+
+    The parts tell each other their maxima and sums. The arguments are those of
+    :func:`~einops_fast.backends.triton.rows.softmax.kernel.softmax_kernel`, of rows' parts; ``mask`` isn't used.
+    """
+    row = gl.program_id(0)
+    number, runs, exist, _ = parts_of(part, columns, t)
+    sizes = with_parts(sizes, t)
+    notes = notes_here(t)
+    found = part_of_row(x, row, rows, number, runs, exist, sizes, strides.x, f, t)
+    meet(notes)
+    if field(t, "several"):
+        step = 0
+        for at in range(row, rows, gl.num_programs(0)):
+            found = _softmax_of_row(
+                found, x, out, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
+            )
+            step += 1  # noqa: SIM113 - Gluon has no enumerate
+    else:
+        _softmax_of_row(found, x, out, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)
+
+
+@gluon.jit
+def _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
+    """A row's parts of the result and of its gradient, as they are."""
+    y = part_of_row(out, row, rows, number, runs, exist, sizes, strides.out, f, t)
+    return y, part_of_row(d_out, row, rows, number, runs, exist, sizes, strides.d_out, f, t)
+
+
+@gluon.jit
+def _gradient_of_row(
+    pair, out, d_out, dx, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr,
+    t: gl.constexpr,
+):  # fmt: skip
+    """Write the gradient of a row of scores from :func:`_pair`. Gives that of the program's next row as above."""
+    tiles = ()
+    summands = ()
+    for at in gl.static_range(len(runs)):
+        y, d = pair[0][at].to(gl.float32), pair[1][at].to(gl.float32)
+        if field(f, "log") and field(f, "masked"):
+            # What is hidden is -inf whatever the scores are.
+            d = gl.where(y == float("-inf"), 0.0, d)
+        tiles += ((y, d),)
+        summands += (softmax_summand(y, d, f),)
+    of_part = gl.sum(total_of(summands), 1)
+    tell(notes, step, number, of_part, of_part, t)
+    if field(t, "several"):
+        pair = _pair(out, d_out, row + gl.num_programs(0), rows, number, runs, exist, sizes, strides, f, t)
+    of_parts, _ = heard(notes, step, t)
+    total = gl.zeros_like(number).to(gl.float32) + gl.sum(of_parts, 0)
+    place = row_place(row * field(t, "parts") + number, sizes, strides.x, f)
+    for at in gl.static_range(len(runs)):
+        gradient = softmax_gradient_tile(tiles[at][0], tiles[at][1], total, scale, f)
+        store_tile(dx, gradient, place, runs[at], strides.x, exist[at], f)
+    return pair
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def softmax_gradient_cluster_kernel(
+    out, d_out, dx, sizes, strides, rows, columns, part, scale, f: gl.constexpr, t: gl.constexpr
+):  # fmt: skip
+    """Write the gradients of some rows of scores; see :func:`softmax_cluster_kernel`."""
+    row = gl.program_id(0)
+    number, runs, exist, _ = parts_of(part, columns, t)
+    sizes = with_parts(sizes, t)
+    notes = notes_here(t)
+    pair = _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f, t)
+    meet(notes)
+    if field(t, "several"):
+        step = 0
+        for at in range(row, rows, gl.num_programs(0)):
+            pair = _gradient_of_row(
+                pair, out, d_out, dx, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
+            )
+            step += 1  # noqa: SIM113 - Gluon has no enumerate
+    else:
+        _gradient_of_row(pair, out, d_out, dx, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)

@@ -1,0 +1,243 @@
+"""Device functions for kernels that work along rows: where rows and their elements are, and which exist.
+
+A tile has rows along its first axis and columns along its second.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from einops_fast.backends.triton.device.indexing import field
+from einops_fast.backends.triton.device.offsets import kept_type
+
+__all__ = [
+    "dropped_tile",
+    "element_place",
+    "exponential",
+    "exponentials",
+    "exponentials_of_rows",
+    "in_runs",
+    "in_units",
+    "kept_elements",
+    "kept_tile",
+    "last_block",
+    "load_parameter",
+    "load_tile",
+    "lowest",
+    "multiple",
+    "row_place",
+    "store_tile",
+]
+
+
+@triton.jit
+def multiple(number, of: tl.constexpr):
+    """The same number: the compiler sees what it is a multiple of."""
+    if of > 1:
+        number = number // of * of
+    return number
+
+
+@triton.jit
+def in_units(number, f: tl.constexpr):
+    """The same number of columns, or of elements before a row, of which ``f.unit`` go together."""
+    return multiple(number, field(f, "unit"))
+
+
+@triton.jit
+def in_runs(number, f: tl.constexpr):
+    """The same number of rows, or of elements between them, of which ``f.across`` go together in all arrays."""
+    return multiple(number, field(f, "across"))
+
+
+@triton.jit
+def row_place(row, sizes, strides, f: tl.constexpr):
+    """The offset of each row, in 64 bits."""
+    last: tl.constexpr = field(f, "axes") - 1
+    offset = tl.cast(row, tl.int64) * 0
+    for at in tl.static_range(last, -1, -1):
+        digit = row
+        stride = tl.cast(strides[at], tl.int64)
+        if at > 0:
+            size = sizes[at]
+            if at == last:
+                # Rows of a run differ along this axis only.
+                size = in_runs(size, f)
+            digit = row % size
+            row = row // size
+        if at < last:
+            stride = in_runs(stride, f)
+        offset += digit * stride
+    return offset
+
+
+@triton.jit
+def element_place(rows, column, strides, f: tl.constexpr):
+    """The offset of each element of a tile, from the offsets of its rows."""
+    rows = in_units(rows, f)
+    if field(f, "wide"):
+        column = column.to(tl.int64)
+    return rows[:, None] + (column * in_runs(strides[field(f, "axes")], f))[None, :]
+
+
+@triton.jit
+def load_tile(array, rows, column, strides, exists, other, f: tl.constexpr):
+    """A tile in the type that is computed in, with ``other`` where nothing exists."""
+    place = element_place(rows, column, strides, f)
+    return tl.load(array + place, mask=exists, other=other).to(kept_type(f))
+
+
+@triton.jit
+def load_parameter(array, strides, column, columns):
+    """One row of what all rows share, in its own type, with a first axis as tiles have it; anything if there is none.
+
+    A tile of one row is laid out over threads in the same way, and needn't be exchanged between these.
+    """
+    found = column[None, :]
+    if array is not None:
+        found = tl.load(array + found * strides[0], mask=found < columns, other=0)
+    return found
+
+
+@triton.jit
+def store_tile(array, value, rows, column, strides, exists, f: tl.constexpr):
+    """Write a tile in the array's own type."""
+    place = element_place(rows, column, strides, f)
+    tl.store(array + place, value.to(array.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def last_block(begin, end, block: tl.constexpr):
+    """Where the last of the blocks of a part begins."""
+    return begin + (end - begin - 1) // block * block
+
+
+@triton.jit
+def lowest(f: tl.constexpr):
+    """The least number that isn't infinite, as a scalar; minus it, any other one has a difference."""
+    if field(f, "double"):
+        found = tl.full((), -1.7976931348623157e308, tl.float64)
+    else:
+        found = tl.full((), -3.4028234663852886e38, tl.float32)
+    return found
+
+
+@triton.jit
+def exponential(value):
+    """``exp``. Of float32, what is below the least normal number is 0: the other way takes three more instructions."""
+    if value.dtype == tl.float64:
+        found = tl.exp(value)
+    else:
+        found = tl.exp2(value * 1.4426950408889634)
+    return found
+
+
+@triton.jit
+def exponentials(score, most, total):
+    """One more tile for maxima and sums of exponentials of each group of neighbours in a row, which a thread has alone.
+
+    This is the formula of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The maxima begin with
+    :func:`lowest`: infinities would have no difference.
+    """
+    group: tl.constexpr = score.shape[1] // most.shape[1]
+    groups = score.reshape(most.shape[0], most.shape[1], group)
+    both = tl.maximum(most, tl.max(groups, 2))
+    total = total * exponential(most - both) + tl.sum(exponential(groups - both[:, :, None]), 2)
+    return both, total
+
+
+@triton.jit
+def exponentials_of_rows(most, total):
+    """Those of whole rows."""
+    of_rows = tl.max(most, 1)
+    return of_rows, tl.sum(total * tl.exp(most - of_rows[:, None]), 1)
+
+
+@triton.jit
+def _philox(seed, place):
+    """Four words for each group of four elements, of which ``place`` is one: Philox 4x32 of seven rounds.
+
+    That is the fewest with which it passes all tests of TestU01 (Salmon et al., 2011,
+    https://doi.org/10.1145/2063384.2063405).
+    """
+    group = place >> 2
+    k0 = seed.to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    c0 = group.to(tl.uint32)
+    c1 = (group >> 32).to(tl.uint32)
+    c2 = c0 * 0
+    c3 = c2
+    for _ in tl.static_range(7):
+        # Both halves of a product are one instruction's.
+        product = c2.to(tl.uint64) * 0xCD9E8D57
+        product_before = c0.to(tl.uint64) * 0xD2511F53
+        c0 = (product >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = product.to(tl.uint32)
+        c2 = (product_before >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = product_before.to(tl.uint32)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _word(place, seed):
+    """The word that decides over the element of each number: Philox makes four at a time."""
+    first, second, third, fourth = _philox(seed, place)
+    lane = place & 3
+    return tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
+
+
+@triton.jit
+def _kept(word, drop):
+    return word.to(tl.int32, bitcast=True) > drop[0]
+
+
+@triton.jit
+def kept_tile(rows, start, strides, seed, drop, f: tl.constexpr, block: tl.constexpr):
+    """Which elements of a tile from column ``start`` on aren't dropped.
+
+    The random words are numbered by the elements' places in C order, which ``rows`` and ``strides`` give: the same ones
+    are dropped again whatever the strides of an array are.
+    ``drop`` is from :func:`~einops_fast.backends.triton.rows.rows.dropping`.
+    """
+    number = tl.load(seed)
+    if field(f, "fours"):
+        # Four neighbours are one group, and a tile begins with one.
+        place = rows[:, None] + (start + 4 * tl.arange(0, block // 4))[None, :]
+        first, second, third, fourth = _philox(number, place)
+        word = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(first.shape[0], block)
+    else:
+        word = _word(element_place(rows, start + tl.arange(0, block), strides, f), number)
+    return _kept(word, drop)
+
+
+@triton.jit
+def kept_elements(rows, column, strides, seed, drop, f: tl.constexpr):
+    """The same of a tile with these columns.
+
+    Where rows begin at multiples of four, and a thread has neighbours, what they have in common is computed once: their
+    columns are constants but for the number of the thread, and the compiler sees it.
+    """
+    number = tl.load(seed)
+    if field(f, "fours"):
+        first, second, third, fourth = _philox(number, rows[:, None] + (column >> 2 << 2)[None, :])
+        lane = (column & 3)[None, :]
+        word = tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
+    else:
+        word = _word(element_place(rows, column, strides, f), number)
+    return _kept(word, drop)
+
+
+@triton.jit
+def dropped_tile(value, kept, drop, f: tl.constexpr):
+    """A tile with some elements 0 and the others made up for it."""
+    if field(f, "double"):
+        rest: tl.constexpr = 1.0 - field(f, "drop")
+        value = value / rest
+    else:
+        value = value * drop[1]
+    return tl.where(kept, value, 0.0)

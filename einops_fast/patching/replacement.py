@@ -1,0 +1,308 @@
+"""What a framework's own einsum does while that is patched.
+
+It does what the native function does, down to the errors: it reads letters only, and whatever it can't do, or
+can't do better, it hands to the native function unchanged. Those are other types of arrays, unusual options, bad calls,
+code that torch.compile or torch.jit is tracing, and contractions for which there is no better plan. Subclasses and
+modes that want to see the call are asked first, as they are without a patch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import index
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+from einops_fast.arguments import hashable, label_list
+from einops_fast.backends import Backend, get_backend
+from einops_fast.einsum import plan_call
+from einops_fast.errors import EinsumError
+from einops_fast.observing.observers import left_to_native, observed
+from einops_fast.patching.function_body import FunctionBody
+from einops_fast.patching.small_calls import SmallCalls, leave_to_loops, own_loops
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import compile_plan
+from einops_fast.planning.steps import Native
+from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
+from einops_fast.runtime.tracing import is_tracing
+
+__all__ = ["DIALECTS", "Dialect", "Replacement"]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What one framework's einsum takes that another's doesn't.
+
+    Attributes:
+        options: keyword arguments that mean what they mean in NumPy; calls with any other are left to it.
+        lists: the operands may come as one list.
+        drops_ellipsis: an output without an ellipsis sums over the ellipsis axes, where others raise.
+    """
+
+    options: frozenset[str] = frozenset()
+    lists: bool = False
+    drops_ellipsis: bool = False
+
+
+DIALECTS = {
+    "numpy": Dialect(frozenset({"out", "dtype", "order", "casting", "optimize"})),
+    "torch": Dialect(lists=True, drops_ellipsis=True),
+    "mxnet": Dialect(frozenset({"out", "optimize"})),
+    "cupy": Dialect(frozenset({"optimize"})),
+}
+
+
+class _ForNative(Exception):
+    """The call is left to the native function, for the reason that is given."""
+
+
+class _ForOthers(Exception):
+    """A subclass or a mode gets the call first, from the native function, and may come back with it."""
+
+
+class _DefaultDevice(Exception):
+    """torch.set_default_device, or a block of torch.device, is the only mode: the call is ours."""
+
+
+class Replacement:
+    """Puts ours beneath ``function``, the einsum of the framework ``name``."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._body = FunctionBody(function)
+        self._function = _function(name, self._body.native, get_backend(name), DIALECTS[name])
+        self._small = SmallCalls(self._body) if name == "numpy" else None
+
+    def start(self) -> None:
+        """Have calls of the framework's einsum run ours."""
+        (self._small or self._body).exchange(self._function)
+
+    def stop(self) -> None:
+        """Have them run the framework's own code again."""
+        (self._small or self._body).put_back()
+
+
+def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: Dialect) -> Callable[..., Any]:
+    signature = _unless_intercepted(backend.signature) if name == "torch" else backend.signature
+    takes_optimize = "optimize" in dialect.options
+    compares = name == "numpy"  # who gets to see a call of torch's is told by its signature only
+
+    def einsum(*operands: Any, **options: Any) -> Any:
+        if dialect.lists and not options and _is_list_form(operands):
+            operands = (operands[0], *operands[1])
+        if not options or (takes_optimize and _asks_only_to_optimize(options)):
+            arrays = operands[1:]
+            try:
+                run = recall((name, operands[0], not options), arrays) if compares else None
+                if run is None:
+                    run = compiled[name, operands[0], signature(arrays), not options]
+            except _DefaultDevice:
+                # torch would ask the mode about every attribute of a tensor, and every call of a plan.
+                with sys.modules["torch"]._C.DisableTorchFunction():
+                    return einsum(*operands)
+            except (KeyError, IndexError, AttributeError, TypeError):
+                pass
+            else:
+                return run(*arrays)
+        elif len(operands) > 3 and options.get("optimize") is False and type(operands[0]) is str and not observed():
+            return native(*operands, **options)  # the caller wants no intermediates
+        try:
+            return _call(name, native, operands, options)
+        except _ForOthers:
+            pass
+        except (EinsumError, _ForNative) as error:
+            left_to_native(name, operands[0] if operands else "", str(error))
+        return native(*operands, **options)
+
+    return einsum
+
+
+def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """The careful way: check everything, make the plan, remember it."""
+    backend, dialect = get_backend(name), DIALECTS[name]
+    equation, arrays = _read(operands, dialect)
+    if name == "torch":
+        torch = sys.modules["torch"]
+        if _intercepts(arrays):
+            raise _ForOthers
+        if torch.jit.is_tracing():
+            raise _ForNative("torch.jit traces it")
+    if is_tracing():
+        raise _ForNative("torch.compile traces it")
+
+    out, order = options.get("out"), options.get("order", "K")
+    dtype, casting = options.get("dtype"), options.get("casting", "safe")
+    optimize = _optimizer(options.get("optimize", True), len(arrays))
+    owned = all(backend.owns(type(array)) for array in (arrays if out is None else [*arrays, out]))
+    usual = options.keys() <= dialect.options and order in ("K", "C", "F")
+    # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
+    ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize", False) is not False))
+    if not owned:
+        raise _ForNative(f"an operand is no plain array of {name}")
+    if not usual or ignored:
+        raise _ForNative("its options are left to the native function")
+
+    plain, loops = not options or _asks_only_to_optimize(options), own_loops(native)
+    asks = options.get("optimize", False) is not False
+    key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays), not asks)
+    if not plain:
+        key += (dtype, casting, optimize)
+    try:
+        run = compiled[key]
+    except TypeError:
+        raise _ForNative("its dtype can't be hashed") from None
+    except KeyError:
+        made = _compile(equation, backend, arrays, dtype, casting, optimize, asks)
+        if isinstance(made, _NoBetter) and observed():
+            raise _ForNative(made.reason) from None  # each time, to be counted
+        run = partial((made.in_loops and loops) or native, equation) if isinstance(made, _NoBetter) else made
+        remember(key, run)
+        like = backend.likeness(arrays) if plain and name == "numpy" else None
+        if like is not None:
+            remember_alike((name, equation, not asks), like, run)
+        if plain and loops is not None and _is_native(run, loops):
+            leave_to_loops(equation, arrays)
+    if _is_native(run, native):
+        return run(*arrays, **options)
+    if not plain and _is_native(run, loops):
+        # NumPy would only choose an order of contraction for the loops, which takes longer than they do.
+        return native(equation, *arrays, **{name: options[name] for name in options if name != "optimize"})
+    result = run(*arrays)
+    if out is None and order == "K":
+        return result
+    if out is not None and out.dtype != getattr(result, "dtype", None):  # one object, without an axis, has none
+        raise _ForNative("it computes in a dtype that suits operands and out")
+    return backend.finish(result, out, order, casting)
+
+
+def _asks_only_to_optimize(options: Mapping[str, Any]) -> bool:
+    """Return whether the options ask for nothing but what ours does without any."""
+    return len(options) == 1 and options.get("optimize") is True
+
+
+def _is_native(run: Callable[..., Any], function: Callable[..., Any] | None) -> bool:
+    return isinstance(run, partial) and run.func is function
+
+
+def _is_list_form(operands: Sequence[Any]) -> bool:
+    return len(operands) == 2 and type(operands[1]) in (list, tuple) and type(operands[0]) is str
+
+
+def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Callable[[Sequence[Any]], Hashable]:
+    """``signature``, or an error for tensors whose type, or a mode, may want to see calls of einsum."""
+    intercepted = sys.modules["torch"].overrides.has_torch_function
+
+    def checked(arrays: Sequence[Any]) -> Hashable:
+        if intercepted(arrays):
+            raise TypeError if _intercepts(arrays) else _DefaultDevice
+        return signature(arrays)
+
+    return checked
+
+
+def _intercepts(arrays: Sequence[Any]) -> bool:
+    torch = sys.modules["torch"]
+    if not torch.overrides.has_torch_function(arrays):
+        return False
+    from torch.utils._device import DeviceContext
+
+    # torch.set_default_device is a mode too, but one that lets einsum pass.
+    modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+    plain = all(type(array) in (torch.Tensor, torch.nn.Parameter) for array in arrays)
+    return not plain or any(type(mode) is not DeviceContext for mode in modes)
+
+
+@dataclass(frozen=True)
+class _NoBetter:
+    """There is no plan that is better than the native function, for this reason; or than its loops."""
+
+    reason: str
+    in_loops: bool = False
+
+
+def _compile(
+    equation: str, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any, asks: bool
+) -> Callable[..., Any] | _NoBetter:
+    """The plan as a callable, where there is a better one than the native function; ``asks``: for ``optimize``."""
+    if not backend.computes(arrays):
+        return _NoBetter("the framework's own einsum has no products and sums of a dtype, but ways around them")
+    try:
+        subscripts = parse(equation, tuple([len(array.shape) for array in arrays]), words=False)
+        order = "C" if backend.gives_c_order(equation, arrays) else "K"
+        memory = backend.memory_order(equation, arrays, asks)
+        plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order, memory)
+    except EinsumError as error:
+        return _NoBetter(str(error))
+    if len(plan.steps) == 1 and isinstance(plan.steps[0], Native) and backend.trusts_native(arrays):
+        return _NoBetter(plan.steps[0].reason, in_loops=True)
+    run = compile_plan(plan, backend)
+    return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
+
+
+_PLAIN = re.compile(r"[A-Za-z ,.]*(->[A-Za-z .]*)?")
+_LETTERS = ascii_uppercase + ascii_lowercase
+
+
+def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]]:
+    """Equation and arrays of a call in either form, if every framework reads it alike."""
+    if operands and isinstance(operands[0], str):
+        equation, arrays = operands[0], operands[1:]
+    else:
+        arrays = operands[: len(operands) // 2 * 2 : 2]
+        equation = ",".join(map(_spell, operands[1::2]))
+        if len(operands) % 2:
+            equation += "->" + _spell(operands[-1])
+    inputs, arrow, output = equation.partition("->")
+    drops = "." in inputs and arrow and "." not in output
+    if not arrays or not _PLAIN.fullmatch(equation) or (drops and not dialect.drops_ellipsis):
+        raise _ForNative("the native function reports what is wrong with the call")
+    return equation, arrays
+
+
+def _spell(labels: Any) -> str:
+    """The letters that the frameworks themselves turn a list of numbers into."""
+    unusual = _ForNative("its labels are no list of whole numbers below 52")
+    given = label_list(labels)
+    if given is None or any(isinstance(label, bool) for label in given):
+        raise unusual
+    try:
+        return "".join(["..." if label is ... else _LETTERS[_natural(label)] for label in given])
+    except (IndexError, TypeError):
+        raise unusual from None
+
+
+def _natural(label: Any) -> int:
+    """An integer of Python or NumPy that isn't negative, as Python's."""
+    number = index(label)
+    if number < 0:
+        raise IndexError
+    return number
+
+
+def _optimizer(optimize: Any, count: int) -> Any:
+    """``optimize`` of the native function as :func:`einops_fast.fast_einsum` wants it, and hashable."""
+    if optimize is True or (count < 3 and (optimize is False or optimize is None)):
+        return "auto"
+    name, limit = optimize if isinstance(optimize, (list, tuple)) and len(optimize) == 2 else (optimize, 1)
+    if isinstance(name, str) and name in ("greedy", "optimal") and isinstance(limit, (int, float)) and limit >= 1:
+        return hashable(optimize)
+    if isinstance(optimize, (list, tuple)) and optimize[:1] in (["einsum_path"], ("einsum_path",)):
+        path: Any = hashable(optimize)
+        if _is_path(path[1:], count):
+            return path
+    # False, for one: the caller wants no intermediates. Or a path that the native function refuses.
+    raise _ForNative(f"optimize={optimize!r} is left to the native function")
+
+
+def _is_path(path: Sequence[Any], count: int) -> bool:
+    """Whether these steps name different ones of the terms that are left, two at least, until one is left."""
+    for step in path:
+        if not isinstance(step, tuple) or not all(type(at) is int and 0 <= at < count for at in step):
+            return False
+        if len(set(step)) != len(step) or len(step) < 2:
+            return False
+        count -= len(step) - 1
+    return count == 1

@@ -1,0 +1,204 @@
+"""Calls of NumPy's einsum that are left to its own loops at once, because nothing is faster.
+
+The operands are so small that looking up a plan and calling BLAS takes longer than the loops, or a plan was made for
+operands like these and it is the loops. :func:`loops_suffice` is the one place that decides. It says no while there is
+an observer, which sees every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from einops_fast.observing.observers import observed
+from einops_fast.patching.function_body import FunctionBody
+from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
+
+__all__ = ["FIRST_OF_OTHERS", "SmallCalls", "leave_to_loops", "loops_suffice", "own_loops", "read_alike"]
+
+
+class _Rule(NamedTuple):
+    """Which calls of one equation, or with one count of lists, are left to the loops.
+
+    Attributes:
+        first, second: places among the operands of arrays that have all labels between them.
+        most: elements of either of these, of real numbers.
+        most_complex: the same of other numbers.
+        left: sizes, dtypes and strides of two larger operands for which the plan is the loops.
+    """
+
+    first: int
+    second: int
+    most: int
+    most_complex: int
+    left: set[Hashable]
+
+
+_ONE = 1 << 13, 1 << 12
+"""The largest operand that has all labels, of real and of complex numbers: 1000 iterations take 0.3 µs."""
+
+_TWO = 16 * 16, 10 * 10
+"""The largest matrices of a product, of which the loops take as long as a plan. In complex numbers they're slower."""
+
+_STACKS = 128, 128
+"""The same for more labels than three: their innermost loops are shorter."""
+
+_LISTS = 26 * 26, 26 * 26
+"""The same for a call with lists of labels, which take 10 µs to become an equation."""
+
+_NEVER = -1, -1
+
+_REAL = 13
+"""Number of the last dtype of real numbers, but for half precision."""
+
+FIRST_OF_OTHERS = 256
+"""The least number of a dtype that another package has registered, such as ml_dtypes; NumPy's own have less."""
+
+_rules: dict[str | int, _Rule] = emptied_with_plans({})
+"""By equation, or by the count of arguments of a call with lists."""
+
+read_alike: dict[str, tuple[type, Callable[..., Any]]] = emptied_with_plans({})
+"""The type of plain arrays and the loops, by equations that mean the same to these as to ``fast_einsum``."""
+
+
+def loops_suffice(operands: Sequence[Any]) -> bool:
+    """Return whether NumPy's loops are the fastest for these operands.
+
+    Args:
+        operands: of ``numpy.einsum``, of either form and of any types; they may be wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.patching.small_calls import loops_suffice
+        >>> loops_suffice(("ij,jk->ik", np.ones((2, 2)), np.ones((2, 2))))
+        True
+        >>> loops_suffice(("ij,jk->ik", np.ones((99, 99)), np.ones((99, 99))))
+        False
+    """
+    try:
+        key = operands[0]
+        if type(key) is not str:
+            key = len(operands)
+        # Written out: each call that is made here takes 2% of a small einsum.
+        try:
+            first, second, most, most_complex, left = _rules[key]
+        except KeyError:
+            first, second, most, most_complex, left = _learn(key)
+        one, other = operands[first], operands[second]
+        size, other_size, dtype = one.size, other.size, one.dtype
+        if size <= most >= other_size:
+            number = dtype.num
+            if 0 <= number <= _REAL and (dtype is other.dtype or 0 <= other.dtype.num <= _REAL):
+                return True
+            # There are none of other packages' dtypes, some of which have no number.
+            of_numpy = 0 <= number < FIRST_OF_OTHERS > other.dtype.num >= 0
+            return of_numpy and size <= most_complex >= other_size  # type: ignore[no-any-return]
+        if left and len(operands) == 3:
+            _, one, other = operands
+            return (one.size, other.size, one.dtype, other.dtype, one.strides, other.strides) in left
+        return False
+    except (AttributeError, IndexError, TypeError):  # operands that aren't arrays, or too few of them
+        return False
+
+
+def leave_to_loops(equation: str, arrays: Sequence[Any]) -> None:
+    """Have calls with arrays like these go to the loops at once, which are all that their plan does.
+
+    Args:
+        equation: as it was given.
+        arrays: what it was given with. Calls with more than two take so long that it makes no difference.
+    """
+    if len(arrays) == 2 and equation in _rules:
+        left = _rules[equation].left
+        if len(left) >= LIMIT:
+            left.clear()
+        one, other = arrays
+        # Shapes take longer to ask for than sizes, which tell as much: strides do of all axes but the first.
+        left.add((one.size, other.size, one.dtype, other.dtype, one.strides, other.strides))
+
+
+def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return what NumPy's einsum, as written in Python, calls without options; ``None`` for any other function."""
+    loops: Callable[..., Any] | None = getattr(native, "__globals__", {}).get("c_einsum")
+    return loops
+
+
+def _learn(key: str | int) -> _Rule:
+    """Return the rule for an equation, or for a count of operands and lists, and keep it if nobody observes."""
+    if observed():
+        return _Rule(0, 0, *_NEVER, set())
+    first, second, most = _of_equation(key) if isinstance(key, str) else _of_lists(key)
+    rule = _Rule(first, second, *most, set())
+    keep(_rules, key, rule)
+    return rule
+
+
+def _of_equation(equation: str) -> tuple[int, int, tuple[int, int]]:
+    """Bound the iterations by the size of one operand, or of two, that have all labels."""
+    terms = [set(term) for term in equation.partition("->")[0].replace(" ", "").split(",")]
+    labels = set().union(*terms)
+    for at, term in enumerate(terms, 1):
+        if term == labels:
+            return at, at, _ONE
+    for (at, term), (other, others) in combinations(enumerate(terms, 1), 2):
+        if term | others == labels:
+            return at, other, _TWO if len(labels) <= 3 else _STACKS
+    return 1, min(2, len(terms)), _NEVER  # no small bound
+
+
+def _of_lists(count: int) -> tuple[int, int, tuple[int, int]]:
+    """Bound the iterations by the sizes of all arrays: one for two or three arguments, two for four or five."""
+    if count in (2, 3):
+        return 0, 0, _ONE
+    return (0, 2, _LISTS) if count in (4, 5) else (0, 0, _NEVER)
+
+
+class SmallCalls:
+    """Exchanges the code of ``numpy.einsum`` for one that calls NumPy's loops, or our function, and puts it back.
+
+    NumPy's C code asks a generator for the operands that may have ``__array_function__``. A function that returns them
+    as a tuple takes 0.3 µs less, which pays for :func:`loops_suffice`.
+    """
+
+    def __init__(self, body: FunctionBody) -> None:
+        self._body, names = body, body.native.__globals__
+        # Somebody may have put a function of their own in the place of NumPy's.
+        self._code = _loops_first.__code__ if own_loops(body.native) else None
+        dispatcher = names.get("_einsum_dispatcher")
+        self._dispatcher = FunctionBody(dispatcher) if isinstance(dispatcher, FunctionType) else None
+
+    def exchange(self, target: Callable[..., Any]) -> None:
+        """Have every call that isn't small call ``target``."""
+        self._body.exchange(target, self._code, _einops_fast_loops_suffice=loops_suffice)
+        if self._dispatcher is not None:
+            self._dispatcher.exchange(target, _operands_to_dispatch.__code__)
+
+    def put_back(self) -> None:
+        """Give NumPy's functions their own code again."""
+        self._body.put_back()
+        if self._dispatcher is not None:
+            self._dispatcher.put_back()
+
+
+def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
+    # Runs among the globals of NumPy's module, which has c_einsum. With optimize=False, NumPy does the same.
+    if _einops_fast_loops_suffice(operands):  # type: ignore[name-defined]  # noqa: F821
+        # To choose an order of contraction takes NumPy longer than the loops.
+        if out is None and (not options or (len(options) == 1 and options.get("optimize") is True)):
+            return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
+        if options.get("optimize", False) is False:
+            options.pop("optimize", None)
+            if out is not None:
+                options["out"] = out
+            return c_einsum(*operands, **options)  # type: ignore[name-defined]  # noqa: F821
+    if len(operands) <= 3 and options.get("optimize") is False:
+        del options["optimize"]  # one or two arrays have no intermediates
+    if out is not None:
+        options["out"] = out
+    return _einops_fast_target(*operands, **options)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _operands_to_dispatch(*operands: Any, out: Any = None, optimize: Any = None, **kwargs: Any) -> Any:
+    return operands if out is None else (*operands, out)

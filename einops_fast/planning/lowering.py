@@ -1,0 +1,419 @@
+"""From subscripts, sizes and strides to steps: what is a view, what is a GEMM, what has to move.
+
+Works on :class:`~einops_fast.planning.layout.Term` values, which stand for arrays: each operand first loses repeated,
+expanded and one-sided axes, then the path's pairs are contracted one after the other, and at the end the axes
+are put in the order asked for. How one pair becomes a step is in :mod:`einops_fast.planning.pairs`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
+from math import prod
+
+from einops_fast.planning.chains import chain_of, chain_order
+from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.layout import Axis, Term, compact_strides, contiguous_strides, padded_strides
+from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.pairs import contract_pair, native_step
+from einops_fast.planning.remaining import Remaining
+from einops_fast.planning.steps import (
+    Arrange,
+    Cast,
+    Contraction,
+    Diagonal,
+    Fused,
+    Gemm,
+    Loop,
+    Native,
+    Select,
+    Step,
+    Sum,
+    View,
+)
+from einops_fast.planning.target import Numerics, Operand, Target
+
+__all__ = ["lower", "right_operands"]
+
+Path = Sequence[tuple[int, ...]]
+
+_AT_ONCE = 8
+"""Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
+
+
+def lower(
+    subscripts: Subscripts,
+    sizes: dict[str, int],
+    operands: Sequence[Operand],
+    path: Path,
+    target: Target,
+    numerics: Numerics,
+    otherwise: Path = (),
+) -> tuple[Step, ...]:
+    """The steps that compute ``subscripts`` for operands of these shapes and strides.
+
+    Args:
+        subscripts: the parsed equation.
+        sizes: extent of every label (see :func:`einops_fast.planning.notation.bind_sizes`).
+        operands: shape, strides and dtype of each operand.
+        path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
+        target: what can be done where the plan will run.
+        numerics: the dtypes of the call.
+        otherwise: the path that the library's calls follow in a step of more than two operands, and that is
+            followed where no kernel takes that many.
+    """
+    return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
+
+
+def right_operands(inputs: Sequence[str], output: str) -> tuple[int, ...]:
+    """For which of three operands the other two, multiplied element by element, make a left operand: their positions.
+
+    >>> right_operands(("bi", "oij", "bj"), "bo"), right_operands(("ki", "k", "kj"), "ij")
+    ((1,), (0, 2))
+    """
+    if len(inputs) != 3 or any(len(set(term)) < len(term) for term in inputs):
+        return ()
+    return tuple(right for right in range(3) if _is_right(inputs, right, set(output)))
+
+
+def _is_right(inputs: Sequence[str], right: int, kept: set[str]) -> bool:
+    columns = set(inputs[right])
+    left = set().union(*(inputs[at] for at in range(3) if at != right))
+    contracted, summed_alone = (left & columns) - kept, (left ^ columns) - kept
+    return bool(contracted and left - columns and columns - left and not summed_alone)
+
+
+class _Lowering:
+    """The steps so far, and how to add to them."""
+
+    def __init__(self, subscripts: Subscripts, sizes: dict[str, int], target: Target, numerics: Numerics) -> None:
+        self.subscripts = subscripts
+        self.sizes = sizes
+        self.target = target
+        self.numerics = numerics
+        self.steps: list[Step] = []
+        self.first = len(subscripts.inputs)
+        self.any_order = not target.in_order
+        self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
+
+    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
+        inputs, output = self.subscripts.inputs, self.subscripts.output
+        if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
+            found = self.equation(self.in_compute_dtype(operands), output)
+            if self.numerics.widens:
+                self.add(Cast((found,), output, self.shape(output), self.numerics.result))
+            return tuple(self.steps)
+        if self.target.any_size:
+            self.equations(self.in_compute_dtype(operands), path)
+            return tuple(self.steps)
+        if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
+            # Nothing is computed: a view needs no other dtype.
+            self.numerics = replace(self.numerics, compute=self.numerics.result)
+        terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
+        if self.target.drops_expanded:
+            self.drop_expanded(terms)
+        if self.fuses and len(terms) > 2 and all(isinstance(step, Cast) for step in self.steps):
+            together = self.together(terms, path)
+            if together is None:
+                path = otherwise
+            else:
+                library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
+                self.finish(self.fused(together, output, library, self.any_order))
+                return tuple(self.steps)
+        users = Counter("".join([output, *[term.labels for term in terms]]))
+        terms = [self.sum_alone(term, users, len(terms) == 1) for term in terms]
+        if len(terms) <= 2:
+            self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
+            return tuple(self.steps)
+        left = Remaining(terms, output)
+        for positions in path:
+            group = left.take(positions)
+            if len(group) == 1:
+                left.put(*group)
+            else:
+                left.put(self.pair(group[0], group[1], left) if len(group) == 2 else self.nest(group, left))
+        self.finish(*left.take([0]))
+        return tuple(self.steps)
+
+    def in_compute_dtype(self, operands: Sequence[Operand]) -> list[tuple[int, str]]:
+        """Slot and labels of each operand, converted unless the framework's own einsum gets all operands at once."""
+        compute, inputs = self.numerics.compute, self.subscripts.inputs
+        return [
+            (slot, inputs[slot])
+            if self.numerics.whole or operand.dtype == compute
+            else (self.add(Cast((slot,), inputs[slot], operand.shape, compute)), inputs[slot])
+            for slot, operand in enumerate(operands)
+        ]
+
+    def equation(self, terms: Sequence[tuple[int, str]], output: str) -> int:
+        """Contract these in one step, which knows nothing but the equation; returns its slot."""
+        slots, inputs = tuple([slot for slot, _ in terms]), [labels for _, labels in terms]
+        shape, full = self.shape(output), prod([self.sizes[label] for label in set("".join(inputs))])
+        if self.numerics.native:
+            return self.add(Native.of(slots, inputs, output, shape, self.numerics.native, full))
+        return self.add(Contraction.of(slots, inputs, output, shape, full))
+
+    def equations(self, terms: list[tuple[int, str]], path: Path) -> None:
+        """Contract one pair after the other by its equation."""
+        output = self.subscripts.output
+        if len(terms) == 1:
+            terms, path = [(self.equation(terms, output), output)], ()
+        for positions in path:
+            if len(positions) < 2:
+                continue
+            group = [terms.pop(at) for at in sorted(positions, reverse=True)][::-1]
+            while len(group) > 1:
+                pair, group = group[:2], group[2:]
+                rest = group + terms
+                needed = set(output).union(*(labels for _, labels in rest))
+                labels = dict.fromkeys("".join([labels for _, labels in pair]))
+                # Axes that a later step sums go last.
+                kept = sorted([label for label in labels if label in needed], key=lambda label: label not in output)
+                wanted = "".join(kept) if rest else output
+                group.insert(0, (self.equation(pair, wanted), wanted))
+            terms += group
+        if self.numerics.result != self.numerics.compute:
+            self.add(Cast((terms[0][0],), output, self.shape(output), self.numerics.result))
+
+    def add(self, step: Step) -> int:
+        self.steps.append(step)
+        return self.first + len(self.steps) - 1
+
+    def shape(self, labels: str) -> tuple[int, ...]:
+        return tuple([self.sizes[label] for label in labels])
+
+    def start(self, slot: int, labels: str, operand: Operand) -> Term:
+        """An operand in the compute dtype, each label once; axes to be broadcast lose their label."""
+        shape, strides = operand.shape, operand.strides
+        # First: of a large matrix that has to be converted, only the diagonal is.
+        if len(set(labels)) < len(labels):
+            unique = "".join(dict.fromkeys(labels))
+            groups = tuple(tuple(at for at, other in enumerate(labels) if other == label) for label in unique)
+            shape = tuple(operand.shape[group[0]] for group in groups)
+            strides = tuple(sum(strides[at] for at in group) for group in groups)
+            slot = self.add(Diagonal((slot,), unique, shape, groups))
+            labels = unique
+        if operand.dtype != self.numerics.compute:
+            slot = self.add(Cast((slot,), labels, shape, self.numerics.compute, self.fuses))
+            strides = self.converted(Operand(shape, strides, operand.dtype)).strides
+        axes = tuple(
+            [
+                Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
+                for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
+            ]
+        )
+        return Term(slot, axes)
+
+    def converted(self, operand: Operand) -> Operand:
+        """An operand in the compute dtype."""
+        shape, strides, compute = operand.shape, operand.strides, self.numerics.compute
+        if operand.dtype == compute:
+            return operand
+        # A kernel relies on strides; frameworks don't agree about those of a converted array with gaps.
+        return Operand(shape, contiguous_strides(shape) if self.fuses else compact_strides(shape, strides), compute)
+
+    def drop_expanded(self, terms: list[Term]) -> None:
+        """Drop axes of stride 0 from operands, as long as another operand still has the label."""
+        if not any(axis.stride == 0 and axis.size > 1 for term in terms for axis in term.axes):
+            return
+        users = Counter("".join([term.labels for term in terms]))
+        for at, term in enumerate(terms):
+            dropped = [axis for axis in term.axes if axis.stride == 0 and axis.size > 1 and users[axis.label] > 1]
+            if dropped:
+                users.subtract([axis.label for axis in dropped])
+                terms[at] = self.without(term, tuple([axis.position for axis in dropped]), Select)
+
+    def sum_alone(self, term: Term, users: Mapping[str, int], alone: bool) -> Term:
+        """Sum over the labels that only this term has and the result doesn't; ``alone``: there is no other term."""
+        summed = tuple([axis.position for axis in term.axes if axis.label and users[axis.label] == 1])
+        if not summed:
+            return term
+        if self.fuses:
+            kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
+            unnamed = tuple(at for at in term.unnamed if at not in summed)
+            total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
+            wanted, any_order = (self.subscripts.output, self.any_order) if alone else (kept, False)
+            return self.fused([term], wanted, self.in_order(total, wanted, any_order), any_order)
+        return self.without(term, summed, Sum)
+
+    def together(self, terms: Sequence[Term], path: Path) -> Sequence[Term] | None:
+        """The terms in the order in which one kernel takes all of them, if it is to."""
+        labels = set("".join(term.labels for term in terms))
+        if labels in (set(self.subscripts.output), *(set(term.labels) for term in terms)):
+            return terms  # nothing is summed, or each is read once: there's nothing to compute beyond that
+        if len(path) > 1 or not self.numerics.gemm:
+            return None
+        inputs, output = [term.labels for term in terms], self.subscripts.output
+        order = chain_order(inputs, output)
+        if order is not None:
+            ordered = [terms[at] for at in order]
+            chain = chain_of(self.loops(ordered, output))
+            if chain is not None and chain.fits(ITEM_SIZES[self.numerics.compute]):
+                return ordered
+        rights = right_operands(inputs, output)
+        if not rights or ITEM_SIZES[self.numerics.compute] > 2:
+            return None
+        return max((_with_factor(terms, right) for right in rights), key=lambda ordered: ordered[0].size)
+
+    def library(
+        self, terms: Sequence[Term], given: Sequence[Term], operands: Sequence[Operand], path: Path
+    ) -> tuple[Step, ...]:
+        """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
+        plain = replace(self.target, kernels=frozenset())
+        steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
+        order = [term.slot for term in terms]
+        places = {at: order.index(term.slot) for at, term in enumerate(given)}
+        return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
+
+    def fused(
+        self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool, row: int = 0
+    ) -> Term:
+        """The product of the terms, summed over all labels but ``wanted``, in one kernel.
+
+        Args:
+            terms: what is multiplied.
+            wanted: axes of the result.
+            library: the same by the library's calls.
+            any_order: the result's axes may lie in memory in any order.
+            row: how many of the last axes are a row, each of which begins where a thread can load at once; 0: none is.
+        """
+        shape, loops = self.shape(wanted), self.loops(terms, wanted)
+        strides = contiguous = contiguous_strides(shape)
+        if row:
+            strides = padded_strides(shape, row, ITEM_SIZES[self.numerics.compute])
+        step = Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library)
+        slot = self.add(step if strides == contiguous else replace(step, strides=strides))
+        return Term(slot, tuple(map(Axis, wanted, shape, strides, range(len(shape)))))
+
+    def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
+        """All axes of the terms, those that are wanted first."""
+        every = dict.fromkeys("".join([term.labels for term in terms]))
+        labels = wanted + "".join([label for label in every if label not in wanted])
+        strides = [term.strides for term in terms]
+        return tuple(
+            [
+                Loop(label, self.sizes[label], tuple([each.get(label, 0) for each in strides]), label in wanted)
+                for label in labels
+            ]
+        )
+
+    def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
+        rest = [axis for axis in term.axes if axis.position not in positions]
+        shape = tuple(axis.size for axis in rest)
+        strides = tuple(axis.stride for axis in rest) if kind is Select else contiguous_strides(shape)
+        axes = tuple(
+            Axis(axis.label, axis.size, stride, position)
+            for position, (axis, stride) in enumerate(zip(rest, strides, strict=True))
+        )
+        labels = "".join(axis.label for axis in axes)
+        return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
+
+    def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
+        """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
+        wanted, target, partner = self.subscripts.output, self.target, None
+        keep = set(wanted)
+        if rest:
+            keep = {label for label in left.labels + right.labels if rest.needs(label)}
+            partner = rest.partner(keep)
+            wanted = self.hint(left, right, keep, partner, rest)
+            # Nobody wants an intermediate in any order but the next step.
+            target = replace(target, in_order=False, memory="") if target.in_order or target.memory else target
+        step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
+        if self.fuses:
+            # In a library of its own, a step reads the operands as slots 0 and 1.
+            reads = tuple([int(slot == right.slot) for slot in step.reads])
+            any_order = self.any_order and not rest
+            own = step if step.reads == reads else replace(step, reads=reads)
+            library = self.in_order(own, wanted, any_order)
+            row = self.row(wanted, partner) if partner is not None else 0
+            return self.fused([left, right], wanted, library, any_order, row)
+        slot = self.add(step)
+        sizes = [self.sizes[label] for label in step.labels]
+        return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
+
+    def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
+        """A library's step with its axes as wanted and, unless any order will do, in C order."""
+        perm = tuple(step.labels.index(label) for label in wanted)
+        ordered = perm == tuple(range(len(perm)))
+        # An elementwise product, or a sum, lies in memory like its operands.
+        if ordered and (any_order or isinstance(step, Gemm)):
+            return (step,)
+        moves = "" if any_order else "whoever reads it relies on the order"
+        how = Arrange(None if ordered else perm, None, moves)
+        return step, View((len(step.reads),), wanted, self.shape(wanted), how)
+
+    def nest(self, terms: Sequence[Term], rest: Remaining) -> Term:
+        """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
+        labels = dict.fromkeys(chain(self.subscripts.output, *(term.labels for term in terms)))
+        held = set(chain(*(term.labels for term in terms)))
+        wanted = "".join([label for label in labels if label in held and rest.needs(label)])
+        full = prod([self.sizes[label] for label in held])
+        slot = self.add(native_step(terms, wanted, self.shape(wanted), "no order of pairs keeps to the limit", full))
+        sizes = [self.sizes[label] for label in wanted]
+        return Term(slot, tuple(map(Axis, wanted, sizes, contiguous_strides(sizes), range(len(sizes)))))
+
+    def hint(self, left: Term, right: Term, keep: set[str], partner: Term | None, rest: Remaining) -> str:
+        """Axis order of an intermediate in which the next step is most likely to need no copy.
+
+        The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
+        order that the partner has them. A kernel of ours reads them as fast where they go before the free ones, and
+        has them there if it would else write too few neighbours at once.
+        """
+        labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
+        output = self.subscripts.output
+
+        def rank(label: str) -> tuple[int, int]:
+            if partner is None or label not in partner.labels:
+                return free, output.find(label)
+            return (contracted if rest.users[label] == 1 else 0), partner.labels.index(label)
+
+        free, contracted = 1, 2
+        usual = "".join(sorted(labels, key=rank))
+        if not self.fuses:
+            return usual
+        free, contracted = 2, 1
+        other = "".join(sorted(labels, key=rank))
+        return max((usual, other), key=lambda order: min(self.neighbours(order, left, right), _AT_ONCE))
+
+    def row(self, labels: str, partner: Term) -> int:
+        """How many of the last axes of an intermediate the next product steps through as one; 0 if it is no product."""
+        contracted = [label in partner.labels and label not in self.subscripts.output for label in labels]
+        if not any(contracted):
+            return 0
+        return len(list(takewhile(lambda each: each == contracted[-1], contracted[::-1])))
+
+    def neighbours(self, order: str, left: Term, right: Term) -> int:
+        """How many neighbours in a product, with its axes in this order, differ in the same operands' elements."""
+
+        def side(label: str) -> tuple[bool, bool]:
+            return label in left.labels, label in right.labels
+
+        return prod(self.sizes[label] for label in takewhile(lambda label: side(label) == side(order[-1]), order[::-1]))
+
+    def finish(self, term: Term) -> None:
+        """Put the axes in the order of the output; the answer never *is* an operand."""
+        output = self.subscripts.output
+        perm = tuple(axis.position for axis in term.pick(output))
+        ordered = perm == tuple(range(len(perm)))
+        makes_new = (Sum, Native, Cast, Fused) if self.target.strided else (Sum, Native, Cast, Diagonal)
+        computed = any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps)
+        if not ordered or not computed:
+            moves = "" if self.target.strided else "arrays have no strides"
+            self.add(View((term.slot,), output, self.shape(output), Arrange(None if ordered else perm, None, moves)))
+        if self.numerics.result != self.numerics.compute or self.numerics.widens:
+            slot = self.first + len(self.steps) - 1
+            self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
+
+
+def _with_factor(terms: Sequence[Term], at: int) -> tuple[Term, Term, Term]:
+    """A left operand, the right one and the left one's factor, of three terms.
+
+    The one that is contiguous along the same contracted axis as the right operand is the left one: it's gathered like
+    that. Next comes one that has that axis, and then the larger one.
+    """
+    right, others = terms[at], [term for index, term in enumerate(terms) if index != at]
+    others.sort(key=lambda term: (term.fastest == right.fastest, right.fastest in term.labels, term.size))
+    factor, left = others
+    return left, right, factor

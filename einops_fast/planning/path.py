@@ -1,0 +1,287 @@
+"""The order in which pairs are contracted: searched by opt_einsum, kept within a memory limit here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from math import inf, prod
+from operator import attrgetter, index
+from typing import Any, SupportsIndex
+
+from einops_fast.errors import EinsumError
+from einops_fast.planning.notation import Subscripts
+
+__all__ = ["MOST_TIMES", "Path", "candidate_paths", "explicit_path"]
+
+Path = tuple[tuple[int, ...], ...]
+
+MOST_TIMES = 4
+"""A path that writes less than opt_einsum's has at most this many times its FLOPs and its largest intermediate."""
+
+_EQUAL = 1.05
+"""Times the fewest FLOPs that count as equally few."""
+
+_FEW = 8
+"""Operands up to which a search may be exponential in their number: it takes milliseconds."""
+
+_MOST_BRANCHED = 48
+"""Operands up to which opt_einsum gets a memory limit at once: with one, its time is cubic in their number."""
+
+_MOST_LIMITED = 128
+"""Operands up to which it gets one at all: that takes a second."""
+
+_OVER = 1e30
+"""Makes each pair over the limit cost more than any within it."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A path and what it takes.
+
+    Attributes:
+        flops: multiply-adds.
+        written: elements of all intermediates.
+        largest: elements of the largest intermediate; the result isn't one.
+        paired: every step contracts two terms at most.
+    """
+
+    path: Path
+    flops: int
+    written: int
+    largest: int
+    paired: bool
+
+    def fits(self, limit: float) -> bool:
+        return self.paired and self.largest <= limit
+
+
+class _Network:
+    """Operands as sets of labels, and how to search for the order in which to contract them."""
+
+    def __init__(self, inputs: Sequence[str], output: str, sizes: dict[str, int]) -> None:
+        self.inputs = [frozenset(term) for term in inputs]
+        self.output = frozenset(output)
+        self.sizes = sizes
+
+    def size(self, labels: frozenset[str]) -> int:
+        return prod([self.sizes[label] for label in labels])
+
+    def contractions(self, path: Path) -> Iterator[tuple[list[frozenset[str]], frozenset[str]]]:
+        """The terms that each step contracts, and the labels of its result."""
+        terms = list(self.inputs)
+        users = Counter(self.output)
+        for term in terms:
+            users.update(term)
+        for positions in path:
+            group = [terms.pop(at) for at in reversed(positions)][::-1]
+            for term in group:
+                users.subtract(term)
+            result = frozenset([label for label in frozenset().union(*group) if users[label] > 0])
+            users.update(result)
+            terms.append(result)
+            yield group, result
+
+    def candidate(self, path: Path) -> _Candidate:
+        """Price a path; a step of many terms counts as one loop nest."""
+        flops, written = 0, [0]
+        for group, result in self.contractions(path):
+            flops += self.size(frozenset().union(*group))
+            written.append(self.size(result))
+        written.pop()  # the result
+        paired = all(len(positions) <= 2 for positions in path)
+        return _Candidate(path, flops, sum(written), max(written, default=0), paired)
+
+    def search(self, optimize: Any, limit: float = inf) -> _Candidate:
+        """The path that an opt_einsum optimizer, or the one of this name, finds."""
+        from opt_einsum.paths import get_path_fn
+
+        try:
+            optimizer = get_path_fn(optimize) if isinstance(optimize, str) else optimize
+            # Some optimizers change the list that they get.
+            found = optimizer(list(self.inputs), self.output, self.sizes, None if limit == inf else int(limit))
+            return self.candidate(_checked(found, len(self.inputs), optimize))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, EinsumError):
+                raise
+            raise EinsumError(f"optimize={optimize!r} is no optimizer that opt_einsum has: {error}") from error
+
+    def by_write(self, best: _Candidate) -> list[_Candidate]:
+        """A path that writes less than ``best``, if there is one: fewest FLOPs isn't least time beside slow memory."""
+        if len(self.inputs) == 3:
+            found = [self.candidate((pair, (0, 1))) for pair in combinations(range(3), 2)]
+        else:
+            from opt_einsum.paths import DynamicProgramming
+
+            found = [self.search(DynamicProgramming(minimize="write"))]
+        least = min(found, key=attrgetter("written", "flops"))
+        near = least.flops <= MOST_TIMES * best.flops and least.largest <= MOST_TIMES * max(best.largest, 1)
+        others = [least] if least.written < best.written and near else []
+        # Of orders of three operands with about as many FLOPs, copies and shapes decide.
+        equal = len(self.inputs) == 3 and [each for each in found if each.flops <= _EQUAL * best.flops]
+        return others + [each for each in equal or () if each.largest <= best.largest]
+
+    def by_size(self, limit: float) -> Iterator[_Candidate]:
+        """Paths whose intermediates are small, those first that are found soonest."""
+        from opt_einsum.paths import DynamicProgramming, greedy
+
+        def within(size: int, left: int, right: int, *_: Any) -> float:
+            return size - left - right if size <= limit else _OVER * size
+
+        yield self.search(partial(greedy, cost_fn=within))
+        yield self.search(partial(greedy, cost_fn=lambda size, *_: size))
+        yield self.search("auto")
+        count = len(self.inputs)
+        if count <= _FEW:
+            yield self.search(DynamicProgramming(minimize="size", cost_cap=False, search_outer=True))
+        if count <= _MOST_LIMITED:
+            yield self.search("greedy", limit)
+
+
+def candidate_paths(
+    subscripts: Subscripts, sizes: dict[str, int], optimize: Any, room: int | None, loops: bool = False
+) -> list[Path]:
+    """Paths worth pricing, best by FLOPs first; a single one where the caller chose.
+
+    Args:
+        subscripts: the parsed equation.
+        sizes: extent of every label.
+        optimize: ``'auto'`` or ``True``; ``False`` (left to right); the name of an opt_einsum optimizer or an
+            optimizer object; an explicit path, with or without NumPy's leading ``'einsum_path'``; or a pair of
+            an optimizer and a memory limit: elements of the largest intermediate, ``'max_input'`` for as many as
+            the largest operand or the result has, and ``-1`` or ``None`` for no limit.
+        room: elements that the largest intermediate may have, if known. A path that needs more, or more than the
+            caller's limit, is returned only if no other is found; then it's the one that needs least.
+        loops: one step may contract any number of terms without an intermediate. A path has such a step
+            only where no order of pairs keeps to the caller's limit.
+
+    Raises:
+        EinsumError: ``optimize`` is none of these.
+    """
+    inputs = subscripts.inputs
+    count = len(inputs)
+    if count < 3:
+        return [(tuple(range(count)),)]
+    network = _Network(inputs, subscripts.output, sizes)
+    fits = inf if room is None else room
+    explicit = explicit_path(optimize, count)
+    if explicit is not None:
+        return [_by_pairs(network, explicit, fits)]
+    optimize, limit = _with_limit(optimize, network)
+    fits = min(fits, limit)
+    if optimize is False or 0 in sizes.values():
+        # Without elements there is nothing to search for, and opt_einsum refuses to.
+        left_to_right = network.candidate(((0, 1), *((0, left) for left in range(count - 2, 0, -1))))
+        if left_to_right.fits(fits) or 0 in sizes.values():
+            return [left_to_right.path]
+        optimize = "auto"
+    best = _within(network, optimize, limit, fits)
+    if not best.fits(fits) and loops and limit < inf:
+        nest = network.search(optimize, limit)
+        return [(nest if nest.largest <= limit else network.candidate((tuple(range(count)),))).path]
+    found = [best]
+    if optimize == "auto" and count <= _FEW:
+        found += [each for each in network.by_write(best) if each.fits(fits)]
+    return list(dict.fromkeys([each.path for each in found]))
+
+
+def _within(network: _Network, optimize: Any, limit: float, fits: float) -> _Candidate:
+    """A path by pairs whose intermediates fit, else one whose largest is small."""
+    count = len(network.inputs)
+    if optimize == "auto" and count == 3 and limit == inf:
+        found = [network.candidate((pair, (0, 1))) for pair in combinations(range(3), 2)]
+    else:
+        found = [network.search(optimize, limit if count <= _MOST_BRANCHED else inf)]
+    fitting = [each for each in found if each.fits(fits)]
+    if not fitting:
+        sizes = network.by_size(fits)
+        found += [each for each in sizes if each.paired]
+        fitting = [each for each in found if each.fits(fits)]
+    if fitting:
+        return min(fitting, key=attrgetter("flops"))
+    return min([each for each in found if each.paired], key=attrgetter("largest", "flops"))
+
+
+def _by_pairs(network: _Network, path: Path, fits: float) -> Path:
+    """The path with each step of many terms as pairs: from left to right if these fit."""
+    if all(len(positions) <= 2 for positions in path):
+        return path
+    steps: list[tuple[int, ...]] = []
+    count = len(network.inputs)
+    for positions, (group, result) in zip(path, network.contractions(path), strict=True):
+        if len(positions) <= 2:
+            steps.append(positions)
+            count -= len(positions) - 1
+            continue
+        inside = _Network(["".join(term) for term in group], "".join(result), network.sizes)
+        many = len(positions)
+        order = inside.candidate(((0, 1), *((0, left) for left in range(many - 2, 0, -1))))
+        if not order.fits(fits):
+            order = _within(inside, "auto", inf, fits)
+        # Where the terms of the group, and then the results of its pairs, are among all terms.
+        places = list(positions)
+        for pair in order.path:
+            chosen = sorted([places[at] for at in pair])
+            steps.append(tuple(chosen))
+            places = [place - sum(gone < place for gone in chosen) for place in places if place not in chosen]
+            count -= len(pair) - 1
+            places.append(count - 1)
+    return tuple(steps)
+
+
+def _with_limit(optimize: Any, network: _Network) -> tuple[Any, float]:
+    """The optimizer, and the caller's memory limit in elements."""
+    chosen, limit = optimize, None
+    if isinstance(optimize, (list, tuple)):
+        if len(optimize) != 2:
+            raise EinsumError(_unknown(optimize))
+        chosen, limit = optimize
+    if chosen is None or chosen is True:
+        chosen = "auto"
+    if not (chosen is False or isinstance(chosen, str) or callable(chosen)):
+        raise EinsumError(_unknown(optimize))
+    if limit is None or limit == -1:
+        return chosen, inf
+    if isinstance(limit, str) and limit == "max_input":
+        return chosen, max(map(network.size, [*network.inputs, network.output]))
+    if isinstance(limit, str) or not hasattr(limit, "__float__") or not float(limit) >= 1:
+        raise EinsumError(
+            f"optimize={optimize!r}: the memory limit is a number of elements from 1 on, 'max_input', or -1 or None "
+            f"for none, not {limit!r}"
+        )
+    return chosen, float(limit)
+
+
+def _unknown(optimize: Any) -> str:
+    return f"optimize={optimize!r} is neither a bool nor an optimizer, a path, or an optimizer and a memory limit"
+
+
+def explicit_path(optimize: Any, count: int) -> Path | None:
+    """A path given as such, checked; ``None`` if ``optimize`` is something else."""
+    if not isinstance(optimize, (list, tuple)):
+        return None
+    steps = list(optimize)
+    if steps and isinstance(steps[0], str) and steps[0] == "einsum_path":
+        steps = steps[1:]
+    if not all(isinstance(step, (list, tuple)) for step in steps):
+        return None
+    return _checked(steps, count, optimize)
+
+
+def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
+    """A path whose steps name terms that are there; a last step contracts what they leave."""
+    left = count
+    path = []
+    for step in steps:
+        positions = tuple(sorted({index(at) for at in step if type(at) is int or isinstance(at, SupportsIndex)}))
+        if len(positions) != len(step) or not positions or positions[0] < 0 or positions[-1] >= left:
+            raise EinsumError(
+                f"optimize={optimize!r}: {tuple(step)} doesn't name distinct terms of the {left} that are left"
+            )
+        left -= len(positions) - 1
+        path.append(positions)
+    if left > 1:
+        path.append(tuple(range(left)))
+    return tuple(path)

@@ -1,0 +1,190 @@
+"""The chooser: one for contractions, row operators and attention.
+
+A choice is looked up in this process, then on disk, and measured last. A key holds the device, the versions of the
+libraries and a hash of the source of the kernels, so that an edited kernel never meets a choice that was measured with
+another one. Where two processes measure the same, both take what was written first, and so compute the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from einops_fast._version import __version__
+from einops_fast.runtime import disk_cache
+from einops_fast.runtime.budget import AT_ONCE, may_spend, spending
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+
+__all__ = ["Choice", "Chooser", "Record", "circumstances", "kernel_hash", "measure_once", "recall"]
+
+W = TypeVar("W")
+
+Record = Mapping[str, Any]
+"""What was measured: ``choice``, a name; ``seconds``, its time; ``candidates``, the times of all by name."""
+
+_KERNELS = Path(__file__).parents[1] / "backends" / "triton"
+
+# Calls of attention are measured under a lock of their own: their backward runs in threads of the framework, which may
+# have to measure kernels meanwhile.
+_locks = {False: threading.RLock(), True: threading.RLock()}
+_measured: dict[str, Record] = emptied_with_plans({})
+
+
+@functools.cache
+def kernel_hash() -> str:
+    """Return a hash of the source of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(_KERNELS.rglob("*.py")):
+        digest.update(path.relative_to(_KERNELS).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def circumstances(device: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return what every measurement depends on, as part of its key.
+
+    Args:
+        device: its maker's name for the model.
+        versions: of the libraries that are measured.
+    """
+    return {"device": device, "versions": {"einops_fast": __version__, "kernels": kernel_hash(), **versions}}
+
+
+def recall(key: Mapping[str, Any], mode: str) -> Record | None:
+    """Return what was measured for a key by this process or, but in the mode ``'always'``, by any other.
+
+    Args:
+        key: the problem and its :func:`circumstances`, as for :func:`einops_fast.runtime.disk_cache.read`.
+        mode: see :func:`einops_fast.autotune`.
+    """
+    text = json.dumps(key, sort_keys=True)
+    record = _measured.get(text)
+    if record is None and mode != "always":
+        record = disk_cache.read(key)
+        # Whoever wrote it may have written anything.
+        if record is None or not isinstance(record.get("choice"), str):
+            return None
+        keep(_measured, text, record)
+    return record
+
+
+def measure_once(
+    key: Mapping[str, Any],
+    mode: str,
+    usable: Callable[[str], bool],
+    measure: Callable[[], Record | None],
+    whole_calls: bool = False,
+) -> Record | None:
+    """Measure a choice, one at a time, unless another thread or process has done so meanwhile.
+
+    Args:
+        key: as for :func:`recall`.
+        mode: see :func:`einops_fast.autotune`; ``'always'`` takes nothing from disk.
+        usable: whether the choice of this name can be run here.
+        measure: what measures; ``None`` where nothing worked.
+        whole_calls: calls with their backward are measured, and not kernels.
+
+    Returns:
+        The record that all agree on; ``None`` where nothing worked.
+    """
+    text = json.dumps(key, sort_keys=True)
+    with _locks[whole_calls]:
+        record = _measured.get(text)
+        if record is not None and usable(record["choice"]):
+            return record
+        record = measure()
+        if record is None:
+            return None
+        _measured.pop(text, None)
+        theirs = None if mode == "always" else recall(key, mode)
+        if theirs is not None and usable(theirs["choice"]):
+            return theirs
+        disk_cache.write(key, record)
+        keep(_measured, text, record)
+        return record
+
+
+@dataclass(frozen=True)
+class Choice(Generic[W]):
+    """What was chosen.
+
+    Attributes:
+        way: to compute the problem.
+        final: whether it holds for all later calls, too.
+        record: the measurement that it follows from; ``None`` for a prediction.
+    """
+
+    way: W
+    final: bool
+    record: Record | None = None
+
+
+class Chooser(Generic[W]):
+    """Chooses a way for one problem, at each call until a choice is final.
+
+    Args:
+        kind: what the problem has in common with others that differ in sizes; they share the time for measuring.
+        mode: see :func:`einops_fast.autotune`.
+        at_once: seconds that the kind may take before any time has to pass.
+    """
+
+    def __init__(self, kind: Hashable, mode: str, at_once: float = AT_ONCE) -> None:
+        self.kind, self.mode, self._at_once = kind, mode, at_once
+        self._unknown = False
+
+    def waits(self) -> bool:
+        """Return whether nothing can be chosen now: nothing is on disk, and the time for measuring is spent."""
+        return self._unknown and not self._in_time()
+
+    def _in_time(self) -> bool:
+        return self.mode != "auto" or may_spend(self.kind, self._at_once)
+
+    def choose(
+        self,
+        key: Mapping[str, Any],
+        named: Callable[[str], W | None],
+        near: Callable[[], Sequence[W]],
+        predicted: Callable[[], W],
+        meanwhile: W,
+        measure: Callable[[Sequence[W]], Record | None],
+        may_measure: Callable[[], bool] = lambda: True,
+        pays: bool = True,
+        whole_calls: bool = False,
+    ) -> Choice[W]:
+        """Choose a way. The parameters are the problem's; each is asked only if it comes to that.
+
+        Args:
+            key: the problem and its :func:`circumstances`.
+            named: the way of a name; ``None`` if there is none that works here.
+            near: the ways worth measuring. A single one is taken; if there is none, the predicted one.
+            predicted: the way that is predicted to be the fastest, where nothing is to be measured.
+            meanwhile: the way to take where nothing can be measured now, or nothing worked.
+            measure: what measures.
+            may_measure: whether it can be done now.
+            pays: whether measuring takes less time than it may save.
+            whole_calls: as for :func:`measure_once`.
+        """
+        if not self._unknown:
+            record = recall(key, self.mode)
+            way = None if record is None else named(record["choice"])
+            if way is not None:
+                return Choice(way, True, record)
+            self._unknown = True
+        if self.mode == "never" or not pays:
+            return Choice(predicted(), True)
+        if not (self._in_time() and may_measure()):
+            return Choice(meanwhile, False)
+        with spending(self.kind):
+            ways = near()
+            if len(ways) < 2:
+                return Choice(ways[0] if ways else predicted(), True)
+            record = measure_once(
+                key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), whole_calls
+            )
+            way = None if record is None else named(record["choice"])
+            return Choice(meanwhile, True) if way is None else Choice(way, True, record)

@@ -1,0 +1,184 @@
+"""Parts of an expression that only its constants take part in: contracted once, not at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from math import inf, prod
+from typing import Any
+
+from einops_fast.backends import Backend
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.path import Path, explicit_path
+from einops_fast.planning.plan import Plan, make_plan
+from einops_fast.planning.target import Operand
+
+__all__ = ["Folding", "cheapest_folding"]
+
+Groups = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Folding:
+    """An equation with groups of constants that are contracted beforehand.
+
+    Attributes:
+        parts: for each group, the positions of its operands and its equation.
+        others: the positions of the operands that are in no group.
+        equation: of the groups' arrays, then the others.
+        optimize: as for :func:`einops_fast.fast_einsum`, for this equation.
+    """
+
+    parts: tuple[tuple[tuple[int, ...], str], ...]
+    others: tuple[int, ...]
+    equation: str
+    optimize: Any
+
+    def compile(
+        self, backend: Backend, contract: Callable[..., Any], whole: Callable[..., Any], rest: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a callable of all operands that contracts the groups at its first call and keeps their arrays.
+
+        A constant whose framework tells that it was changed in place has its group contracted again.
+
+        Args:
+            backend: that of the operands.
+            contract: contracts arrays by an equation.
+            whole: contracts all operands, for calls in which nothing may be kept.
+            rest: makes a callable that contracts the arrays that it's given, by :attr:`equation`.
+        """
+        held = sorted(chain(*[positions for positions, _ in self.parts]))
+        kept: tuple[Any, list[Any], Callable[..., Any]] | None = None
+
+        def run(*operands: Any) -> Any:
+            nonlocal kept
+            constants, others = [operands[at] for at in held], [operands[at] for at in self.others]
+            last = kept
+            if last is None or last[0] != backend.versions(constants):
+                if not backend.may_keep(constants):
+                    return whole(*operands)
+                versions = backend.versions(constants)
+                arrays = [contract(equation, *[operands[at] for at in group]) for group, equation in self.parts]
+                computed = backend.mark(arrays[0])
+                if computed is None:  # a graph is captured, which would compute them anew
+                    return whole(*operands)
+                backend.between(computed, computed)  # any stream may read them from now on
+                kept = last = versions, arrays, rest([*arrays, *others])
+            return last[2](*last[1], *others)
+
+        return run
+
+
+def cheapest_folding(plan: Plan, constants: Collection[int], optimize: Any, room: int | None) -> Folding | None:
+    """Return the folding after which a call is predicted to take least time; ``None`` if none makes it faster.
+
+    Args:
+        plan: that of a call in which nothing is kept.
+        constants: positions of the operands that are the same in each call.
+        optimize: as for :func:`einops_fast.fast_einsum`.
+        room: elements that an intermediate may have, if known.
+    """
+    subscripts, numerics = plan.subscripts, plan.numerics
+    dtypes = {operand.dtype for operand in plan.operands} | {numerics.compute, numerics.result}
+    if not constants or len(constants) == len(plan.operands) or len(dtypes) > 1 or numerics.whole or numerics.widens:
+        return None
+    explicit = explicit_path(optimize, len(plan.operands))
+    candidates = [_subtrees(explicit or plan.path, len(plan.operands), constants)]
+    if optimize in ("auto", True):
+        candidates.append(_connected(subscripts.inputs, constants))
+    best, seconds = None, plan.seconds
+    for groups in candidates:
+        folding = _fold(subscripts, groups, explicit)
+        if folding is None:
+            continue
+        if explicit is None:
+            folding = Folding(folding.parts, folding.others, folding.equation, optimize)
+        predicted = _seconds(folding, plan, room)
+        if predicted < seconds:
+            best, seconds = folding, predicted
+    return best
+
+
+def _subtrees(path: Path, operands: int, constants: Collection[int]) -> Groups:
+    """Return the largest groups of constants that a path contracts among themselves."""
+    terms: list[tuple[int, ...] | None] = [(at,) if at in constants else None for at in range(operands)]
+    groups: Groups = []
+    for positions in path:
+        taken = [terms.pop(at) for at in sorted(positions, reverse=True)]
+        held = [term for term in taken if term is not None]
+        if len(held) == len(taken):
+            terms.append(tuple(sorted(chain(*held))))
+        else:
+            groups += held
+            terms.append(None)
+    return sorted(groups)
+
+
+def _connected(inputs: Sequence[str], constants: Collection[int]) -> Groups:
+    """Return groups of constants such that each shares a label with another one of its group, and no other group."""
+    groups: list[set[int]] = []
+    for at in sorted(constants):
+        joined = {at}
+        apart = []
+        for group in groups:
+            if any(set(inputs[at]) & set(inputs[other]) for other in group):
+                joined |= group
+            else:
+                apart.append(group)
+        groups = [*apart, joined]
+    return sorted(tuple(sorted(group)) for group in groups)
+
+
+def _fold(subscripts: Subscripts, groups: Groups, path: Path | None) -> Folding | None:
+    """Return the folding of these groups; of those of one operand, if it has an axis that nothing else needs."""
+    inputs, output = subscripts.inputs, subscripts.output
+    parts, labels = [], []
+    for group in groups:
+        needed = set(output).union(*[term for at, term in enumerate(inputs) if at not in group])
+        kept = "".join([label for label in dict.fromkeys("".join([inputs[at] for at in group])) if label in needed])
+        if len(group) > 1 or len(kept) < len(inputs[group[0]]):
+            parts.append((group, f"{','.join([inputs[at] for at in group])}->{kept}"))
+            labels.append(kept)
+    if not parts:
+        return None
+    folded = set(chain(*[group for group, _ in parts]))
+    others = tuple([at for at in range(len(inputs)) if at not in folded])
+    equation = f"{','.join([*labels, *[inputs[at] for at in others]])}->{output}"
+    left = None if path is None else _left_of(path, [group for group, _ in parts], others, len(inputs))
+    return Folding(tuple(parts), others, equation, left)
+
+
+def _left_of(path: Path, groups: Groups, others: tuple[int, ...], operands: int) -> Path:
+    """Return what a path does beside contracting the groups, whose arrays come first and then the others."""
+    numbers = {at: number for number, group in enumerate(groups) for at in group}
+    numbers.update({at: len(groups) + number for number, at in enumerate(others)})
+    terms = [numbers[at] for at in range(operands)]
+    left = list(range(len(groups) + len(others)))
+    unused = count(len(left))
+    steps = []
+    for positions in path:
+        taken = {terms.pop(at) for at in sorted(positions, reverse=True)}
+        if len(taken) == 1:  # within a group
+            terms += taken
+            continue
+        steps.append(tuple(sorted([left.index(number) for number in taken])))
+        new = next(unused)
+        left = [*[number for number in left if number not in taken], new]
+        terms.append(new)
+    return tuple(steps)
+
+
+def _seconds(folding: Folding, plan: Plan, room: int | None) -> float:
+    """Return the predicted time of a call after the groups have been contracted."""
+    terms, output = folding.equation.split("->")
+    inputs = tuple(terms.split(","))
+    arrays = [tuple([plan.sizes[label] for label in term]) for term in inputs[: len(folding.parts)]]
+    if room is not None and max(map(prod, arrays)) > room:
+        return inf
+    dtype = plan.numerics.compute
+    operands = [Operand(shape, contiguous_strides(shape), dtype) for shape in arrays]
+    operands += [plan.operands[at] for at in folding.others]
+    subscripts = Subscripts(inputs, output, plan.subscripts.names, folding.equation)
+    return make_plan(subscripts, operands, plan.target, plan.numerics, folding.optimize, room).seconds

@@ -1,0 +1,249 @@
+"""What was measured, on disk: one JSON file per problem, shared by all processes of a user.
+
+A file is written whole or not at all, and holds its own key, so whatever a read returns was once written for that
+key. Nothing that is wrong with the disk stops a computation: it is a miss, and one warning.
+
+Example:
+    >>> import os, tempfile
+    >>> from unittest.mock import patch
+    >>> from einops_fast.runtime import disk_cache
+    >>> key = {'problem': 'ij,jk->ik', 'dtype': 'float16', 'device': 'NVIDIA H200'}
+    >>> with tempfile.TemporaryDirectory() as tmp, patch.dict(os.environ, EINOPS_FAST_CACHE_DIR=tmp):
+    ...     disk_cache.write(key, {'choice': 'cublas', 'seconds': 1.2e-05})
+    ...     disk_cache.read(key)
+    ...     disk_cache.clear()
+    {'choice': 'cublas', 'seconds': 1.2e-05}
+    1
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from einops_fast.runtime.files import write_whole
+
+__all__ = ["Entry", "clear", "entries", "folder", "read", "write"]
+
+try:
+    _IMPORTED_IN = os.getcwd()
+except OSError:  # it has been removed since
+    _IMPORTED_IN = os.curdir
+
+_LAYOUT = "v1"  # a folder; what is in it changes with the name only
+_Heard = Callable[[str, Path, Exception], None]
+_FILE = re.compile(r"[0-9a-f]{64}(\.json|\.[0-9a-f]{16}\.tmp)")
+
+# A file that isn't text, isn't JSON or isn't an entry is a ValueError, or nests too deep.
+_TROUBLE = (OSError, ValueError, RecursionError)
+_lock = threading.Lock()
+_known_trouble: set[int | str | None] = set()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One problem, and what was measured for it.
+
+    Attributes:
+        key: what the problem is, where it was measured and with which versions.
+        record: what came of it.
+        path: the file.
+    """
+
+    key: dict[str, Any]
+    record: dict[str, Any]
+    path: Path
+
+
+def folder() -> Path:
+    """Where the cache is, or will be once something is written.
+
+    That is ``EINOPS_FAST_CACHE_DIR`` where it is set (a relative one from where the program was when it imported this),
+    else the user's folder for caches.
+
+    Example:
+        >>> import os
+        >>> from unittest.mock import patch
+        >>> from einops_fast.runtime import disk_cache
+        >>> with patch.dict(os.environ, EINOPS_FAST_CACHE_DIR='/scratch/einops'):
+        ...     print(disk_cache.folder())
+        /scratch/einops
+    """
+    wanted = os.environ.get("EINOPS_FAST_CACHE_DIR")
+    return Path(_IMPORTED_IN, os.path.expanduser(wanted)) if wanted else _usual_folder()
+
+
+def read(key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What was written last for this key, or None. Tuples in it have become lists.
+
+    Args:
+        key: anything that JSON can hold; the order of its items doesn't matter.
+
+    Raises:
+        TypeError, ValueError: JSON can't hold the key. Nothing else is ever raised.
+
+    Example:
+        >>> from einops_fast.runtime import disk_cache
+        >>> disk_cache.read({'problem': 'one that nobody has measured'}) is None
+        True
+    """
+    text = _canonical(key)
+    entry = _load(_path(text))
+    # The name of the file is only a hash of the key.
+    return entry.record if entry is not None and _canonical(entry.key) == text else None
+
+
+def write(key: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    """Keep a record, in place of what there is for the key. Other processes see the old one or the new one.
+
+    Args:
+        key: as for :func:`read`.
+        record: anything that JSON can hold, which doesn't include infinity and NaN.
+
+    Raises:
+        TypeError, ValueError: JSON can't hold the key or the record. Nothing else is ever raised.
+    """
+    path = _path(_canonical(key))
+    text = json.dumps({"key": dict(key), "record": dict(record)}, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has cleared the cache meanwhile, this entry with it
+            write_whole(path, text + "\n")
+    except _TROUBLE as error:
+        _warn("write", path, error)
+
+
+def entries() -> Iterator[Entry]:
+    """All entries, in no order that means anything.
+
+    Example:
+        >>> from einops_fast.runtime import disk_cache
+        >>> choices = [entry.record['choice'] for entry in disk_cache.entries() if 'choice' in entry.record]
+    """
+    for path in _files():
+        if path.suffix == ".json":
+            entry = _load(path)
+            # No read would find one under another name.
+            if entry is not None and _path(_canonical(entry.key)).name == path.name:
+                yield entry
+
+
+def clear(tell: Callable[[str], None] | None = None) -> int:
+    """Remove all entries, and what writers that were killed have left; nothing else that is in the folder.
+
+    The folders stay, so that a process that is writing at that moment has where to write.
+
+    Args:
+        tell: called with each thing that can't be done, in words; without it, the first of a kind is a warning.
+
+    Returns:
+        How many entries are gone.
+    """
+
+    def heard(what: str, path: Path, error: Exception) -> None:
+        if tell is None:
+            _warn(what, path, error)
+        else:
+            tell(f"can't {what} {path}: {_reason(error)}")
+
+    removed = 0
+    for path in _files(heard):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            pass  # another process was faster
+        except OSError as error:
+            heard("remove", path, error)
+        else:
+            removed += path.suffix == ".json"
+    return removed
+
+
+@functools.cache
+def _usual_folder() -> Path:
+    try:
+        from platformdirs import user_cache_dir
+    except ImportError:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        found = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "einops_fast")
+    else:
+        try:
+            found = Path(user_cache_dir("einops_fast"))
+        except RuntimeError:  # it finds no home folder
+            found = Path("einops_fast")
+    if not found.is_absolute():  # a user without a home folder, as in some containers
+        import tempfile
+
+        found = Path(tempfile.gettempdir(), "einops_fast")
+    return found
+
+
+def _canonical(key: Mapping[str, Any]) -> str:
+    return json.dumps(dict(key), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _path(text: str) -> Path:
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return folder() / _LAYOUT / digest[:2] / f"{digest}.json"
+
+
+def _load(path: Path) -> Entry | None:
+    """What is in a file, if it is an entry."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            stored = json.load(file)
+        match stored:
+            case {"key": dict() as key, "record": dict() as record}:
+                _canonical(stored)  # Python reads NaN, but that is no JSON
+                return Entry(key, record, path)
+        raise ValueError("this is no entry of the cache")
+    except FileNotFoundError:
+        return None
+    except _TROUBLE as error:
+        _warn("read", path, error)
+        return None
+
+
+def _files(heard: _Heard | None = None) -> Iterator[Path]:
+    """Every file that a write can have made, finished or not, and no other."""
+    root = folder() / _LAYOUT
+    for part in _names(root, heard):
+        if re.fullmatch("[0-9a-f]{2}", part):
+            for name in _names(root / part, heard):
+                if name.startswith(part) and _FILE.fullmatch(name):
+                    yield root / part / name
+
+
+def _names(of: Path, heard: _Heard | None) -> list[str]:
+    try:
+        return sorted(os.listdir(of))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        (heard or _warn)("read", of, error)
+        return []
+
+
+def _warn(what: str, path: Path, error: Exception) -> None:
+    """Say so, the first time that there is trouble of this kind."""
+    kind = error.errno if isinstance(error, OSError) else "corrupt"
+    with _lock:
+        if kind in _known_trouble:
+            return
+        _known_trouble.add(kind)
+    message = f"the cache of einops_fast can't {what} {path}, and goes on without it: {_reason(error)}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error

@@ -1,0 +1,110 @@
+"""Whether choices are made by measurement: the mode, from an argument, a ``with`` block or the environment."""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+
+from einops_fast.errors import EinsumError
+from einops_fast.runtime.blocks import Setting, holding, traced_value
+
+__all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
+
+MODES = ("auto", "never", "always")
+"""What :func:`autotune` takes."""
+
+_VARIABLE = "EINOPS_FAST_AUTOTUNE"
+
+# The default may be wrong: who imports the package needn't ever ask for it, so that is said at the first use.
+_mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.get(_VARIABLE) or "auto")
+
+#: The mode of a call without an argument, to compare with one that :func:`current_mode` gave before.
+unchecked_mode = _mode.get
+
+
+def autotune(mode: str) -> Setting:
+    """Set how choices are made.
+
+    A call alone holds from then on; ``with autotune(...):`` holds in the block, and a function (no ``async`` one) that
+    is decorated with it has it in its calls. Blocks nest, and each thread and each asyncio task has its own, as with
+    ``torch.set_grad_enabled``: a task inherits the mode of where it is created, while a new thread starts with the
+    default. That is what the environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else
+    ``'auto'``; it holds for all threads.
+
+    In a function that torch.compile compiles, a block holds for what our operator contracts in it, as a constant. What
+    is outside of all its blocks has the mode that holds where the compiled function is called; so have the operators of
+    :mod:`einops_fast.ops` and of attention.
+
+    Args:
+        mode: ``'auto'`` measures only where the predicted times are too close to choose by; tiles of
+            :mod:`einops_fast.ops`, where arrays are large. ``'never'`` times nothing; what was measured before, and
+            is on disk, may still be used. ``'always'`` measures every choice, takes nothing from disk, and writes
+            what it finds there.
+
+    Raises:
+        EinsumError: there is no such mode.
+
+    Example:
+        >>> import einops_fast
+        >>> from einops_fast.runtime.tuning import current_mode
+        >>> with einops_fast.autotune('never'):
+        ...     current_mode()
+        'never'
+    """
+    return holding(_mode, _checked(mode, "the mode of autotune"), "autotune")
+
+
+def current_mode(override: str | None = None) -> str:
+    """The mode of a call: its own argument, else the innermost :func:`autotune` block's, else the default.
+
+    Args:
+        override: the call's own argument, where it has one.
+
+    Raises:
+        EinsumError: there is no such mode. Of the default, which nobody may need, that is said here.
+
+    Example:
+        >>> from einops_fast.runtime.tuning import current_mode
+        >>> current_mode('always')
+        'always'
+    """
+    # What a block has set is known to be right.
+    return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
+
+
+def traced_mode(override: str | None = None) -> str | None:
+    """The mode of a call that is traced, if it doesn't have that of the time when it runs.
+
+    Args:
+        override: the call's own argument, where it has one.
+    """
+    if override is not None:
+        return _checked(override, "the mode of autotune")
+    mode: str | None = traced_value("autotune")
+    return mode
+
+
+def holds(mode: str) -> bool:
+    """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block.
+
+    Args:
+        mode: what may be one. No other holds, even if the default is as wrong.
+
+    Example:
+        >>> from einops_fast.runtime.tuning import autotune, holds
+        >>> with autotune('never'):
+        ...     holds('never'), holds('auto')
+        (True, False)
+    """
+    return mode == _mode.get() and mode in MODES
+
+
+def _checked(mode: str, what: str) -> str:
+    if mode not in MODES:
+        *others, last = map(repr, MODES)
+        raise EinsumError(f"{what} is one of {', '.join(others)} and {last}, not {mode!r}")
+    return mode
+
+
+# It is called while tracing, so that what it raises is told.
+_checked._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,166 @@
+"""Whether an attention is right: its error, and that of its gradients, against float64, head by head.
+
+The reference is written from the definition and takes nothing of ours. Errors are relative to the size of the reference
+in tiles of positions: with causality or a window some positions are far larger than others, and an error among the
+small ones would drown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isnan, sqrt
+from typing import Any
+
+from einops_fast.profiles.attention.cases import AttentionCase
+from einops_fast.profiles.timing.accuracy import EPSILON
+
+__all__ = ["Extras", "allowed_error", "canonical", "largest_error", "reference", "seen"]
+
+TILE = 64
+"""Positions that are compared together."""
+
+CHECKED = 1 << 28
+"""Elements of an operand that are compared; of a batch with more, which only decoding has, some elements are."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a case needs beside its operands.
+
+    Attributes:
+        mask: ``(batch, q_len, kv_len)``, True where a key is seen.
+        ends: where packed sequences begin, and the end of the last.
+    """
+
+    mask: Any = None
+    ends: Any = None
+
+
+def canonical(case: AttentionCase, array: Any) -> Any:
+    """A view with the axes batch, heads, positions, features; a bias has no batch."""
+    if array.ndim == 3 and "b" in case.layout:
+        return array
+    if "b" not in case.layout:
+        return array.permute([case.layout.index(letter) for letter in "htd"]).unsqueeze(0)
+    return array.permute([case.layout.index(letter) for letter in "bhsd"])
+
+
+def seen(case: AttentionCase, q_len: int, kv_len: int, like: Any) -> Any:
+    """Which keys causality and window leave, ``(q_len, kv_len)``; ``None`` for all."""
+    if not case.causal and case.window is None:
+        return None
+    ones = like.new_ones(1, dtype=bool).expand(q_len, kv_len)
+    before, after = case.window or (kv_len, kv_len)
+    return ones.tril(0 if case.causal else after).triu(-before)
+
+
+def _picked(case: AttentionCase, backward: bool) -> slice:
+    """The elements of the batch that are compared."""
+    largest = case.batch * case.kv_heads * case.kv_len * case.head_dim
+    step = 1 if backward else -(-largest // CHECKED)
+    return slice((case.batch - 1) % step, None, step)
+
+
+def reference(case: AttentionCase, operands: Sequence[Any], cotangent: Any, extras: Extras) -> list[Any]:
+    """Result and, given a cotangent, gradients in float64, with the axes of :func:`canonical`.
+
+    Args:
+        case: what to compute.
+        operands: tensors: q, k, v and the bias, if there is one.
+        cotangent: of the result.
+        extras: mask and ends.
+    """
+    backward = cotangent is not None
+    picked = _picked(case, backward)
+    arrays = [canonical(case, each.detach()) for each in operands]
+    arrays[:3] = [each[picked] for each in arrays[:3]]
+    shape = (*arrays[0].shape[:3], case.v_head_dim)
+    found = [arrays[0].new_zeros(shape, dtype=_double(arrays[0]))]
+    if backward:
+        cotangent = canonical(case, cotangent)
+        found += [each.new_zeros(each.shape, dtype=_double(each)) for each in arrays]
+    for at, heads, group, queries, keys in _pieces(case, len(arrays[0])):
+        places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]
+        piece = [each[place].double().requires_grad_(backward) for each, place in zip(arrays, places, strict=False)]
+        mask = None if extras.mask is None else extras.mask[picked][at]
+        out = _attend(case, piece, mask)
+        found[0][at, heads, queries] = out.detach()
+        if backward:
+            gradients = _gradients(out, piece, cotangent[at, heads, queries])
+            for total, place, gradient in zip(found[1:], places, gradients, strict=False):
+                total[place] += gradient
+    return found
+
+
+def _gradients(out: Any, piece: Sequence[Any], cotangent: Any) -> Sequence[Any]:
+    from torch.autograd import grad
+
+    gradients: Sequence[Any] = grad(out, piece, cotangent.double())
+    return gradients
+
+
+def _double(array: Any) -> Any:
+    return array.new_zeros(0).double().dtype
+
+
+def _pieces(case: AttentionCase, batch: int) -> Iterator[tuple[int, slice, int, slice, slice]]:
+    """For each head of keys in each sequence: where it lies."""
+    share = case.heads // case.kv_heads
+    starts = [sum(case.lengths[:at]) for at in range(len(case.lengths))]
+    sequences = [slice(start, start + length) for start, length in zip(starts, case.lengths, strict=True)]
+    for at in range(batch):
+        for where in sequences or [slice(None)]:
+            for group in range(case.kv_heads):
+                yield at, slice(group * share, (group + 1) * share), group, where, where
+
+
+def _attend(case: AttentionCase, piece: Sequence[Any], mask: Any) -> Any:
+    """Some heads, ``(heads, q_len, head_dim)``, with one of keys; by the definition."""
+    q, k, v, *bias = piece
+    scores = q @ k.mT / sqrt(case.head_dim)
+    if case.softcap:
+        scores = (scores / case.softcap).tanh() * case.softcap
+    for each in bias:
+        scores = scores + each
+    for allowed in (seen(case, q.shape[-2], k.shape[-2], q), mask):
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -inf)
+    return scores.softmax(-1) @ v
+
+
+def largest_error(case: AttentionCase, results: Sequence[Any], references: Sequence[Any]) -> float:
+    """The largest error of result and gradients in a tile, relative to the size of the reference there."""
+    picked = _picked(case, len(references) > 1)
+    worst = 0.0
+    for result, expected in zip(results, references, strict=True):
+        array = canonical(case, result.detach())
+        array = array[picked] if array.ndim == 4 else array
+        if array.shape != expected.shape:
+            return inf
+        worst = max(worst, _in_tiles(array.double() - expected, expected))
+    return inf if isnan(worst) else worst
+
+
+def _in_tiles(difference: Any, expected: Any) -> float:
+    from torch.nn.functional import pad
+
+    def sizes(array: Any) -> Any:
+        squares = array.square().sum(-1)
+        squares = pad(squares, (0, -squares.shape[-1] % TILE))
+        return squares.reshape(*squares.shape[:-1], -1, TILE).sum(-1).sqrt()
+
+    size = sizes(expected)
+    # Where next to nothing is expected, an error of next to nothing is none.
+    value = float((sizes(difference) / size.clamp_min(1e-3 * float(size.square().mean().sqrt()))).max())
+    return inf if isnan(value) else value
+
+
+def allowed_error(case: AttentionCase, dtype: str) -> float:
+    """The largest error that counts as right.
+
+    Weights, result and the gradients of the scores are each rounded to the dtype, and sums are kept in float32 at
+    best, which loses about ``sqrt(terms)`` roundings.
+    """
+    accumulator = min(EPSILON[dtype], EPSILON["float32"])
+    return 4 * EPSILON[dtype] + 4 * accumulator * sqrt(case.kv_len)

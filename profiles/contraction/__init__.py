@@ -1,0 +1,1 @@
+"""The study of contractions, with further cases and peers."""

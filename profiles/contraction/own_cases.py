@@ -1,0 +1,113 @@
+"""Cases from a file: equations and shapes of the user's own.
+
+The file is JSON, or YAML where PyYAML is installed: a list of cases (or ``{"cases": [...]}``), each like this::
+
+    {"name": "scores", "equation": "batch i head d, batch j head d -> batch head i j",
+     "shapes": [[8, 512, 12, 64], [8, 512, 12, 64]]}
+
+A ``name`` may be left out; an equation may be spelled in any way that :func:`einops_fast.fast_einsum` takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from einops_fast.errors import EinsumError
+from einops_fast.profiles.cases import Case, select
+from einops_fast.profiles.reporting.records import Options
+
+__all__ = ["BadCases", "chosen_cases", "read_cases"]
+
+
+class BadCases(ValueError):
+    """A file of cases that can't be used; says which case, and why."""
+
+
+def chosen_cases(families: Mapping[str, tuple[Case, ...]], options: Options) -> tuple[Case, ...]:
+    """The cases that the options ask for, of a study's families or of a file."""
+    found = families.get(options.cases)
+    return select(read_cases(Path(options.cases)) if found is None else found, options.only)
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    """The cases of a file.
+
+    Raises:
+        BadCases: it can't be read, or holds something that is no case.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, 'mine.json')
+        ...     _ = path.write_text('[{"equation": "i j, j -> i", "shapes": [[2, 3], [3]]}]')
+        ...     [case] = read_cases(path)
+        >>> case.name, case.equation, case.shapes
+        ('i j, j -> i', 'ij,j->i', ((2, 3), (3,)))
+    """
+    found = _parsed(path)
+    listed = found.get("cases") if isinstance(found, Mapping) else found
+    if not isinstance(listed, list) or not listed:
+        raise BadCases(f"{path}: this is no list of cases")
+    cases = []
+    for at, given in enumerate(listed):
+        try:
+            cases.append(_case(given))
+        except (BadCases, EinsumError) as error:
+            name = given.get("name") if isinstance(given, Mapping) else None
+            raise BadCases(f"{path}, case {name or at}: {error}") from None
+    names = [case.name for case in cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadCases(f"{path}: two cases are called {', '.join(twice)}")
+    return tuple(cases)
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadCases(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise BadCases(f"{path} is no JSON: {error}") from None
+    try:
+        yaml: Any = import_module("yaml")
+    except ImportError:
+        raise BadCases(f"{path}: YAML needs PyYAML (pip install pyyaml); JSON does without") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadCases(f"{path} is no YAML: {error}") from None
+
+
+def _case(given: Any) -> Case:
+    # Imported here because NumPy, which this imports, reads the number of threads then.
+    from einops_fast.planning.notation import bind_sizes, parse
+
+    if not isinstance(given, Mapping) or not {"equation", "shapes"} <= given.keys() <= {"name", "equation", "shapes"}:
+        raise BadCases("a case has an equation, shapes and, if you like, a name, and nothing else")
+    spelled, shapes = given["equation"], given["shapes"]
+    if not isinstance(spelled, str):
+        raise BadCases(f"the equation is text, not {spelled!r}")
+    if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
+        raise BadCases(f"shapes is a list of lists of numbers, one for each operand, not {shapes!r}")
+    for at, shape in enumerate(shapes):
+        if any(type(size) is not int or size < 1 for size in shape):
+            raise BadCases(f"operand {at} has shape {shape}: sizes are whole numbers from 1 on")
+    subscripts = parse(spelled, tuple(map(len, shapes)))
+    sizes = bind_sizes(subscripts, shapes)
+    for at, (term, shape) in enumerate(zip(subscripts.inputs, shapes, strict=True)):
+        for label, size in zip(term, shape, strict=True):
+            if size != sizes[label]:
+                axis = subscripts.spelling(label)
+                raise BadCases(
+                    f"operand {at} has size {size} along {axis!r}, another has {sizes[label]}: give both alike"
+                )
+    # Letters, which every framework's own einsum takes.
+    return Case(str(given.get("name") or spelled), subscripts.equation, tuple(map(tuple, shapes)), fixed=True)

@@ -1,0 +1,1 @@
+"""The study of einsum's public problems."""

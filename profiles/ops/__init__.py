@@ -1,0 +1,1 @@
+"""The study of the row operators, and of models made of them."""

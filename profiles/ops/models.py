@@ -1,0 +1,179 @@
+"""Hugging Face's modules as cases: its own code with plain and with fused attention, and after our ``optimize``.
+
+Models of one layer are made from a configuration; nothing is downloaded. The module that is measured is called with
+just what its model calls it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from einops_fast.profiles.contraction.peers import Compiler
+from einops_fast.profiles.frameworks import Unavailable
+from einops_fast.profiles.ops.bound import Bound, Function, OpInputs, OpWay
+from einops_fast.profiles.ops.cases import OpCase
+from einops_fast.profiles.timing.measure import reason
+
+__all__ = ["lazily_compiled", "model_reference", "model_ways"]
+
+ATTENTION = {"native": "eager", "compile": "eager", "sdpa": "sdpa", "ours": None}
+"""What Hugging Face's ``attn_implementation`` is, by way."""
+
+MODULES = {
+    "bert_attention": "encoder.layer.0.attention.self",
+    "gpt_attention": "h.0.attn",
+    "bert_layer": "encoder.layer.0",
+    "gpt2_block": "h.0",
+}
+"""What is measured of a model, by operator: what else a model does, making masks, say, it does once for all layers."""
+
+
+def lazily_compiled(compiler: Compiler, function: Function, name: str, *, fullgraph: bool = True) -> Function:
+    """The function compiled by torch at its first call."""
+    kept: list[Function] = []
+
+    def call(*operands: Any) -> Any:
+        if not kept:
+            kept.append(compiler.compiled(function, operands, name, fullgraph=fullgraph))
+        return kept[0](*operands)
+
+    return call
+
+
+def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[OpWay]:
+    """The ways of these names; each has a model of its own, with the same parameters.
+
+    Args:
+        case: what to compute.
+        framework: torch.
+        names: of the ways.
+        compiler: torch.compile.
+        dtype: of the parameters.
+    """
+    made = []
+    for name in names:
+        if name in ATTENTION and (name != "compile" or case.compiled):
+            kept: list[tuple[Function, Any]] = []
+            wrap = partial(lazily_compiled, compiler, name=f"{case.name} {dtype}", fullgraph=False)
+            make = partial(_function_and_module, case, framework, name, dtype)
+            made.append(OpWay(name, partial(_bind, kept, make, wrap if name == "compile" else None)))
+    return made
+
+
+def model_reference(case: OpCase, framework: Any, dtype: str) -> OpWay:
+    """Hugging Face's own code with plain attention in float64, with parameters that were rounded to ``dtype``."""
+    make = partial(_function_and_module, case, framework, "native", dtype, exactly=True)
+    return OpWay("reference", partial(_bind, [], make, None))
+
+
+def _bind(
+    kept: list[tuple[Function, Any]],
+    make: Callable[[OpInputs], tuple[Function, Any]],
+    wrap: Callable[[Function], Function] | None,
+    given: OpInputs,
+    training: bool,
+) -> Bound:
+    if not kept:
+        function, module = make(given)
+        kept.append((wrap(function) if wrap else function, module))
+    function, module = kept[0]
+    module.train(training)
+    leaves = [parameter for _, parameter in sorted(module.named_parameters()) if parameter.requires_grad]
+    return Bound(partial(function, *given.operands), (*given.operands, *leaves))
+
+
+def _function_and_module(
+    case: OpCase, framework: Any, name: str, dtype: str, given: OpInputs, *, exactly: bool = False
+) -> tuple[Function, Any]:
+    """What is called with the hidden states, and whose parameters have gradients."""
+    torch = framework.torch
+    model = _model(case, torch, ATTENTION[name], given.operands[0].device).to(getattr(torch, dtype))
+    if exactly:
+        model.double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.requires_grad_(False)
+    if name == "ours":
+        _optimize(model)
+    model.eval()
+    part = model.get_submodule(MODULES[case.op])
+    arguments, options = _called_with(part, partial(model, inputs_embeds=given.operands[0].detach()), torch)
+
+    def call(hidden: Any) -> Any:
+        found = part(hidden, *arguments, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    return call, part
+
+
+def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a module gets beside the hidden states."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = part.register_forward_pre_hook(
+        lambda module, arguments, options: seen.append((arguments, options)), with_kwargs=True
+    )
+    with torch.no_grad():
+        call()
+    hook.remove()
+    if not seen:
+        raise Unavailable("the module isn't called any more: its layer is one function")
+    [(arguments, options)] = seen
+    return (arguments[1:], options) if arguments else ((), {k: v for k, v in options.items() if k != "hidden_states"})
+
+
+def _optimize(model: Any) -> None:
+    from einops_fast import nn
+
+    if not hasattr(nn, "optimize"):
+        raise Unavailable("einops_fast.nn has no optimize")
+    nn.optimize(model)
+
+
+def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
+    """A model of one layer with random parameters, always the same.
+
+    Raises:
+        Unavailable: transformers isn't installed, or can't be imported.
+    """
+    try:
+        transformers: Any = import_module("transformers")
+        bert = transformers.BertConfig, transformers.BertModel
+        gpt2 = transformers.GPT2Config, transformers.GPT2Model
+    except Exception as error:  # of its own dependencies
+        raise Unavailable(f"transformers can't be used: {reason(error)}") from None
+    _, positions, features = case.shape
+    common: dict[str, Any] = {"vocab_size": 8, "bos_token_id": 0, "eos_token_id": 0}
+    if attention:
+        common["attn_implementation"] = attention
+    torch.manual_seed(0)
+    with torch.device(device):
+        if case.op.startswith("bert"):
+            make_config, make_model = bert
+            config = make_config(
+                hidden_size=features,
+                num_attention_heads=case.heads,
+                intermediate_size=case.width or 8,
+                num_hidden_layers=1,
+                max_position_embeddings=positions,
+                hidden_dropout_prob=case.p,
+                attention_probs_dropout_prob=case.p,
+                **common,
+            )
+            return make_model(config, add_pooling_layer=False)
+        make_config, make_model = gpt2
+        config = make_config(
+            n_embd=features,
+            n_head=case.heads,
+            n_inner=case.width or 8,
+            n_layer=1,
+            n_positions=positions,
+            attn_pdrop=case.p,
+            resid_pdrop=case.p,
+            embd_pdrop=case.p,
+            use_cache=False,
+            **common,
+        )
+        return make_model(config)

@@ -1,0 +1,208 @@
+"""Ways to compute a case of the study of the operators: ours, torch's own functions, torch.compile, other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from einops_fast.profiles.contraction.peers import Compiler
+from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.ops.bound import Bound, Function, OpInputs, OpWay
+from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
+from einops_fast.profiles.ops.libraries import LIBRARIES
+from einops_fast.profiles.ops.models import lazily_compiled, model_ways
+from einops_fast.profiles.reporting.records import Row, skipped
+
+__all__ = ["LINEAR", "NATIVE", "OURS", "WAYS", "libraries", "make_ways", "op_inputs"]
+
+OURS, NATIVE, PACKED, COMPILE, LINEAR = "ours", "native", "sdpa", "compile", "linear"
+
+WAYS = (OURS, NATIVE, PACKED, COMPILE, *LIBRARIES, LINEAR)
+"""All, in the order of columns.
+
+``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the same
+with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the product of
+``linear`` without its activation: what would remain if that were free.
+"""
+
+
+def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpInputs:
+    """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
+    vector, matrix = (case.features,), (case.width, case.features)
+    more: dict[str, list[tuple[int, ...]]] = {
+        "layer_norm": [vector, vector],
+        "rms_norm": [vector],
+        "dropout_add_ln": [case.shape, vector, vector],
+        "dropout_add_layer_norm": [case.shape, vector, vector],
+        "bias_gelu": [vector],
+        "linear_cross_entropy": [matrix],
+        "linear": [matrix, (case.width,)],
+        "qkv_self_attn": [(3 * case.features, case.features), (3 * case.features,)],
+    }
+    shapes = [case.shape, *more.get(case.op, [])]
+    results = {"cross_entropy": [], "linear_cross_entropy": [], "linear": [(*case.shape[:-1], case.width)],
+               "dropout_add_layer_norm": [case.shape, case.shape]}.get(case.op, [case.shape])  # fmt: skip
+    arrays = framework.normal([*shapes, *results], dtype, seed)
+    operands, cotangents = arrays[: len(shapes)], arrays[len(shapes) :]
+    if case.op in ("linear", "linear_cross_entropy", "qkv_self_attn"):
+        operands[1] *= case.features**-0.5
+    if "norm" in case.op or case.op == "dropout_add_ln":
+        weight = operands[2 if case.op.startswith("dropout") else 1]
+        weight *= 0.25
+        weight += 1
+    for operand in operands:
+        framework.track(operand)
+    target = None
+    if not results:
+        classes = case.width or case.features
+        [normal] = framework.normal([(case.rows,)], "float32", seed + 100)
+        target = ((normal * 0.5**0.5).erf().abs() * classes).long().clamp_(0, classes - 1)
+    return OpInputs(tuple(operands), target, tuple(cotangents))
+
+
+def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase]) -> list[Row]:
+    """Which of these ways aren't here, or have no function for some operators, and why."""
+    told = []
+    functional = list(dict.fromkeys(case.op for case in cases if case.op not in MODELS))
+    for name in set(names) & LIBRARIES.keys():
+        try:
+            absent = [op for op in functional if op not in LIBRARIES[name]()]
+        except Unavailable as missing:
+            told.append(skipped(framework.name, name, str(missing)))
+            continue
+        if absent:
+            told.append(skipped(framework.name, name, f"has no such function with gradients: {', '.join(absent)}"))
+    return told
+
+
+def make_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[OpWay]:
+    """The ways of these names that there are for the case.
+
+    Args:
+        case: what to compute.
+        framework: torch.
+        names: of :data:`WAYS`.
+        compiler: torch.compile.
+        dtype: of the operands.
+    """
+    if case.op in MODELS:
+        return model_ways(case, framework, names, compiler, dtype)
+    functional = framework.torch.nn.functional
+    native = NATIVES[case.op](case, functional)
+    made = []
+    for name in names:
+        if name == OURS:
+            made.append(_way(name, _ours(case)))
+        elif name == NATIVE:
+            made.append(_way(name, native))
+        elif name == PACKED and case.op == "qkv_self_attn":
+            made.append(_way(name, _attend_packed(case, functional)))
+        elif name == COMPILE and case.compiled:
+            made.append(_way(name, lazily_compiled(compiler, native, f"{case.name} {dtype}")))
+        elif name == LINEAR and case.op == "linear":
+            made.append(_way(name, functional.linear))
+        elif name in LIBRARIES:
+            try:
+                function = LIBRARIES[name]()[case.op](case)
+            except (Unavailable, KeyError):
+                continue  # :func:`libraries` says why
+            # Its gradient takes the place of the logits.
+            made.append(_way(name, function, overwrites=(name, case.op) == ("liger", "cross_entropy")))
+    return made
+
+
+def _way(name: str, function: Function, *, overwrites: bool = False) -> OpWay:
+    def bind(given: OpInputs, training: bool) -> Bound:
+        operands = given.operands
+        if overwrites:
+            operands = tuple(each.detach().clone().requires_grad_() for each in operands)
+        more = () if given.target is None else (given.target,)
+        return Bound(partial(function, *operands, *more), operands)
+
+    return OpWay(name, bind)
+
+
+def _ours(case: OpCase) -> Function:
+    # A version of this package may not have all of them.
+    ops: Any = import_module("einops_fast.ops")
+
+    def attend(x: Any, weight: Any, bias: Any) -> Any:
+        if not hasattr(ops, "qkv_self_attention"):
+            raise Unavailable("einops_fast.ops has no qkv_self_attention")
+        return ops.qkv_self_attention(x, case.heads, weight, bias)
+
+    functions: dict[str, Function] = {
+        "softmax": ops.softmax,
+        "log_softmax": ops.log_softmax,
+        "layer_norm": lambda x, w, b: ops.layer_norm(x, weight=w, bias=b, eps=EPS),
+        "rms_norm": lambda x, w: ops.rms_norm(x, weight=w, eps=EPS),
+        "dropout_add_ln": lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS)[0],
+        "dropout_add_layer_norm": lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS),
+        "bias_gelu": ops.bias_gelu,
+        "cross_entropy": ops.cross_entropy,
+        "linear_cross_entropy": ops.linear_cross_entropy,
+        "linear": lambda x, w, b: ops.linear(x, w, b, activation=case.activation),
+        "qkv_self_attn": attend,
+    }
+    return functions[case.op]
+
+
+# torch's own functions, as its users call them
+
+
+def _summed(case: OpCase, functional: Any) -> Function:
+    def call(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        summed = functional.dropout(x, case.p) + residual
+        norm = functional.layer_norm(summed, (case.features,), weight, bias, EPS)
+        return (norm, summed) if case.op == "dropout_add_layer_norm" else norm
+
+    return call
+
+
+def _activated(case: OpCase, functional: Any) -> Function:
+    activations: dict[str, Function] = {
+        "gelu": functional.gelu,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        "silu": functional.silu,
+        "squared_relu": lambda x: functional.relu(x).square(),
+    }
+    activation = activations[case.activation]
+    return lambda x, w, b: activation(functional.linear(x, w, b))
+
+
+def _attend(case: OpCase, functional: Any, q: Any, k: Any, v: Any) -> Any:
+    heads = [each.unflatten(-1, (case.heads, -1)).transpose(1, 2) for each in (q, k, v)]
+    return functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+
+def _attend_apart(case: OpCase, functional: Any) -> Function:
+    """Three projections, as in Hugging Face's BERT."""
+
+    def call(x: Any, weight: Any, bias: Any) -> Any:
+        parts = zip(weight.chunk(3), bias.chunk(3), strict=True)
+        return _attend(case, functional, *(functional.linear(x, *part) for part in parts))
+
+    return call
+
+
+def _attend_packed(case: OpCase, functional: Any) -> Function:
+    return lambda x, w, b: _attend(case, functional, *functional.linear(x, w, b).chunk(3, -1))
+
+
+NATIVES: dict[str, Callable[[OpCase, Any], Function]] = {
+    "softmax": lambda case, functional: partial(functional.softmax, dim=-1),
+    "log_softmax": lambda case, functional: partial(functional.log_softmax, dim=-1),
+    "layer_norm": lambda case, functional: lambda x, w, b: functional.layer_norm(x, (case.features,), w, b, EPS),
+    "rms_norm": lambda case, functional: lambda x, w: functional.rms_norm(x, (case.features,), w, EPS),
+    "dropout_add_ln": _summed,
+    "dropout_add_layer_norm": _summed,
+    "bias_gelu": lambda case, functional: lambda x, b: functional.gelu(x + b),
+    "cross_entropy": lambda case, functional: functional.cross_entropy,
+    "linear_cross_entropy": lambda case, functional: (
+        lambda x, w, target: functional.cross_entropy(functional.linear(x, w), target)
+    ),
+    "linear": _activated,
+    "qkv_self_attn": _attend_apart,
+}

@@ -1,0 +1,1 @@
+"""The study of the host's time per call."""

@@ -1,0 +1,1 @@
+"""Read what profilers write: traces, tables of kernels, MXNet's own profiler."""

@@ -1,0 +1,1 @@
+"""Turn measurements into files: results, tables, plots, documents, a page."""

@@ -1,0 +1,64 @@
+"""The made parts of README and docs, from kept results and from docstrings: ``make report``.
+
+A document has a pair of comments around each, ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, or
+``reference`` in place of ``results``; what stands between them is made here, and a test says when it isn't up to date.
+
+``python -m einops_fast.profiles.reporting.documents`` writes them anew, draws the plots of the kept results, and puts
+all results on one page, ``profiles/results/report.html``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from einops_fast.profiles.reporting import plots
+from einops_fast.profiles.reporting.html_report import html_page
+from einops_fast.profiles.reporting.results import RESULTS, ROOT, read_result
+from einops_fast.profiles.reporting.sections_cases import CASES, kept_files
+from einops_fast.profiles.reporting.sections_einsum import EINSUM
+from einops_fast.profiles.reporting.sections_reference import REFERENCE
+from einops_fast.profiles.reporting.sections_results import FURTHER
+
+__all__ = ["DOCUMENTS", "SECTIONS", "updated"]
+
+DOCUMENTS = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+"""Where sections may stand."""
+
+DRAWN = ("contraction-nvidia-h200",)
+"""The results whose plots are kept beside them."""
+
+SECTIONS = {
+    **{f"results:{name}": make for name, make in {**EINSUM, **CASES, **FURTHER}.items()},
+    **{f"reference:{name}": make for name, make in REFERENCE.items()},
+}
+"""What makes each section, by the name that stands in its comments."""
+
+_MARKED = re.compile(r"(<!-- ((?:results|reference):[\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+
+
+def updated(text: str) -> str:
+    """A document with its sections made anew.
+
+    Raises:
+        KeyError: there is no section of a name in it.
+    """
+    return _MARKED.sub(lambda match: f"{match[1]}\n{SECTIONS[match[2]]().strip()}\n\n{match[4]}", text)
+
+
+def main() -> None:
+    """Make plots, sections and the page anew."""
+    drawn = [*(RESULTS / f"{name}.json" for name in DRAWN), *kept_files("attention"), *kept_files("ops")]
+    plots.main(list(map(str, drawn)))
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        if updated(text) != text:
+            path.write_text(updated(text), encoding="utf-8")
+            print(f"wrote {path}")
+    page = RESULTS / "report.html"
+    results = [read_result(path) for path in sorted(RESULTS.glob("*.json")) if not path.stem.endswith("-partial")]
+    page.write_text(html_page(results), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""What travels between the process that reports and those that measure: options there, records back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from einops_fast.profiles.cases import Described, Named
+    from einops_fast.profiles.timing.ceilings import Work
+    from einops_fast.profiles.timing.measure import Timing
+
+__all__ = [
+    "ALL",
+    "Ceiling",
+    "Extent",
+    "Machine",
+    "Note",
+    "Options",
+    "Record",
+    "Row",
+    "decode",
+    "encode",
+    "is_ours",
+    "is_own",
+    "skipped",
+    "task",
+]
+
+ALL = "all cases"
+"""Stands for the case in a row about whatever keeps a way or a framework from being measured at all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; empty means the study's own choice.
+
+    Attributes:
+        device: ``cpu`` or ``gpu``.
+        threads: of the CPU.
+        dtypes: of the operands.
+        cases: a family of the study's cases, or the path of a file with others.
+        only: parts of the names of the cases to measure, separated by commas.
+        peers: what to measure ours against.
+        quick: three rounds.
+        forward_only: leave backward out.
+        trace: folder for a trace of every case; none is written without one.
+        done: what an earlier run has measured already, as :func:`task` names it.
+    """
+
+    device: str = ""
+    threads: int = 0
+    dtypes: tuple[str, ...] = ()
+    cases: str = "public"
+    only: str = ""
+    peers: tuple[str, ...] = ()
+    quick: bool = False
+    forward_only: bool = False
+    trace: str = ""
+    done: Sequence[str] = ()
+
+    def left(self, framework: str, dtype: str, case: Named, backward: bool) -> bool:
+        """Whether a case is still to be measured."""
+        return task(framework, dtype, case.name, backward) not in self.done
+
+
+def task(framework: str, dtype: str, case: str, backward: bool) -> str:
+    """What a study measures at a time, in words.
+
+    >>> task('torch', 'float16', 'mx0', True)
+    'torch float16 mx0 backward'
+    """
+    return f"{framework} {dtype} {case} {'backward' if backward else 'forward'}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to compute one case in one framework.
+
+    Attributes:
+        what: the way: a mode, an implementation.
+        equation: as it is called.
+        sizes: shapes of operands and result.
+        seconds: median time; ``None`` if the way failed.
+        spread: interquartile range.
+        speedup: time of the native einsum over this one.
+        floor: seconds that the device needs at least.
+        failure: why the row doesn't count; empty if it does.
+        backward: forward and backward were timed, and the gradients checked.
+        guest: a failure of this way isn't held against the run.
+        best: the fastest of the other ways.
+        to_best: time of this way over that one.
+        extra_bytes: what the call needs at most beside operands and result, on a GPU.
+        kernels: what ran.
+        host: seconds until a call returns, where that isn't the time itself: on a GPU.
+        moved: bytes of operands and results, which are moved at least; of backward, those of both passes.
+        flops: floating-point operations of the best order.
+        error: the largest of the result, or of result and gradients, relative to their size.
+        peak_bytes: the most that the call holds at once beside its operands, its result included.
+        kernel_seconds: seconds of one call by kernel; by operator on a CPU.
+        details: the traceback of the failure.
+        chosen: which implementation ours was.
+    """
+
+    framework: str
+    case: str
+    what: str
+    dtype: str = ""
+    equation: str = ""
+    sizes: str = ""
+    seconds: float | None = None
+    spread: float | None = None
+    speedup: float | None = None
+    floor: float | None = None
+    failure: str = ""
+    backward: bool = False
+    guest: bool = False
+    best: str = ""
+    to_best: float | None = None
+    extra_bytes: int | None = None
+    kernels: str = ""
+    host: float | None = None
+    moved: int | None = None
+    flops: int | None = None
+    error: float | None = None
+    peak_bytes: int | None = None
+    kernel_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    details: str = ""
+    chosen: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        framework: str,
+        case: Described,
+        dtype: str,
+        timing: Timing,
+        work: Work | None = None,
+        *,
+        backward: bool = False,
+    ) -> Row:
+        """The row of a timing.
+
+        Args:
+            framework: its name.
+            case: what was computed.
+            dtype: of the operands.
+            timing: what came out.
+            work: what the device has to do at least.
+            backward: forward and backward were timed.
+        """
+        return cls(
+            framework,
+            case.name,
+            timing.name,
+            dtype,
+            case.called,
+            case.sizes,
+            timing.seconds,
+            timing.spread,
+            timing.speedup,
+            floor=work.floor if work else None,
+            failure=timing.failure,
+            backward=backward,
+            moved=work.moved if work else None,
+            flops=work.flops if work else None,
+            error=timing.error,
+            details=timing.details,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What there is to say, for JSON: fields that say nothing are left out."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if not _says_nothing(self, each.name)}
+
+    @property
+    def task(self) -> str:
+        """What it is a row of, among others."""
+        return task(self.framework, self.dtype, self.case, self.backward)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured. Of two rows with the same key the later one counts."""
+        return self.framework, self.dtype, self.backward, self.case, self.what
+
+
+def is_ours(what: str) -> bool:
+    """Whether a way is our implementation: one that begins with ``fast_``, or is just ``ours``.
+
+    >>> is_ours('fast_einsum'), is_ours('native')
+    (True, False)
+    """
+    return what.startswith("fast_") or what == "ours"
+
+
+def is_own(what: str) -> bool:
+    """Whether a way is ours, another call of ours, or kernels of ours alone: no peer.
+
+    >>> is_own('ours'), is_own('patched'), is_own('cudnn')
+    (True, True, False)
+    """
+    return is_ours(what) or what in ("contract_expression", "patched", "triton")
+
+
+def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:
+    """The row of a way, or of a whole framework, that can't be measured here; by default nobody's fault."""
+    return Row(framework, ALL, what, dtype, failure=why, guest=guest, details=details)
+
+
+def _says_nothing(row: Row, name: str) -> bool:
+    value = getattr(row, name)
+    return value is None or value is False or value in ("", {})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a framework was measured on, and with.
+
+    Attributes:
+        device: what its maker calls it.
+        threads: of the CPU.
+        versions: by package.
+        gpu: whether it is a GPU.
+        framework: which one.
+        environment: everything else that times may depend on, by name.
+    """
+
+    device: str
+    threads: int
+    versions: dict[str, str] = field(hash=False)
+    gpu: bool = False
+    framework: str = ""
+    environment: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that the reader of a table has to know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How many cases, counted once per dtype and direction, a framework's process is going to measure."""
+
+    cases: int
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a device reaches in a dtype: bytes per second of a large copy, FLOP/s of a large matrix product."""
+
+    framework: str
+    dtype: str
+    bandwidth: float
+    flops: float
+
+
+Record = Row | Machine | Note | Extent | Ceiling
+
+_KINDS: dict[str, type[Record]] = {each.__name__.lower(): each for each in (Row, Machine, Note, Extent, Ceiling)}
+
+
+def encode(record: Record) -> str:
+    """One line of JSON."""
+    return json.dumps({type(record).__name__.lower(): asdict(record)})
+
+
+def decode(line: str) -> Record:
+    """The record of a line."""
+    [(kind, values)] = json.loads(line).items()
+    return _KINDS[kind](**values)

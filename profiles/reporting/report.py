@@ -1,0 +1,188 @@
+"""Tables, on a terminal and as files: what was measured, on which device, with which versions, when."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from einops_fast.profiles.reporting.records import Machine, Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from einops_fast.profiles.reporting.results import Result
+
+__all__ = [
+    "Table",
+    "console",
+    "environment_table",
+    "geomean",
+    "markdown",
+    "markdown_table",
+    "measured_on",
+    "milliseconds",
+    "print_table",
+    "ratio",
+    "save",
+    "skips_table",
+    "slug",
+]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, columns, cells, and what follows from them in a line or two; the same for programs in ``figures``."""
+
+    title: str
+    columns: tuple[str, ...]
+    cells: Sequence[tuple[str, ...]]
+    summary: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """The table for a Markdown file."""
+        return "\n\n".join((f"## {self.title}", markdown_table(self.columns, self.cells), *self.summary))
+
+
+def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(('a', 'b'), [('1', 'x|y')]))
+    | a | b |
+    | --- | --- |
+    | 1 | x\\|y |
+    """
+    plain = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells]
+    lines = [columns, ["---"] * len(columns), *plain]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean: ratios of two and of a half cancel out."""
+    logs = [log(value) for value in values]
+    return exp(sum(logs) / len(logs))
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as the cell of a table."""
+    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio as the cell of a table."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def check_rich() -> None:
+    """End the process, with what to install, where tables can't be printed."""
+    try:
+        import rich.console  # noqa: F401
+    except ImportError:
+        sys.exit("the tables of einops_fast.profiles need rich: pip install 'einops_fast[profile]'")
+
+
+def console() -> Console:
+    """Where tables are printed."""
+    check_rich()
+    from rich.console import Console
+
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            """Nobody reads any more: by itself it would end the process, and what is still to be measured."""
+            self.quiet = True
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # rather than end where there's no sign for µ
+    # Rich takes a file for a terminal of 80 columns, and cuts what doesn't fit.
+    return Lasting(width=None if sys.stdout is not None and sys.stdout.isatty() else 260)
+
+
+def print_table(to: Console, table: Table) -> None:
+    """Print a table in colour."""
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    rendered = RichTable(title=table.title, title_justify="left")
+    for column in table.columns:
+        rendered.add_column(column, justify="right" if re.search("ms|µs|/", column) else "left")
+    for cells in table.cells:
+        # Failures stand out, whatever the table.
+        rendered.add_row(*map(escape, cells), style="red" if "failed" in cells[-1] else None)
+    to.print(rendered)
+    for line in table.summary:
+        to.print(line, highlight=False, markup=False)
+
+
+def measured_on(machines: Sequence[Machine]) -> Machine:
+    """The machine that files are named after: the GPU, if there was one."""
+    return next((machine for machine in machines if machine.gpu), machines[0])
+
+
+def slug(study: str, machine: Machine) -> str:
+    """A study on a machine, as the name of a file."""
+    threads = "" if machine.gpu else f"-threads-{machine.threads}"
+    return re.sub("[^a-z0-9]+", "-", f"{study}-{machine.device}{threads}".lower())
+
+
+def save(stem: Path, result: Result, tables: Sequence[Table]) -> list[Path]:
+    """Write the rows as JSON and CSV, and the tables as Markdown. Part of a run doesn't replace a whole one."""
+    if not result.whole:
+        stem = stem.with_name(f"{stem.name}-partial")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("json", "csv", "md")]
+    result.write_json(paths[0])
+    result.write_csv(paths[1])
+    paths[2].write_text(markdown(result, tables), encoding="utf-8")
+    return paths
+
+
+def markdown(result: Result, tables: Sequence[Table]) -> str:
+    """The tables, with what they were measured on, for a pull request."""
+    listed = ", ".join(f"{name} {number}" for name, number in result.versions.items())
+    head = (
+        f"# {result.study}: {result.device}, CPU threads: {result.threads}\n\nMeasured on {result.date} with {listed}."
+    )
+    about = [environment_table(result.environment)] if result.environment else []
+    return "\n\n".join((head, *(table.markdown() for table in [*tables, *about]), *result.notes)) + "\n"
+
+
+def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:
+    """What times may depend on: what is the same for all frameworks is said once."""
+    names = dict.fromkeys(name for found in environment.values() for name in found)
+    cells = []
+    for name in names:
+        values = {framework: found[name] for framework, found in environment.items() if name in found}
+        if len(set(values.values())) == 1:
+            cells.append(
+                (name, "all" if len(values) == len(environment) > 1 else ", ".join(values), next(iter(values.values())))
+            )
+        else:
+            cells += [(name, framework, value) for framework, value in values.items()]
+    return Table("Environment", ("what", "framework", "value"), cells)
+
+
+def skips_table(rows: Sequence[Row]) -> Table:
+    """Everything that failed or was left out, with the reason."""
+    columns = ("framework", "dtype", "case", "what", "direction", "reason")
+    cells = [
+        (
+            row.framework,
+            row.dtype or "–",
+            row.case,
+            row.what,
+            "backward" if row.backward else "forward",
+            row.failure if row.guest else f"failed: {row.failure}",
+        )
+        for row in rows
+        if row.failure
+    ]
+    return Table("Failed or left out", columns, cells)

@@ -1,0 +1,266 @@
+"""Sections of the reference: every public name with its signature and its docstring, read from the source.
+
+Nothing is imported, so the pages are the same with and without the frameworks that a module needs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+
+from einops_fast.profiles.reporting.results import ROOT
+
+__all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
+
+PAGES: dict[str, dict[str, tuple[str, ...]]] = {
+    "einops_fast": {
+        "einops_fast": (
+            "fast_einsum",
+            "contract_expression",
+            "ContractExpression",
+            "explain",
+            "autotune",
+            "allow_precision",
+            "profile",
+            "EinsumError",
+            "SubscriptsError",
+            "ShapeError",
+            "OperandError",
+            "__version__",
+        ),
+        "einops_fast.explanation": ("Explanation",),
+        "einops_fast.observing.profile_table": ("Profile",),
+        "einops_fast.runtime.plan_cache": ("clear_plans",),
+    },
+    "attention": {
+        "einops_fast": ("attention", "scaled_dot_product_attention", "explain_attention", "attention_backend"),
+        "einops_fast.attention.explanation": ("AttentionExplanation",),
+        "einops_fast.attention.memory": ("score_memory",),
+        "einops_fast.attention.registry": ("register_implementation", "registered_implementations", "Implementation"),
+    },
+    "ops": {"einops_fast.ops": ()},
+    "nn": {"einops_fast.nn": ()},
+    "metrics": {"einops_fast.metrics": ()},
+    "patching": {"einops_fast": ("patch", "unpatch", "patched"), "einops_fast.patching.patch": ("FUNCTIONS",)},
+    "backends": {
+        "einops_fast": ("register_backend",),
+        "einops_fast.backends": ("Backend", "Operand", "Target", "Numerics", "get_backend", "registered"),
+        "einops_fast.backends.ndarray": ("NdarrayBackend",),
+    },
+}
+"""The names on each page of ``docs/reference``, by the module to import them from; ``()`` for its ``__all__``."""
+
+_LISTS = {"Args": "Arguments", "Raises": "Raises", "Attributes": "Attributes"}
+_TEXTS = ("Returns", "Yields")
+_HEADER = re.compile(rf"^({'|'.join([*_LISTS, *_TEXTS, 'Example', 'Examples'])}):$")
+_ROLE = re.compile(r":\w+:`(~?)([\w.]+)`")
+_ENTRY = re.compile(r"^(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): ?(.*)$")
+_WIDTH = 100
+
+
+def names_of(page: str) -> list[tuple[str, str]]:
+    """The pairs of module and name on a page, in order."""
+    return [(module, name) for module, names in PAGES[page].items() for name in names or public_names(module)]
+
+
+def public_names(module: str) -> tuple[str, ...]:
+    """The ``__all__`` of a module."""
+    node = _definition(module, "__all__")[0]
+    assert isinstance(node, ast.Assign)
+    return tuple(ast.literal_eval(node.value))
+
+
+def _page(page: str) -> str:
+    """Every name of a page: a heading, the signature, and the docstring in Markdown."""
+    return "\n\n".join(part for module, name in names_of(page) for part in _described(module, name))
+
+
+def _described(module: str, name: str) -> Iterator[str]:
+    node, comment = _definition(module, name)
+    yield f"### `{name}`"
+    yield f"`from {module} import {name}`"
+    if isinstance(node, ast.ClassDef):
+        yield from _class(node)
+    elif isinstance(node, ast.FunctionDef):
+        yield from _function(node)
+    else:
+        yield f"```python\n{ast.unparse(node)}\n```"
+        yield _markdown(comment)
+
+
+def _function(node: ast.FunctionDef, bound: bool = False) -> Iterator[str]:
+    yield f"```python\n{_signature(node.name, node, bound)}\n```"
+    yield _markdown(ast.get_docstring(node) or "")
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    made = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    if "__init__" in made:
+        yield f"```python\n{_signature(node.name, made['__init__'], bound=True)}\n```"
+    docstring = ast.get_docstring(node) or ""
+    yield _markdown(docstring)
+    fields = [f"- `{ast.unparse(each)}`{_dash(comment)}" for each, comment in _fields(node)]
+    if fields and "\nAttributes:\n" not in docstring:
+        yield "**Attributes**"
+        yield "\n".join(fields)
+    for name, method in made.items():
+        docstring = ast.get_docstring(method) or ""
+        is_property = "property" in map(ast.unparse, method.decorator_list)
+        if (not name.startswith("_") or name == "__call__") and (docstring or is_property):
+            yield f"#### `{node.name}.{name}`"
+            if is_property:
+                yield f"`{ast.unparse(method.returns)}`{_dash(docstring)}" if method.returns else _markdown(docstring)
+            else:
+                yield from _function(method, bound=True)
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
+    """The annotated attributes in the body of a class, and the texts below them."""
+    for each, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
+            yield each, _text(after)
+
+
+def _dash(comment: str) -> str:
+    return f": {_inline(' '.join(comment.split()))}" if comment else ""
+
+
+def _signature(name: str, node: ast.FunctionDef, bound: bool) -> str:
+    """The call and what it returns, with a line for each argument where one line is too short."""
+    arguments = list(_arguments(node.args))[bound:]
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None and node.name != "__init__" else ""
+    line = f"{name}({', '.join(arguments)}){returned}"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), f"){returned}"])
+
+
+def _arguments(node: ast.arguments) -> Iterator[str]:
+    positional = [*node.posonlyargs, *node.args]
+    defaults = [None] * (len(positional) - len(node.defaults)) + list(node.defaults)
+    for at, (each, default) in enumerate(zip(positional, defaults, strict=True), 1):
+        yield _argument(each, default)
+        if at == len(node.posonlyargs):
+            yield "/"
+    if node.vararg is not None:
+        yield f"*{_argument(node.vararg, None)}"
+    elif node.kwonlyargs:
+        yield "*"
+    for each, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+        yield _argument(each, default)
+    if node.kwarg is not None:
+        yield f"**{_argument(node.kwarg, None)}"
+
+
+def _argument(node: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(node)
+    if default is None:
+        return text
+    return f"{text}{' = ' if node.annotation is not None else '='}{ast.unparse(default)}"
+
+
+# From source to definitions
+
+
+@cache
+def _tree(module: str) -> tuple[ast.stmt, ...]:
+    path = ROOT.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return tuple(ast.parse(source.read_text("utf-8")).body)
+
+
+def _definition(module: str, name: str) -> tuple[ast.stmt, str]:
+    """Where a name is defined, through all modules that import it from there, and the text below an assignment.
+
+    Raises:
+        LookupError: the module neither defines nor imports it.
+    """
+    body = _tree(module)
+    for each, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name:
+            return each, ""
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name:
+            return each, _text(after)
+        if isinstance(each, ast.ImportFrom) and each.module and name in [alias.name for alias in each.names]:
+            return _definition(each.module, name)
+    raise LookupError(f"{module} neither defines nor imports {name}")
+
+
+def _text(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return ""
+
+
+# From docstrings to Markdown
+
+
+def _markdown(docstring: str) -> str:
+    """A docstring in Google's style as Markdown."""
+    parts, lines = [], docstring.splitlines()
+    at = 0
+    while at < len(lines):
+        end = at + 1
+        header = _HEADER.match(lines[at])
+        if header:
+            while end < len(lines) and (not lines[end] or lines[end].startswith(" ")):
+                end += 1
+            parts += _section(header[1], _dedented(lines[at + 1 : end]))
+        elif lines[at]:
+            while end < len(lines) and lines[end] and not _HEADER.match(lines[end]):
+                end += 1
+            parts.append(_inline("\n".join(lines[at:end])))
+        at = end
+    return "\n\n".join(parts)
+
+
+def _section(name: str, block: Sequence[str]) -> list[str]:
+    if name in _LISTS:
+        return [f"**{_LISTS[name]}**", "\n".join(_entries(block))]
+    if name in _TEXTS:
+        return [f"**{name}**", _inline("\n".join(block))]
+    # doctest takes all lines up to an empty one for what an example prints.
+    return [f"```python\n{chr(10).join(block)}\n\n```"]
+
+
+def _entries(block: Sequence[str]) -> Iterator[str]:
+    for line in block:
+        entry = _ENTRY.match(line)
+        if entry:
+            names = ", ".join(f"`{name}`" for name in entry[1].split(", "))
+            yield f"- {names}: {_inline(entry[2])}".rstrip()
+        elif line:
+            yield f"  {_inline(line.strip())}"
+
+
+def _dedented(block: Sequence[str]) -> list[str]:
+    margin = min((len(line) - len(line.lstrip()) for line in block if line), default=0)
+    lines = [line[margin:] for line in block]
+    while lines and not lines[-1]:
+        lines.pop()
+    while lines and not lines[0]:
+        lines.pop(0)
+    return lines
+
+
+def _inline(text: str) -> str:
+    """Text with the names that it refers to as code, and with a link where a page has them."""
+    return _ROLE.sub(_reference, text.replace("``", "`"))
+
+
+def _reference(match: re.Match[str]) -> str:
+    name = match[2].rpartition(".")[2]
+    shown = f"`{name if match[1] else match[2]}`"
+    page = _places().get(name)
+    return f"[{shown}]({page}.md#{name.lower()})" if page else shown
+
+
+@cache
+def _places() -> dict[str, str]:
+    return {name: page for page in PAGES for _, name in names_of(page)}
+
+
+REFERENCE: dict[str, Callable[[], str]] = {page: partial(_page, page) for page in PAGES}
+"""What makes each section of the reference, by page."""

@@ -1,0 +1,1 @@
+"""Time a call, check its result, and tell what the device could reach."""

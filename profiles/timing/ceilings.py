@@ -1,0 +1,82 @@
+"""What the device itself reaches, and the floor that follows for a case: no implementation can be faster.
+
+The floor is that of the roofline model (Williams, Waterman and Patterson, 2009): the bytes at the bandwidth or the
+FLOPs at the rate of a matrix product, whichever takes longer. On a CPU a small case may beat its floor: operands that
+stay in cache don't come at the speed of memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+from einops_fast import fast_einsum
+from einops_fast.profiles.cases import ITEM_SIZES, Case
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.timing.accuracy import gradient_case
+from einops_fast.profiles.timing.measure import Effort, time_calls
+
+__all__ = ["Ceilings", "Work", "backward_work", "forward_work", "measure_ceilings"]
+
+COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
+GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second of a large copy, reads and writes counted, and FLOP/s of a large square GEMM."""
+
+    bandwidth: float
+    flops: float
+
+
+def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilings:
+    """The best that copies and GEMMs of the framework's arrays reach on their device, by its own calls or by ours.
+
+    A framework's own may be far from what the device can do: cupy.matmul leaves the tensor cores alone.
+    """
+    source, target = framework.normal([(COPY_BYTES[framework.device] // ITEM_SIZES[dtype],)] * 2, dtype, 0)
+    extent = GEMM_EXTENT[framework.device]
+    left, right = framework.normal([(1, extent, extent)] * 2, dtype, 0)
+    calls = [
+        lambda: framework.copy(target, source),
+        lambda: framework.matmul(left, right),
+        lambda: fast_einsum("bik,bkj->bij", left, right),
+    ]
+    # They don't compete: neither may stop early.
+    times = time_calls(calls, framework.clock(), effort=replace(effort, lost=inf))
+    copy_seconds, *gemm_seconds = map(min, times)
+    return Ceilings(2 * COPY_BYTES[framework.device] / copy_seconds, 2 * extent**3 / min(gemm_seconds))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What has to be done for a case at least.
+
+    Attributes:
+        moved: bytes of operands and results.
+        flops: floating-point operations.
+        floor: seconds that they take at the ceilings.
+    """
+
+    moved: int
+    flops: int
+    floor: float
+
+    @classmethod
+    def of(cls, moved: int, flops: int, ceilings: Ceilings) -> Work:
+        return cls(moved, flops, max(moved / ceilings.bandwidth, flops / ceilings.flops))
+
+
+def forward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
+    """Operands and result are moved once, and the FLOPs are those of the best order."""
+    return Work.of(sum(case.elements) * ITEM_SIZES[dtype], case.flops, ceilings)
+
+
+def backward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
+    """Forward, then backward: there operands and cotangent are read once, and every gradient is written."""
+    forward = forward_work(case, dtype, ceilings)
+    moved = forward.moved + sum(map(prod, case.shapes)) * ITEM_SIZES[dtype]
+    flops = sum(gradient_case(case, place).flops for place in range(len(case.shapes)))
+    backward = Work.of(moved, flops, ceilings)
+    return Work(forward.moved + moved, forward.flops + flops, forward.floor + backward.floor)

@@ -1,0 +1,544 @@
+"""Which implementation is used: the registry, the restriction and the choice by measurement."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from attention_spec import SPEC
+
+from einops_fast import OperandError, attention, attention_backend, autotune
+from einops_fast.attention import measured, prepare, registry
+from einops_fast.attention.attend import plan_of
+from einops_fast.attention.calls import GivenCall
+from einops_fast.attention.choice import choose
+from einops_fast.attention.math import Math
+from einops_fast.attention.measured import problem_class
+from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.runtime import budget, disk_cache, measuring
+from einops_fast.runtime.plan_cache import clear_plans
+
+Q = np.ones((2, 3, 4))
+PATTERN = "b i d, b j d, b j e -> b i e"
+
+
+class Fake(Implementation):
+    """Takes as long as it is told to."""
+
+    name = "fake"
+
+    def __init__(self, predicted, measured, lacking=None, queueing=0.0, slower=1.0):
+        self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
+        self.queueing, self.slower = queueing, slower
+
+    def lacks(self, spec):
+        return self.lacking
+
+    def seconds(self, spec, on):
+        return self.predicted
+
+    def run(self, spec, inputs):
+        self.runs += 1
+        if self.measured is None:
+            raise RuntimeError("out of memory")
+        return "result", None
+
+
+@dataclass
+class Run:
+    """What makes a call by a fake."""
+
+    way: Fake
+
+    def __call__(self):
+        self.way.run(SPEC, None)
+
+
+class FakeClock:
+    """Gives the times that fakes say; may be told not to measure."""
+
+    def __init__(self):
+        self.allowed, self.calls, self.queued, self.settled, self.open = True, [], [], [], False
+
+    def may_measure(self):
+        return self.allowed
+
+    def device_name(self):
+        return "a GPU"
+
+    def versions(self):
+        return {"driver": "1"}
+
+    def ceilings(self):
+        return gpu_ceilings("H200")
+
+    @contextmanager
+    def aside(self):
+        self.open = True
+        yield
+        self.open = False
+
+    def run_of(self, way, call):
+        assert call is CALL
+        return Run(way)
+
+    def settle(self, runs):
+        assert self.open
+        self.settled.append([run.way.name for run in runs])
+        for run in runs:
+            run.way.measured *= run.way.slower
+
+    def seconds(self, run, repeat):
+        assert self.open
+        run()
+        self.calls.append(run.way.name)
+        return [run.way.measured] * repeat
+
+    def wall_seconds(self, run, calls):
+        assert self.open
+        self.queued.append(run.way.name)
+        # Another process has the processor for a while.
+        return max(run.way.queueing, run.way.measured) * (10.0 if len(self.queued) < 6 else 1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    clock = FakeClock()
+    pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations import clock as clocks
+
+    monkeypatch.setattr(clocks, "TorchClock", lambda device: clock)
+    monkeypatch.setattr(measuring, "NO_WAIT", 100.0)  # fakes take seconds
+    clear_plans()
+    yield clock
+    clear_plans()
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Put fakes in the place of all implementations."""
+
+    def offer(**fakes):
+        for name, fake in fakes.items():
+            fake.name = name
+        monkeypatch.setattr(registry, "_entries", {})
+        monkeypatch.setattr(registry, "_made", {})
+        for name, fake in fakes.items():
+            register_implementation(name, "", lambda fake=fake: fake)
+        return fakes
+
+    return offer
+
+
+CALL = SimpleNamespace(inputs=None)
+
+
+# ---- the registry
+
+
+def test_an_error_lists_every_implementation_with_its_reason(offer):
+    offer(one=Fake(1, 1, "it is Monday"), two=Fake(1, 1, "it has no wheels"))
+
+    def missing():
+        raise ImportError("not installed")
+
+    register_implementation("three", "", missing)
+    register_implementation("four", "cupy", missing)
+    with pytest.raises(OperandError) as caught:
+        attention(PATTERN, Q, Q, Q)
+    lines = str(caught.value).splitlines()[1:]
+    assert lines == [
+        "  one: it is Monday",
+        "  two: it has no wheels",
+        "  three: it isn't available: not installed",
+        "  four: it takes cupy arrays only",
+    ]
+    with attention_backend("two"), pytest.raises(OperandError, match=r"not allowed by attention_backend: one, three"):
+        attention(PATTERN, Q, Q, Q)
+
+
+def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
+    fakes = offer(one=Fake(1, 1), two=Fake(2, 2), three=Fake(3, 3, "never"))
+    with attention_backend("three", "two", "one", "two"):
+        assert allowed_names() == ("three", "two", "one")
+        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+        with attention_backend("one"):
+            assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]
+            inside = []
+            thread = threading.Thread(target=lambda: inside.append(allowed_names()))
+            thread.start()
+            thread.join()
+            assert inside == [None]
+        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+    assert allowed_names() is None
+    with pytest.raises(OperandError, match="called 'four'; there are one, two, three"), attention_backend("four"):
+        pass
+    with pytest.raises(OperandError, match=r"is called \['math'\]"), attention_backend(["math"]):
+        pass
+    with pytest.raises(OperandError, match="needs a name"), attention_backend():
+        pass
+
+
+def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
+    class Constant(Fake):
+        def run(self, spec, inputs):
+            return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.measured), None
+
+    offer(one=Constant(1, 1.0), two=Constant(2, 2.0))
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
+    with attention_backend("two"):
+        assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 2
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
+    three = Constant(1, 3.0)
+    three.name = "one"
+    register_implementation("one", "", lambda: three)
+    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 3
+
+
+# ---- the choice
+
+
+def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
+    fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 2.5, "two": 2.0}
+
+
+def torch_call(dropout_p=0.0, lse=False, gradients=True):
+    """A call of tensors, all three the same."""
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 3, 4, requires_grad=gradients)
+    options = False, None, None, 0.0, None, dropout_p, lse, False
+    arrays = {"q": q, "k": q, "v": q}
+    return GivenCall(plan_of(PATTERN, None, arrays, {}, options, None, "torch"), arrays)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, gradients, lse):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
+
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    call = torch_call(lse=lse, gradients=gradients)
+    clock = TorchClock("cuda:0")
+    run = clock.run_of(Math(), call)
+    assert 0 < clock.wall_seconds(run, 3) < 10
+    assert len(waits) == 2
+    clock.settle([run])
+    assert len(waits) > 2
+    assert call.arrays["q"].grad is None
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_timed_is_what_a_call_does(gradients):
+    """With gradients, and from the caller's arrays; not only the part that all implementations have."""
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
+
+    seen = []
+
+    class Short(Math):
+        def straight(self, plan, arrays):
+            return lambda q, k, v: seen.append((q, torch.is_grad_enabled())) or q * 2
+
+        def run(self, spec, inputs):
+            raise AssertionError("a call doesn't take this way")
+
+    call = torch_call(gradients=gradients)
+    assert call.by(Short()).straight(*call.arrays.values()).sum() == 48
+    seen.clear()
+    TorchClock("cuda:0").run_of(Short(), call)()
+    ((given, recorded),) = seen
+    assert given is not call.arrays["q"]
+    assert given.data_ptr() == call.arrays["q"].data_ptr()
+    assert recorded is given.requires_grad is gradients
+    assert call.arrays["q"].grad is None
+
+
+def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(50.0, 0.1), broken=Fake(1.2, None))
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 3.0, "two": 2.0}
+    assert decision.final
+    assert "far" not in clock.calls
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.key["class"] == problem_class(SPEC)
+    assert entry.key["problem"] == "attention heads 16 q_len 1024 kv_len 1024 head_dim 64/64"
+    clock.calls.clear()
+    # From memory, and after that is lost from disk; for all problems of the class.
+    for forget in (False, True):
+        if forget:
+            clear_plans()
+        found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", CALL)
+        assert found.implementation is fakes["two"]
+        assert found.measured == {"one": 3.0, "two": 2.0}
+    assert clock.calls == []
+    choose(replace(SPEC, q_len=2000), "cuda:0", "auto", CALL)
+    assert clock.calls
+
+
+def test_what_counts_is_what_they_take_under_load(clock, offer):
+    """The clock of a device that is at work falls, and one may slow down by more than another."""
+    fakes = offer(one=Fake(1.0, 3.0, slower=1.5), two=Fake(1.0, 3.5, slower=1.1), far=Fake(1.0, 9.0, slower=0.1))
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    assert decision.implementation is fakes["two"]
+    assert decision.measured == {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0}
+    assert clock.settled == [["one", "two"]]
+
+
+@pytest.mark.parametrize(("measured", "expected"), [(1.01, "one"), (1.03, "other")])
+def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
+    fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
+    fakes["one"].preferred = True
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes[expected]
+
+
+def test_modes(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
+    never = choose(SPEC, "cuda:0", "never", CALL)
+    assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
+    assert choose(SPEC, "cuda:0", "never", CALL).implementation is fakes["two"]  # what is known is used
+    clear_plans()
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["far"]
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["far"]
+
+
+def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
+    """Where the sizes of one kind of call change on and on, the prediction is taken until some time has passed."""
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    timed = measured.time_runs
+    monkeypatch.setattr(measured, "time_runs", lambda *given: (passing.append(0.7 * budget.AT_ONCE), timed(*given))[1])
+
+    def chosen(q_len):
+        found = choose(replace(SPEC, q_len=q_len), "cuda:0", "auto", CALL)
+        return found.implementation, found.final
+
+    assert [chosen(q_len) for q_len in (64, 128)] == [(fakes["two"], True)] * 2
+    assert chosen(256) == (fakes["one"], False)
+    passing.append(1e4)
+    assert chosen(256) == (fakes["two"], True)
+
+
+def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
+    class Slow(Fake):
+        slow_to_begin = True
+
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
+    found = choose(SPEC, "cuda:0", "auto", CALL)
+    assert found.implementation is fakes["two"]
+    assert found.measured == {"one": 3.0, "two": 2.0}
+    clear_plans()
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["slow"]
+    clear_plans()
+    disk_cache.clear()
+    fakes["slow"].predicted = 1.1
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["slow"]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
+    class Busy(Fake):
+        host = 0.5, 2.0
+
+    fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
+    chosen = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", CALL).implementation
+    assert chosen is fakes["one" if gradients else "busy"]
+
+
+@pytest.mark.parametrize(
+    ("queueing", "chosen"),
+    [
+        ((4.0, 4.35), "two"),  # who knows which of the hosts was faster
+        ((4.0, 4.45), "one"),
+        ((0.1, 1.9), "two"),  # the device doesn't wait
+        ((0.1, 3.1), "one"),  # now it does, for longer than the other takes
+    ],
+)
+def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queueing, chosen):
+    one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
+    one.queueing, two.queueing = queueing
+    fakes = offer(one=one, two=two)
+    found = choose(SPEC, "cuda:0", "auto", CALL)
+    assert found.implementation is fakes[chosen]
+    assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
+
+
+def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
+    offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
+    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 100.0, "two": 101.0}
+    assert clock.queued == []
+    clear_plans()
+    disk_cache.clear()
+    offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
+    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 200.0, "two": 101.0}
+    assert clock.queued
+
+
+def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
+    class Unfused(Fake):
+        efficiency = 0.0
+
+    fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
+    found = choose(SPEC, "cuda:0", "auto", CALL)
+    assert found.implementation is fakes["one"]
+    assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
+
+
+def test_nothing_is_measured_where_it_may_not_be(clock, offer):
+    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    clock.allowed = False
+    captured = choose(SPEC, "cuda:0", "auto", CALL)
+    assert (captured.implementation, captured.final) == (fakes["one"], False)
+    traced = choose(SPEC, "cuda:0", "auto", CALL, quiet=True)
+    assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
+    assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]  # explaining
+    assert clock.calls == []
+    assert list(disk_cache.entries()) == []
+    clock.allowed = True
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
+
+
+def test_efficiency_may_differ_by_dtype(clock, offer):
+    """Without measurements, also while a graph is traced, the dtype decides."""
+
+    class Halves(Fake):
+        efficiency, efficiencies = 0.8, {"float32": 0.1}
+        seconds = Implementation.seconds
+
+    class Wide(Halves):
+        efficiency, efficiencies = 0.2, {"float32": 0.5}
+
+    fakes = offer(halves=Halves(0.0, 1.0), wide=Wide(0.0, 1.0))
+    for dtype, best in (("float16", "halves"), ("float32", "wide")):
+        spec = replace(SPEC, dtype=dtype)
+        assert choose(spec, "cuda:0", "never", CALL).implementation is fakes[best]
+        assert choose(spec, "cuda:0", "auto", CALL, quiet=True).implementation is fakes[best]
+
+
+def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
+    fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["one"]
+    assert list(disk_cache.entries()) == []
+
+
+def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
+    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
+    choose(SPEC, "cuda:0", "auto", CALL)
+    clear_plans()
+    fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
+    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["three"]
+
+
+def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
+    """One that is installed later is measured too."""
+    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
+    choose(SPEC, "cuda:0", "auto", CALL)
+    clear_plans()
+    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
+    found = choose(SPEC, "cuda:0", "auto", CALL)
+    assert found.implementation is fakes["three"]
+    assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
+
+
+def test_versions_are_of_what_is_installed(monkeypatch):
+    pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations import clock as clocks
+
+    monkeypatch.setattr(clocks.TorchMemory, "versions", lambda self: {})
+    monkeypatch.setattr(clocks, "version", {"flash-attn-4": "4.0.0"}.__getitem__)
+    assert clocks.TorchClock("cuda:0").versions()["flash-attn-4"] == "4.0.0"
+
+    def missing(name):
+        raise clocks.PackageNotFoundError(name)
+
+    monkeypatch.setattr(clocks, "version", missing)
+    assert "flash-attn-4" not in clocks.TorchClock("cuda:0").versions()
+
+
+def test_the_only_one_is_not_measured(clock, offer):
+    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
+    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["one"]
+    assert clock.calls == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 65}, {"causal": True}, {"gradients": True}, {"dtype": "bfloat16"}, {"q_len": 1}, {"softcap": 1.0},
+        {"mask": (1, 1, 1000, 1000)}, {"window": (128, 0)}, {"strides": ((512000, 1, 512, 8),) * 3},
+        {"k_batch": (2, 1), "v_batch": (2, 1)}, {"page_size": 16},
+    ],
+)  # fmt: skip
+def test_classes_of_problems_tell_features_apart(change):
+    assert problem_class(replace(SPEC, **change)) != problem_class(SPEC)
+
+
+def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
+
+    clock = TorchClock("cuda:0")
+    ran = []
+    monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
+    call = torch_call(dropout_p=0.5)
+    q = call.arrays["q"]
+    q.grad = torch.zeros_like(q)
+    state = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[]):
+        run = clock.run_of(Math(), call)
+        assert clock.seconds(run, 1) == [1.0]
+        with torch.no_grad():
+            clock.seconds(run, 1)
+    assert ran == [None, None]
+    assert not q.grad.any()
+    assert q.grad_fn is None
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.torch.attention.implementations import devices
+
+    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
+    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(measured, "choose_by_time", None)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lambda *operands: (torch.zeros(2, 8, 128, 64),)
+
+    q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
+    softcap = {"layout": "bhsd", "softcap": 3.0}
+    functions = [
+        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
+        ("flash", "scaled_dot_product_attention", lambda q: attention(q, q, q, layout="bhsd", causal=True)),
+        ("math", "tanh", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
+        (None, "attention_forward", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
+    ]
+    for allowed, expected, function in functions:
+        torch.compiler.reset()
+        with attention_backend(allowed) if allowed else nullcontext():
+            torch.compile(function, fullgraph=True, backend=backend)(q)
+        assert expected in graphs.pop().print_readable(print_output=False)
+
+
+def test_a_decision_has_predicted_and_measured_times(clock, offer):
+    offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
+    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    assert decision.predicted == {"one": 1.0, "two": 1.5}
+    with autotune("never"):
+        assert "measured" in choose(SPEC, "cuda:0", "never").why

@@ -1,0 +1,283 @@
+"""Calls on a CPU that are asked in the same words: looked up without being read again, and never the wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from torch.nn.functional import scaled_dot_product_attention as native  # noqa: E402
+
+from einops_fast import attention, attention_backend, scaled_dot_product_attention  # noqa: E402
+from einops_fast.attention import attend, drop_in  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+P = "b h i d, b g j d, b g j e -> b h i e"
+Q_MASK = torch.arange(12).reshape(3, 4) % 3 > 0
+
+
+def randn(*shape: int, seed: int = 0, dtype: Any = torch.float32) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def operands(dtype: Any = torch.float32, heads: int = 4, kv_heads: int = 4) -> list[Any]:
+    shapes = (2, heads, 3, 8), (2, kv_heads, 4, 8), (2, kv_heads, 4, 8)
+    return [randn(*shape, seed=at, dtype=dtype) for at, shape in enumerate(shapes)]
+
+
+def turned(*arrays: Any) -> list[Any]:
+    return [each.transpose(1, 2).contiguous() for each in arrays]
+
+
+# name -> ours and torch's own of the same arrays
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "pattern": (lambda q, k, v: attention(P, q, k, v), native),
+    "causal": (
+        lambda q, k, v: attention(P, q, k, v, causal=True, scale=0.3),
+        lambda q, k, v: native(q, k, v, is_causal=True, scale=0.3),
+    ),
+    "layout": (lambda q, k, v: attention(q, k, v, layout="bhsd"), native),
+    "other layout": (
+        lambda q, k, v: attention(*turned(q, k, v), layout="bshd").transpose(1, 2),
+        lambda q, k, v: native(*[each.transpose(1, 2) for each in turned(q, k, v)]),
+    ),
+    "no batch": (
+        lambda q, k, v: attention("h i d, h j d, h j e -> i h e", q[0], k[0], v[0]),
+        lambda q, k, v: native(q[:1], k[:1], v[:1])[0].transpose(0, 1),
+    ),
+    "mask": (
+        lambda q, k, v: attention(P, q, k, v, mask=Q_MASK),
+        lambda q, k, v: native(q, k, v, Q_MASK),
+    ),
+    "mask of keys": (
+        lambda q, k, v: attention(P, q, k, v, mask=Q_MASK[:1]),
+        lambda q, k, v: native(q, k, v, Q_MASK[:1]),
+    ),
+    "bias": (
+        lambda q, k, v: attention(P, q, k, v, bias=randn(4, 3, 4, dtype=q.dtype)),
+        lambda q, k, v: native(q, k, v, randn(4, 3, 4, dtype=q.dtype)[None]),
+    ),
+    "drop-in": (scaled_dot_product_attention, native),
+    "drop-in, causal": (
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda q, k, v: native(q, k, v, is_causal=True),
+    ),
+    "drop-in, mask": (
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, Q_MASK),
+        lambda q, k, v: native(q, k, v, Q_MASK),
+    ),
+    "drop-in, bias": (
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, randn(3, 4, dtype=q.dtype)),
+        lambda q, k, v: native(q, k, v, randn(3, 4, dtype=q.dtype)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_call_is_not_read_and_is_torch_s_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = CALLS[name]
+    clear_plans()
+    arrays = operands()
+    assert torch.equal(ours(*arrays), theirs(*arrays))
+    for module in (attend, drop_in):
+        monkeypatch.setattr(module, "attend", None)
+    arrays = [each + 1 for each in arrays]
+    assert torch.equal(ours(*arrays), theirs(*arrays))
+
+
+def test_shared_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = operands(kv_heads=2)
+    expected = native(*arrays, enable_gqa=True)
+    clear_plans()
+    for _ in range(2):
+        assert torch.equal(attention(P, *arrays), expected)
+        assert torch.equal(attention(*arrays, layout="bhsd"), expected)
+        assert torch.equal(scaled_dot_product_attention(*arrays, enable_gqa=True), expected)
+        monkeypatch.setattr(attend, "attend", None)
+        monkeypatch.setattr(drop_in, "attend", None)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arrays_of_another_kind_are_another_call(name: str) -> None:
+    ours, theirs = CALLS[name]
+    clear_plans()
+    variants = [operands(), operands(torch.float64), operands(torch.bfloat16), operands(heads=2, kv_heads=2)]
+    if name == "bias":
+        variants.pop()
+    variants.append([each.transpose(2, 3).contiguous().transpose(2, 3) for each in variants[0]])
+    variants.append([each.clone().requires_grad_() for each in variants[0]])
+    for arrays in (*variants, *variants):
+        torch.testing.assert_close(ours(*arrays), theirs(*arrays))
+    recorded = variants[-1]
+    assert ours(*recorded).requires_grad
+    with torch.no_grad():
+        assert not ours(*recorded).requires_grad
+    gradients = [torch.autograd.grad(call(*recorded).square().sum(), recorded) for call in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("name", ["pattern", "mask", "drop-in"])
+def test_circumstances_take_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = CALLS[name]
+    arrays = operands()
+    clear_plans()
+    ours(*arrays)
+    read = []
+    kept = attend.attend
+    for module in (attend, drop_in):
+        monkeypatch.setattr(module, "attend", lambda *given: read.append(given) or kept(*given))
+    ours(*arrays)
+    assert not read
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(*arrays).dtype == torch.bfloat16
+        assert ours(*arrays).dtype == torch.bfloat16
+    assert ours(*arrays).dtype == torch.float32
+    assert len(read) == 2
+    with attention_backend("math"):
+        torch.testing.assert_close(ours(*arrays), theirs(*arrays))
+    assert len(read) == 3
+    with pytest.raises(Exception, match="no implementation"), attention_backend("fa4"):
+        ours(*arrays)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(ours(*arrays), theirs(*arrays))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(read) == 5
+    ours(*arrays)
+    assert len(read) == 5
+
+
+def test_words_that_look_alike() -> None:
+    q, k, v = operands()
+    clear_plans()
+    square = randn(4, 4, 4)[:, :3]
+    bias = ("h i j", square), ("j i h", square.permute(2, 1, 0).contiguous())
+    expected = native(q, k, v, square)
+    for _ in range(2):
+        torch.testing.assert_close(attention(P, q, k, v, bias=square), expected)
+        for each in bias:  # a pattern is no part of the words
+            torch.testing.assert_close(attention(P, q, k, v, bias=each), expected)
+        torch.testing.assert_close(attention(P, q, k, v, mask=Q_MASK), native(q, k, v, Q_MASK))
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, Q_MASK), native(q, k, v, Q_MASK))
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, square), expected)
+        both = native(q, k, v, square.masked_fill(~Q_MASK, -torch.inf))
+        torch.testing.assert_close(attention(P, q, k, v, mask=Q_MASK, bias=square), both)
+        out, lse = attention(P, q, k, v, return_lse=True)
+        torch.testing.assert_close(out, native(q, k, v))
+        torch.testing.assert_close(lse, (q @ k.transpose(-1, -2) * 8**-0.5).logsumexp(-1))
+        arrays = [each.numpy() for each in (q, k, v)]
+        np.testing.assert_allclose(attention(P, *arrays), native(q, k, v).numpy(), rtol=1e-5, atol=1e-6)
+        scale = torch.tensor(0.5)  # an array of one number may change
+        torch.testing.assert_close(attention(P, q, k, v, scale=scale), native(q, k, v, scale=0.5))
+        scale.fill_(0.25)
+        torch.testing.assert_close(attention(P, q, k, v, scale=scale), native(q, k, v, scale=0.25))
+
+
+def test_a_mask_whose_axes_are_copied_to_become_one() -> None:
+    """Its copy may have the sizes and strides that it has itself, in another order of axes."""
+    arrays = [randn(2, 2, 2, 3, 8, seed=at) for at in range(3)]
+    mask = torch.tensor([[True, False], [True, True]]).reshape(1, 2, 2, 1, 1) & torch.ones(1, 1, 1, 3, 3, dtype=bool)
+    pattern = "a b c i d, a b c j d, a b c j e -> a b c i e"
+    expected = native(*[each.flatten(0, 1) for each in arrays], mask.expand(2, 2, 2, 3, 3).flatten(0, 1))
+    for _ in range(2):
+        torch.testing.assert_close(attention(pattern, *arrays, mask=mask), expected.unflatten(0, (2, 2)))
+
+
+def seen_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many axes the arrays of each call have that torch's function gets, from now on."""
+    from einops_fast.backends.torch.attention.implementations import cpu
+
+    dims = []
+
+    def strict(*arrays: Any, **options: Any) -> Any:
+        dims.append([array.dim() for array in arrays])
+        return native(*arrays, **options)
+
+    monkeypatch.setattr(cpu, "native", strict)
+    monkeypatch.setattr(attend, "_calls", {})
+    clear_plans()
+    return dims
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lacking"),
+    [
+        ("h i d, b h j d, b h j e -> b h i e", "q"),
+        ("b h i d, h j d, h j e -> b h i e", "kv"),
+        ("i h d, j h d, j h e -> i h e", "qkv"),
+        ("h i d, h j d, h j e -> h e i", "qkv"),
+    ],
+)
+def test_arrays_without_the_batch_have_four_axes_for_torch(
+    pattern: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three it would take its slow way, as would cuDNN's operator."""
+    dims = seen_by_torch(monkeypatch)
+    arrays = {"q": randn(1, 4, 3, 8), "k": randn(1, 4, 5, 8, seed=1), "v": randn(1, 4, 5, 8, seed=2)}
+    expected = native(*arrays.values())
+    given = [array[0] if name in lacking else array for name, array in arrays.items()]
+    if pattern.startswith("i h"):
+        given = [array.transpose(0, 1) for array in given]
+    for _ in range(2):
+        found = attention(pattern, *given)
+        if pattern.startswith("i h"):
+            found = found.transpose(0, 1)
+        if pattern.endswith("e i"):
+            found = found.transpose(-1, -2)
+        torch.testing.assert_close(found if found.dim() == 4 else found[None], expected)
+    clear_plans()
+    assert dims == [[4, 4, 4]] * 2
+
+
+@pytest.mark.parametrize("kind", ["bias", "mask"])
+@pytest.mark.parametrize(("term", "axes"), [("h i j", 4), ("i j", 2), ("b i j", 4), ("b h i j", 4), ("b j", 4)])
+def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(
+    kind: str, term: str, axes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three it would make all scores: five times as long."""
+    dims = seen_by_torch(monkeypatch)
+    sizes = {"b": 2, "h": 4, "i": 3, "j": 5}
+    q, k = randn(2, 4, 3, 8), randn(2, 4, 5, 8, seed=1)
+    extra = randn(*(sizes[letter] for letter in term.split()), seed=2)
+    extra = extra if kind == "bias" else extra > -1
+    whole = extra[tuple(slice(None) if letter in term else None for letter in "bhij")]
+    expected = native(q, k, k, whole.expand(2, 4, 3, 5))
+    for _ in range(2):
+        found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **{kind: (term, extra)})
+        torch.testing.assert_close(found, expected)
+    clear_plans()
+    assert dims == [[4, 4, 4, axes]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("options", [{"mask": ("i j", None)}, {"window": (9, 3)}, {"causal": "bottom_right"}])
+def test_many_elements_of_a_mask_become_numbers_here(
+    options: dict[str, Any], dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without keys among them."""
+    q, k = randn(1, 2, 60, 8, dtype=dtype), randn(1, 2, 90, 8, dtype=dtype, seed=1)
+    allowed = randn(60, 90, seed=2) > 0
+    allowed[7] = False
+    distance = torch.arange(90) - torch.arange(60)[:, None]
+    if "window" in options:
+        allowed = (distance >= -9) & (distance <= 3)
+    elif "causal" in options:
+        allowed = distance <= 30
+    else:
+        options = {"mask": ("i j", allowed)}
+    expected = native(q, k, k, allowed)
+    found = []
+    from einops_fast.backends.torch.attention.implementations import cpu
+
+    monkeypatch.setattr(cpu, "_MANY", 60 * 90)
+    monkeypatch.setattr(cpu, "native", lambda *arrays, **others: found.append(arrays[3]) or native(*arrays, **others))
+    monkeypatch.setattr(attend, "_calls", {})
+    clear_plans()
+    for _ in range(2):
+        torch.testing.assert_close(attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **options), expected)
+    clear_plans()
+    assert [each.dtype for each in found] == [dtype] * 2

@@ -1,0 +1,86 @@
+"""Attention whose lengths change from call to call, on a CPU: right for any, and planned where lengths come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from einops_fast import attention, scaled_dot_product_attention  # noqa: E402
+from einops_fast.attention import attend  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned() -> None:
+    clear_plans()
+
+
+def plain(q: Any, k: Any, v: Any) -> Any:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+CALLS = {
+    "bhsd": (lambda q, k, v: attention(q, k, v, layout="bhsd"), (0, 1, 2, 3)),
+    "bshd": (lambda q, k, v: attention(q, k, v, layout="bshd"), (0, 2, 1, 3)),
+    "words": (lambda q, k, v: attention("b h d i, b h d j, b h e j -> b h e i", q, k, v), (0, 1, 3, 2)),
+    "torch's name": (scaled_dot_product_attention, (0, 1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None:
+    call, order = CALLS[name]
+    sizes = [(2, 4, 5, 7, 8), (2, 4, 6, 6, 8), (2, 4, 1, 9, 8), (3, 2, 9, 1, 4), (1, 1, 3, 2, 8), (2, 4, 5, 7, 8)] * 2
+    planned = []
+    for batch, heads, q_len, kv_len, head_dim in sizes:
+        q = torch.randn(batch, heads, q_len, head_dim, dtype=torch.float64)
+        k, v = torch.randn(2, batch, heads, kv_len, head_dim, dtype=torch.float64)
+        found = call(*[each.permute(order).contiguous() for each in (q, k, v)])
+        torch.testing.assert_close(found.permute(order), plain(q, k, v))
+        planned.append(len(attend._calls))
+    assert planned[:5] == [1, 2, 2, 2, 2]
+    assert planned[-1] == 5
+
+
+OTHERS = {
+    "gradients": lambda q, k: (q.requires_grad_(), k, k),
+    "dtype": lambda q, k: (q.float(), k.float(), k.float()),
+    "shared heads": lambda q, k: (q, k[:, :2], k[:, :2]),
+    "width of v": lambda q, k: (q, k, k[..., :4]),
+    "strides": lambda q, k: (q.mT.contiguous().mT, k, k),
+    "no keys": lambda q, k: (q, k[:, :, :0], k[:, :, :0]),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_operands_of_another_kind(other: str) -> None:
+    for length in (3, 4, 5):
+        q = torch.randn(2, 4, length, 8, dtype=torch.float64)
+        attention(q, q, q, layout="bhsd")
+    q, k, v = OTHERS[other](torch.randn(2, 4, 6, 8).double(), torch.randn(2, 4, 7, 8).double())
+    found = attention(q, k, v, layout="bhsd")
+    heads = q.shape[1] // k.shape[1]
+    wide = k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1)
+    torch.testing.assert_close(found, plain(q, *wide))
+
+
+def test_a_scale_holds_for_all_widths() -> None:
+    for width in (16, 16, 16, 4):
+        q = torch.randn(2, 3, 5 + width, width)
+        for _ in range(2):
+            q = q[:, :, 1:].contiguous()
+            expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, scale=0.25)
+            torch.testing.assert_close(attention(q, q, q, layout="bhsd", scale=0.25), expected)
+
+
+def test_causal_lengths_are_planned() -> None:
+    for q_len, kv_len in ((4, 4), (5, 5), (6, 6), (3, 7)):
+        q, k = torch.randn(1, 2, q_len, 8), torch.randn(1, 2, kv_len, 8)
+        for causal in ("top_left", "bottom_right"):
+            shift = kv_len - q_len if causal == "bottom_right" else 0
+            mask = torch.ones(q_len, kv_len, dtype=torch.bool).tril(shift)
+            expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+            torch.testing.assert_close(attention(q, k, k, layout="bhsd", causal=causal), expected)

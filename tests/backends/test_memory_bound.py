@@ -1,0 +1,229 @@
+"""Contractions that memory bounds, on a CPU: no stack of interleaved matrices with an extent of 1 is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einops_fast import explain, fast_einsum
+from einops_fast.planning.steps import Gemm, Multiply, Native
+from einops_fast.runtime.plan_cache import clear_plans
+
+torch = pytest.importorskip("torch")
+
+from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.torch import steps as torch_steps  # noqa: E402
+from einops_fast.backends.torch.einsum.blocks import sum_in_blocks  # noqa: E402
+from einops_fast.backends.torch.types import HALVES  # noqa: E402
+
+# Matrices times vectors, whose short rows lie between those of other matrices.
+INTERLEAVED = [
+    ("bhd,hd->bh", (2048, 8, 32), (8, 32)),
+    ("bhd,hd->hb", (2048, 8, 32), (8, 32)),
+    ("bshd,hd->bsh", (4, 512, 8, 32), (8, 32)),
+    ("ibk,bk->bi", (512, 32, 64), (32, 64)),
+]
+DOTS = [
+    ("bi,bi->b", (1024, 1024), (1024, 1024)),
+    ("bnid,bnid->bni", (4, 8, 512, 64), (4, 8, 512, 64)),
+    ("bind,bind->bni", (4, 512, 8, 64), (4, 512, 8, 64)),
+    ("bij,bij->ij", (32, 128, 128), (32, 128, 128)),
+    ("ij,ij->j", (4096, 100), (4096, 100)),
+    ("ij,ji->i", (700, 700), (700, 700)),
+    ("bij,bij->", (33, 128, 128), (33, 128, 128)),
+]
+SINGLE = [
+    ("ik,kj->ij", (300, 1), (1, 300)),
+    ("bik,bkj->bij", (8, 100, 1), (8, 1, 100)),
+    ("ik,k->i", (1 << 17, 1), (1,)),
+]
+GEMV = [("ik,k->i", (512, 512), (512,)), ("ki,k->i", (512, 512), (512,)), ("bik,bk->bi", (8, 256, 128), (8, 128))]
+CASES = INTERLEAVED + DOTS + SINGLE + GEMV
+
+
+def operands(shapes: tuple[tuple[int, ...], ...], dtype: Any = None) -> list[Any]:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    return arrays if dtype is None else [torch.from_numpy(array).to(dtype) for array in arrays]
+
+
+def thin(steps: tuple[Any, ...]) -> list[Gemm]:
+    """The stacks of matrix products with an extent of 1."""
+    return [step for step in steps if isinstance(step, Gemm) and step.batch and 1 in (step.m, step.n, step.k)]
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), INTERLEAVED + DOTS + SINGLE)
+def test_numpy_loops_where_blas_would_read_again(equation: str, left: Any, right: Any) -> None:
+    steps = explain(equation, *operands((left, right))).plan.steps
+    assert not thin(steps)
+    assert any(isinstance(step, (Native, Multiply)) for step in steps)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(
+    ("equation", "shape"), [("ij,ij->", (700, 700)), ("bij,bij->", (33, 128, 128)), ("i,i->", (9,))]
+)
+def test_a_single_dot_product_of_numpy_is_blas_s(equation: str, shape: Any, dtype: str) -> None:
+    """BLAS shares it out among threads, which einsum's own loops don't."""
+    given = [array.astype(dtype) for array in operands((shape, shape))]
+    for arrays in (given, [array.T for array in given]):
+        (step,) = explain(equation, *arrays).plan.steps
+        assert isinstance(step, Gemm)
+        assert step.left.moves + step.right.moves == ""
+        np.testing.assert_allclose(fast_einsum(equation, *arrays), np.sum(arrays[0] * arrays[1]), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("equation", "left", "right"), INTERLEAVED)
+def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, right: Any, dtype: Any) -> None:
+    (step,) = explain(equation, *operands((left, right), dtype)).plan.steps
+    assert isinstance(step, Multiply)
+    assert 0 < step.block < step.full
+
+
+@pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
+def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether this CPU multiplies halves by oneDNN, as far as plans know; by two threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch_backend, "without_onednn", lambda: () if request.param else HALVES)
+    torch_backend._ceilings.cache_clear()
+    clear_plans()
+    yield request.param
+    torch_backend._ceilings.cache_clear()
+    clear_plans()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_dot_product_of_halves_is_torch_s_where_onednn_has_none(dtype: Any, onednn: bool) -> None:
+    given = [torch.ones(30_000, dtype=dtype), torch.full((30_000,), 0.5, dtype=dtype)]
+    (step,) = explain("i,i->", *given).plan.steps
+    assert isinstance(step, Multiply if onednn else Gemm)
+    assert float(fast_einsum("i,i->", *given)) == pytest.approx(15_000, rel=4e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("equation", "left", "right"), DOTS)
+def test_torch_sums_half_precision_dots_in_blocks(
+    equation: str, left: Any, right: Any, dtype: Any, onednn: bool
+) -> None:
+    if not onednn and equation.endswith("->"):
+        pytest.skip("it is one dot product")
+    steps = explain(equation, *operands((left, right), dtype)).plan.steps
+    assert not any(isinstance(step, Gemm) for step in steps)
+    assert any(isinstance(step, Multiply) and step.block for step in steps)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("equation", "left", "right"), SINGLE)
+def test_a_contracted_axis_of_one_element_is_no_sum(equation: str, left: Any, right: Any, dtype: Any) -> None:
+    assert not any(isinstance(step, Gemm) for step in explain(equation, *operands((left, right), dtype)).plan.steps)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("equation", "left", "right"), GEMV)
+def test_matrices_with_memory_of_their_own_are_gemvs(equation: str, left: Any, right: Any, dtype: Any) -> None:
+    (step,) = explain(equation, *operands((left, right), dtype)).plan.steps
+    assert isinstance(step, Gemm)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("equation", "left", "right"), CASES)
+def test_values(equation: str, left: Any, right: Any, dtype: Any) -> None:
+    """At most twice as far from float64 as the framework's own einsum, or as one rounding."""
+    given = operands((left, right), dtype)
+    exact = np.einsum(equation, *[np.asarray(a.double() if dtype else a, "float64") for a in given])
+    own = (torch if dtype else np).einsum(equation, *given)
+    got = fast_einsum(equation, *given)
+    assert got.shape == exact.shape
+    errors = [np.abs(np.asarray(a.double() if dtype else a, "float64") - exact).max() for a in (got, own)]
+    rounding = torch.finfo(dtype or torch.float32).eps * np.abs(exact).max()
+    # The order of a sum alone changes the last digits.
+    assert errors[0] <= 2 * max(errors[1], 4 * rounding if dtype in (None, torch.float32) else rounding / 2)
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+@pytest.mark.parametrize("summed", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 2)])
+def test_blocks_of_any_size(lacking: tuple[int, ...], dtype: Any, summed: int, block: int) -> None:
+    """Also with axes that one operand lacks, and in another order in memory."""
+    shape = (5, 6, 7)
+    a = torch.randn(shape[::-1], dtype=torch.float64).to(dtype).permute(2, 1, 0)
+    b = torch.randn([1 if at in lacking else size for at, size in enumerate(shape)], dtype=torch.float64).to(dtype)
+    wanted = (a.double() * b.double()).sum(tuple(range(-summed, 0)))
+    for left, right in ((a, b), (b, a), (a, b.squeeze(0) if 0 in lacking else b)):
+        got = sum_in_blocks(left, right, summed, block)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-12, atol=1e-10)
+
+
+def test_gradients_and_transforms_of_blocks() -> None:
+    a, b = (torch.randn(600, 600, dtype=torch.float64, requires_grad=True) for _ in "ab")
+    grads = torch.autograd.grad(fast_einsum("ij,ij->j", a, b).sum(), (a, b))
+    torch.testing.assert_close(grads, (b.detach(), a.detach()))
+    mapped = torch.func.vmap(lambda a, b: fast_einsum("ij,ij->j", a, b))(a[None].detach(), b[None].detach())
+    torch.testing.assert_close(mapped[0], (a * b).sum(0).detach())
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "strides"),
+    [
+        ("ij,j->i", (60, 3), (1, 1)),  # columns times numbers
+        ("j,ij->i", (60, 47), (1, 1)),
+        ("ji,j->i", (60, 50), (1, 1)),
+        ("j,ij->i", (60, 48), (1, 48)),  # a dot for each row
+        ("ij,j->i", (7, 20), (1, 20)),
+        ("ji,j->i", (20, 7), (1, 20)),
+    ],
+)
+def test_loops_for_halves(
+    equation: str, shape: tuple[int, int], strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides of the column, along axes that matter and along one that doesn't, decide which loops torch takes."""
+    monkeypatch.setattr(torch_steps, "without_onednn", lambda: (torch.bfloat16,))
+    product, seen = torch.mm, []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(b.stride()) or product(a, b))
+    clear_plans()
+    matrix = torch.ones(shape, dtype=torch.bfloat16)
+    vector = torch.ones(shape["ji" not in equation], dtype=torch.bfloat16)
+    operands = (vector, matrix) if equation.startswith("j,") else (matrix, vector)
+    torch.testing.assert_close(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
+    assert seen == [strides]
+    clear_plans()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,i->j", ((30, 20), (30,))),
+        ("bij,bi->bj", ((3, 30, 20), (3, 30))),
+        ("bhij,bhi->bhj", ((3, 2, 30, 20), (3, 2, 30))),
+        ("bij,i->bj", ((3, 30, 20), (30,))),
+        ("ij,j->i", ((30, 20), (20,))),
+        ("ij,j->i", ((30, 50), (50,))),
+        ("j,ij->i", ((20,), (3, 20))),
+        ("bij,bj->bi", ((3, 30, 50), (3, 50))),
+        ("bhij,hj->bhi", ((3, 2, 5, 50), (2, 50))),
+    ],
+)
+def test_rows_times_matrices(
+    equation: str, shapes: tuple[tuple[int, ...], ...], dtype: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers and gradients whether half precision is multiplied by oneDNN or by torch's own loops."""
+    halves = (torch.float16, torch.bfloat16)
+    monkeypatch.setattr(torch_steps, "without_onednn", lambda: halves if slow else ())
+    clear_plans()
+    wide = [torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+    operands = [each.to(getattr(torch, dtype)).requires_grad_() for each in wide]
+    exact = [each.detach().double().requires_grad_() for each in operands]
+    found, expected = fast_einsum(equation, *operands), torch.einsum(equation, *exact)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    gradients = torch.autograd.grad(found.sum(), operands), torch.autograd.grad(expected.sum(), exact)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-2, atol=8e-2)
+    clear_plans()

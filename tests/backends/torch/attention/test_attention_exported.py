@@ -1,0 +1,56 @@
+"""torch.export of attention for lengths that are symbols: the graph holds for all, whatever their relation is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from torch.export import Dim, export  # noqa: E402
+
+from einops_fast import attention  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec  # noqa: E402
+from einops_fast.backends.torch.attention.implementations.sdpa import Efficient, Flash  # noqa: E402
+
+CALLS: dict[str, Any] = {
+    "bottom_right": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right"),
+    "shared keys": lambda q, k: attention(q, k[:, :1], k[:, :1], layout="bhsd", causal="bottom_right"),
+    "bias": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right", bias=q @ k.mT),
+    "window": lambda q, k: attention(q, k, k, layout="bhsd", window=(2, 1), alignment="bottom_right"),
+    "top_left": lambda q, k: attention(q, k, k, layout="bhsd", causal=True, softcap=3.0),
+}
+
+
+def operands(queries: int, keys: int) -> tuple[Any, Any]:
+    return torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_lengths_need_not_differ_as_when_exported(name: str, strict: bool) -> None:
+    call = CALLS[name]
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, q: Any, k: Any) -> Any:
+            return call(q, k)
+
+    sizes = {"q": {2: Dim("n", min=2, max=99)}, "k": {2: Dim("m", min=2, max=99)}}
+    exported = export(Module(), operands(5, 7), dynamic_shapes=sizes, strict=strict).module()
+    for lengths in ((6, 6), (5, 7), (9, 4), (2, 30)):
+        q, k = operands(*lengths)
+        torch.testing.assert_close(exported(q, k), call(q, k))
+
+
+@pytest.mark.parametrize("way", [Flash, Efficient])
+def test_libraries_compare_numbers(way: Any) -> None:
+    def lacks(queries: int, keys: int, alignment: Any) -> str | None:
+        shape = (2, 3), (2, 3), (2, 3), (2, 3)
+        spec = AttentionSpec(*shape, queries, keys, 8, 8, "float16", 0.3, causal=True, alignment=alignment)
+        answer: str | None = way().lacks(spec)
+        return answer
+
+    assert lacks(6, 6, "bottom_right") is None
+    assert lacks(6, 6, "top_left") is None
+    assert lacks(7, 6, "bottom_right")
+    assert (lacks(5, 7, "bottom_right") is None) == (way is Flash)

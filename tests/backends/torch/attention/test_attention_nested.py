@@ -1,0 +1,133 @@
+"""Attention of torch's nested tensors: jagged in and out, packed, with patterns of further arrays, in modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attention_reference import naive
+from nested_tensors import jagged
+
+from einops_fast import OperandError, attention
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_nested_tensors(transposed):
+    generator = torch.Generator().manual_seed(0)
+    q_parts, kv_parts = (
+        [torch.randn(length, 4, 8, generator=generator, dtype=torch.float64) for length in lengths]
+        for lengths in ((3, 1, 5), (2, 6, 4))
+    )
+    q, k = (torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True) for parts in (q_parts, kv_parts))
+    if transposed:
+        found, lse = attention(
+            *(each.transpose(1, 2) for each in (q, k, k)), layout="bhsd", causal="bottom_right", return_lse=True
+        )
+        found, lse = found.transpose(1, 2), lse.transpose(1, 2)
+    else:
+        found, lse = attention(q, k, k, layout="bshd", causal="bottom_right", return_lse=True)
+    assert found.is_nested
+    assert found.shape == q.shape  # the same lengths, and known to be so
+    for own, own_lse, q_part, kv_part in zip(found.unbind(), lse.unbind(), q_parts, kv_parts, strict=True):
+        arrays = [each.numpy().transpose(1, 0, 2)[None] for each in (q_part, kv_part, kv_part)]
+        expected, expected_lse = naive(*arrays, causal=True, alignment="bottom_right")
+        np.testing.assert_allclose(own.detach(), expected[0].transpose(1, 0, 2), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(own_lse.detach(), expected_lse[0].T, rtol=1e-12, atol=1e-12)
+    found.values().square().sum().backward()
+    assert q.grad.is_nested
+    assert q.grad.values().isfinite().all()
+
+
+@pytest.mark.parametrize("layout", ["bs3hd", "b3shd"])
+def test_nested_tensors_of_q_k_and_v(layout):
+    lengths = 3, 1, 5
+    whole = jagged(*((length, 3, 4, 8) for length in lengths))
+    if layout == "b3shd":
+        values = whole.values().detach().transpose(0, 1).contiguous().requires_grad_()
+        whole = torch.nested.nested_tensor_from_jagged(values, whole.offsets(), jagged_dim=2)
+    found = attention(whole, layout=layout, causal=True)
+    for own, part in zip(found.unbind(), whole.unbind(), strict=True):
+        part = part.detach() if layout == "bs3hd" else part.detach().transpose(0, 1)
+        torch.testing.assert_close(own.detach(), attention(part[None], layout="bs3hd", causal=True)[0])
+    found.values().square().sum().backward()
+    assert (values if layout == "b3shd" else whole).grad is not None
+
+
+def test_modules_take_nested_tensors():
+    from einops_fast.nn import CausalSelfAttention, MultiHeadAttention
+
+    x = jagged((3, 32), (5, 32))
+    modules = CausalSelfAttention(4, 32, is_causal=True), MultiHeadAttention("b i, b j -> b i", 32, 4, causal=True)
+    for module in modules:
+        module.double()
+        for own, part in zip(module(x).unbind(), x.unbind(), strict=True):
+            torch.testing.assert_close(own, module(part[None])[0])
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_further_arrays_of_nested_tensors_have_patterns(heads):
+    q, k = jagged((3, 4, 8), (5, 4, 8)), jagged((2, heads, 8), (4, heads, 8), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    mask = torch.rand(2, 4, generator=generator) > 0.4
+    bias = torch.randn(5, 2, heads, 4, generator=generator, dtype=torch.float64)
+    slopes = torch.rand(4, generator=generator, dtype=torch.float64)
+    axes = "i b g j" if heads == 2 else "i b h j"
+    options = {"mask": ("b j", mask), "bias": (axes, bias), "alibi_slopes": ("h", slopes)}
+    pattern = "b i h d, b j g d, b j g e -> b i h e" if heads == 2 else "b i h d, b j h d, b j h e -> b i h e"
+    found = attention(pattern, q, k, k, **options)
+    for at, (own, q_part, k_part) in enumerate(zip(found.unbind(), q.unbind(), k.unbind(), strict=True)):
+        q_len, kv_len = len(q_part), len(k_part)
+        options["mask"] = "b j", mask[at : at + 1, :kv_len]
+        options["bias"] = options["bias"][0], bias[:q_len, at : at + 1, :, :kv_len]
+        torch.testing.assert_close(own, attention(pattern, q_part[None], k_part[None], k_part[None], **options)[0])
+
+
+def test_packed_sequences_are_counted_by_an_axis_of_their_own():
+    q = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    arguments = {"layout": "thd", "cu_seqlens_q": torch.tensor([0, 2, 6])}
+    found = attention(q, q, q, mask=("packed j", mask), **arguments)
+    torch.testing.assert_close(found, attention(q, q, q, mask=mask[:, None, None], **arguments))
+
+
+def test_nested_tensors_that_do_not_fit():
+    one = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    other = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(3, 4)], layout=torch.jagged)
+    with pytest.raises(OperandError, match="k isn't"):
+        attention("b i d, b j d, b j e -> b i e", one, torch.ones(2, 3, 4), one)
+    with pytest.raises(OperandError, match="q isn't"):
+        attention("b i d, b j d, b j e -> b i e", torch.ones(2, 3, 4), one, one)
+    with pytest.raises(RuntimeError, match="of k and of v have different lengths"):
+        attention("b i d, b j d, b j e -> b i e", one, one, other)
+    with pytest.raises(RuntimeError, match="the jagged axis of q is 'd'"):
+        attention("b d i, b j d, b j e -> b i e", one, one, one)
+
+
+def test_nested_tensors_of_no_sequences():
+    nothing = torch.nested.nested_tensor_from_jagged(torch.zeros(0, 2, 4), torch.zeros(1, dtype=torch.int64))
+    assert attention(nothing, nothing, nothing, layout="bshd").values().shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_second_derivatives(transposed):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(length, 2, 4, generator=generator, dtype=torch.float64) for length in (3, 1, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    leaves = [part.clone().requires_grad_() for part in parts]
+
+    def ours():
+        if transposed:
+            q = nested.transpose(1, 2)
+            return attention(q, q, q, layout="bhsd", causal=True).transpose(1, 2).values()
+        return attention(nested, nested, nested, layout="bshd", causal=True).values()
+
+    def each():
+        return torch.cat([attention(part, part, part, layout="shd", causal=True) for part in leaves])
+
+    def twice(call, inputs, values):
+        first = torch.autograd.grad(call().sin().sum(), inputs, create_graph=True)
+        return values(torch.autograd.grad(values(first).square().sum(), inputs))
+
+    found = twice(ours, [nested], lambda grads: grads[0].values())
+    torch.testing.assert_close(found, twice(each, leaves, torch.cat))

@@ -1,0 +1,162 @@
+"""The attention kernels in torch: dropout, determinism, gradients of gradients, torch.compile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+from attention_oracle import oracle
+from attention_problems import DEVICE, SMALL, attention, check, leaves, randn, run, tiles
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention import call as torch_attention
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.backends.torch.attention.ops import attention_forward, constants
+from einops_fast.backends.triton.attention.general.score import drawn
+from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
+
+torch: Any = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+
+@triton.jit
+def _draw(out, seed, queries, keys, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    numbers = drawn(tl.load(seed), place // keys // queries, place // keys % queries, place % keys)
+    tl.store(out + place, numbers, mask=place < count)
+
+
+def kept_weights(spec: AttentionSpec, seed: Any) -> Any:
+    """Which weights Philox keeps."""
+    shape = (*spec.batch, spec.q_len, spec.kv_len)
+    out = torch.empty(shape, device=DEVICE)
+    _draw[(triton.cdiv(out.numel(), 256),)](out, seed, spec.q_len, spec.kv_len, out.numel(), 256)
+    return (out >= spec.dropout_p).double()
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": (2, 1, 1, 21, 37), "causal": True}, {"dtype": "float64"}])
+def test_dropout_is_the_same_in_every_kernel(options: dict[str, Any]) -> None:
+    spec, inputs = attention((2, 1, 2), k_batch=(2, 1, 1), dropout_p=0.3, **options)
+    inputs.seed = torch.tensor([(1 << 40) + 12345], device=DEVICE)
+    kept = kept_weights(spec, inputs.seed)
+    assert 0.6 < float(kept.mean()) < 0.8
+    with tiles():
+        check(spec, inputs, kept=kept)
+    with tiles(replace(SMALL, packed=True, parts=2)):
+        check(spec, inputs, kept=kept, gradients=False)
+    inputs.seed = inputs.seed + 1
+    with tiles():
+        other = run(spec, inputs, gradients=False)["out"]
+    with pytest.raises(AssertionError), tiles():
+        check(spec, inputs, kept=kept, gradients=False)
+    assert not other.isnan().any()
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    spec, inputs = attention((1, 3), k_batch=(1, 1), bias=(1, 1, 1, 37), sinks=(1, 3), causal=True)
+    with tiles():
+        first = run(spec, inputs)
+        again = run(spec, inputs)
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+def test_tiles_do_not_matter() -> None:
+    spec, inputs = attention((2,), bias=(1, 21, 37), mask=(2, 1, 37), window=(9, 12))
+    for forward, own, other in (((32, 16), (16, 32), (64, 16)), ((16, 64), (64, 16), (16, 64))):
+        backward = BackwardTilings(Tiling(*own, 4, 1), Tiling(*other, 4, 1), Tiling(*own, 4, 1))
+        with tiles(Tiling(*forward, 4, 1), backward):
+            check(spec, inputs)
+
+
+def _twice(spec: AttentionSpec, inputs: AttentionInputs, way: Any) -> list[Any]:
+    leaf = leaves(inputs)
+    out, lse = way(spec, leaf)
+    wanted = [leaf.q, leaf.k, leaf.v, leaf.bias]
+    seeds = [randn(*out.shape, seed=5).to(out.dtype).requires_grad_(), randn(*lse.shape, seed=6).to(lse.dtype)]
+    first = torch.autograd.grad([out, lse], wanted, seeds, create_graph=True)
+    weights = [randn(*each.shape, seed=8).to(each.dtype) for each in first]
+    return list(torch.autograd.grad(first, [*wanted, seeds[0]], weights))
+
+
+def test_gradients_of_gradients() -> None:
+    spec, inputs = attention((1, 2), 5, 7, head_dim=4, bias=(1, 2, 5, 7), softcap=3.0)
+    without = mock.patch.object(torch_attention, "second_order", None)
+    with tiles(), without, pytest.raises(NotImplementedError, match="attention_backend"):
+        _twice(spec, inputs, torch_attention.triton_attention)
+    doubles = AttentionInputs(inputs.q.double(), inputs.k.double(), inputs.v.double(), inputs.bias.double())
+    expected = _twice(spec, doubles, oracle)
+    with tiles():
+        found = _twice(spec, inputs, torch_attention.triton_attention)
+    for value, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(value.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def _operator(spec: AttentionSpec, inputs: AttentionInputs) -> Any:
+    return attention_forward(*vars(inputs).values(), *constants(spec))
+
+
+@pytest.mark.parametrize(
+    ("options", "gradients"),
+    [
+        ({"bias": (1, 2, 21, 37), "causal": True, "order": (0, 2, 1, 3)}, True),
+        ({"k_batch": (2, 1), "window": (5, 3), "alignment": "bottom_right", "sinks": (1, 2)}, True),
+        ({"cache": True, "alibi": (1, 2)}, True),
+    ],
+)
+def test_operators_do_the_same(options: dict[str, Any], gradients: bool) -> None:
+    spec, inputs = attention(**options)
+    if spec.cache:
+        inputs.cache_seqlens = torch.tensor([30, 7], dtype=torch.int32, device=DEVICE)
+    with tiles():
+        expected = run(spec, inputs, gradients)
+        found = run(spec, inputs, gradients, _operator)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert found["out"].stride() == expected["out"].stride()
+
+
+def test_operators_are_well_formed() -> None:
+    spec, inputs = attention((1, 2), 3, 5, head_dim=4, bias=(1, 1, 3, 5), order=(0, 2, 1, 3))
+    leaf = leaves(inputs)
+    with tiles():
+        torch.library.opcheck(
+            attention_forward,
+            (*vars(leaf).values(), *constants(spec)),
+            # Whatever differs from a second run differs in the interpreter's order, not in memory.
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_whole(dynamic: bool) -> None:
+    spec, inputs = attention((1, 2), 3, 5, head_dim=4, causal=True, bias=(1, 1, 3, 5))
+
+    def model(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        own = replace(spec, q_len=q.shape[-2], kv_len=k.shape[-2], q_batch=tuple(q.shape[:-2]))
+        out, lse = torch_attention.triton_attention(own, AttentionInputs(q * 2, k, v, bias))
+        return out.sin().sum() + lse.sum()
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    with tiles():
+        results = []
+        for way in (model, compiled):
+            leaf = leaves(inputs)
+            value = way(leaf.q, leaf.k, leaf.v, leaf.bias)
+            results.append([value, *torch.autograd.grad(value, [leaf.q, leaf.k, leaf.v, leaf.bias])])
+        for expected, found in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_what_the_kernels_do_not_do() -> None:
+    spec, _ = attention()
+    assert Triton().lacks(spec) is None
+    for changed, reason in (
+        ({"dtype": "int32"}, "int32"),
+        ({"head_dim": 257}, "257"),
+        ({"v_head_dim": 300}, "300"),
+        ({"transforms": True}, "forward mode"),
+        ({"page_size": 16, "gradients": True}, "pages"),
+    ):
+        assert reason in str(Triton().lacks(replace(spec, **changed)))

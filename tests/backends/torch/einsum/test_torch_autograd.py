@@ -1,0 +1,455 @@
+"""Derivatives of einsum on torch tensors, and what autograd keeps for them.
+
+Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from equations import WAYS, cases, contractions, preferring
+from equations import operands as numpy_operands
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, tensors, terms_of
+
+from einops_fast import contract_expression, explain, fast_einsum, patched
+from einops_fast.runtime.plan_cache import clear_plans
+
+torch = pytest.importorskip("torch")
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+from torch.func import grad, hessian, jvp, vjp, vmap  # noqa: E402
+
+# ---- derivatives
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_gradients(equation: str, device: str) -> None:
+    """First and second derivatives, forward and backward, and batches of them."""
+    operands = [operand.requires_grad_() for operand in tensors(equation, device)]
+
+    def call(*operands: Any) -> Any:
+        return fast_einsum(equation, *operands)
+
+    assert gradcheck(call, operands, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(call, operands)
+
+
+def gradients(einsum: Einsum, equation: str, operands: Sequence[Any]) -> Sequence[Any]:
+    """Of a function of the result that isn't linear, with respect to every operand that wants one."""
+    wanting = [operand for operand in operands if operand.requires_grad]
+    return torch.autograd.grad(einsum(equation, *operands).sin().sum(), wanting)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_gradient_of_an_expanded_operand(equation: str, device: str) -> None:
+    """It has a gradient of its own for every one of the elements that share their memory."""
+    operands = [each[:1].expand(each.shape).requires_grad_() for each in tensors(equation, device)]
+    for got, wanted in zip(
+        gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->bik", "ij,ij->", "ij,jk,kl->il"])
+def test_gradient_of_broadcast_axes(equation: str, device: str) -> None:
+    for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
+        operands = tensors(equation, device)
+        operands[at] = operands[at].narrow(axis, 0, 1)
+        operands = [operand.requires_grad_() for operand in operands]
+        for got, wanted in zip(
+            gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
+        ):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
+def test_gradient_is_kept_where_it_is_wanted(equation: str) -> None:
+    """Also when a plan for operands without gradients is cached already."""
+    operands = tensors(equation)
+    for wanted in itertools.product([False, True], repeat=len(operands)):
+        for operand, wants in zip(operands, wanted, strict=True):
+            operand.requires_grad_(wants)
+        assert fast_einsum(equation, *operands).requires_grad == any(wanted)
+        with torch.no_grad():
+            assert not fast_einsum(equation, *operands).requires_grad
+        if any(wanted):
+            torch.testing.assert_close(
+                gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands)
+            )
+
+
+def test_gradient_of_one_tensor_as_two_operands() -> None:
+    x = tensors("ij")[0].requires_grad_()
+    (got,) = torch.autograd.grad(fast_einsum("ij,kj->ik", x, x).sin().sum(), x)
+    (wanted,) = torch.autograd.grad((x @ x.mT).sin().sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_forward_mode(equation: str, device: str) -> None:
+    """Tangents pass through a call whose plan was made for plain tensors."""
+    operands = tensors(equation, device)
+    fast_einsum(equation, *operands)
+
+    def tangent(einsum: Einsum) -> Any:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(operand, operand.cos()) for operand in operands]
+            return forward_ad.unpack_dual(einsum(equation, *duals)).tangent
+
+    torch.testing.assert_close(tangent(fast_einsum), tangent(torch.einsum))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data())
+def test_derivatives_of_any_plan(way: str, data: st.DataObject) -> None:
+    """Whatever the plan, the layout, and the operands whose gradients are wanted."""
+    case = data.draw(st.one_of(contractions(), cases(zero_sizes=False)))
+    operands = [torch.from_numpy(array) for array in data.draw(numpy_operands(case.shapes, negative=False))]
+    wants = data.draw(st.lists(st.booleans(), min_size=len(operands), max_size=len(operands)).filter(any))
+    leaves = [operand.requires_grad_(each) for operand, each in zip(operands, wants, strict=True)]
+    clear_plans()
+    with preferring(way):
+        got = gradients(fast_einsum, case.equation, leaves)
+    torch.testing.assert_close(got, gradients(torch.einsum, case.letters, leaves))
+
+    def transformed(einsum: Einsum, equation: str) -> Any:
+        def tangent(*operands: Any) -> Any:
+            return jvp(lambda *operands: einsum(equation, *operands), operands, operands)
+
+        return vmap(tangent)(*[torch.stack([leaf.detach(), leaf.detach() + 1]) for leaf in leaves])
+
+    clear_plans()
+    with preferring(way):
+        got = transformed(fast_einsum, case.equation)
+    torch.testing.assert_close(got, transformed(torch.einsum, case.letters))
+    clear_plans()
+
+
+# ---- functional transforms
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_vmap(equation: str, device: str) -> None:
+    """Over any of the operands, with the mapped axis first or last."""
+    operands = tensors(equation, device)
+    fast_einsum(equation, *operands)
+    for mapped in itertools.product([0, -1, None], repeat=len(operands)):
+        if mapped.count(None) == len(mapped):
+            continue
+        batches = [
+            operand if axis is None else torch.stack([operand, operand.sin()], axis)
+            for operand, axis in zip(operands, mapped, strict=True)
+        ]
+
+        def mapped_call(einsum: Einsum, mapped: Any = mapped, batches: Any = batches) -> Any:
+            return vmap(lambda *operands: einsum(equation, *operands), in_dims=mapped)(*batches)
+
+        torch.testing.assert_close(mapped_call(fast_einsum), mapped_call(torch.einsum))
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vjp", "hessian", "vmap of grad"])
+def test_transforms(equation: str, transform: str) -> None:
+    operands = tensors(equation)
+    fast_einsum(equation, *operands)
+
+    def transformed(einsum: Einsum) -> Any:
+        def call(*operands: Any) -> Any:
+            return einsum(equation, *operands)
+
+        def scalar(*operands: Any) -> Any:
+            return call(*operands).sin().sum()
+
+        if transform == "jvp":
+            return jvp(call, tuple(operands), tuple(operand.cos() for operand in operands))
+        if transform == "vjp":
+            result, pull = vjp(call, *operands)
+            return pull(result)
+        if transform == "vmap of grad":
+            return vmap(grad(scalar))(*[torch.stack([operand, operand.sin()]) for operand in operands])
+        return {"grad": grad, "hessian": hessian}[transform](scalar)(*operands)
+
+    torch.testing.assert_close(transformed(fast_einsum), transformed(torch.einsum))
+
+
+# ---- equations and operands beyond those of every test
+
+MORE = [
+    "ij,k->ij",  # the second operand is summed over by itself
+    "ijk,il->l",
+    "ij,->ij",
+    ",->",
+    "abij,abjk->abik",
+    "ab,bc,cd,da->",
+    "ab,bc,cd,de->ea",
+    "iij,jjk,k->i",
+]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("equation", MORE)
+def test_gradients_of_more_equations(equation: str, dtype: str) -> None:
+    operands = [each.requires_grad_() for each in tensors(equation, dtype=getattr(torch, dtype), e=2)]
+    assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+    assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_gradients_of_complex_operands(equation: str) -> None:
+    operands = [each.requires_grad_() for each in tensors(equation, dtype=torch.complex128)]
+    assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+    assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bkj->ikb", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
+def test_gradients_of_any_layout(equation: str, layout: str, device: str) -> None:
+    operands = [LAYOUTS[layout](each).requires_grad_() for each in tensors(equation, device, **LARGE)]
+    torch.testing.assert_close(gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands))
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "i,j->ij", "ij,jk,kl->il"])
+def test_second_derivatives_of_broadcast_axes(equation: str) -> None:
+    for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
+        operands = tensors(equation)
+        operands[at] = operands[at].narrow(axis, 0, 1).clone()
+        operands = [operand.requires_grad_() for operand in operands]
+        assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+        assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,ij->i", "ij,jk,kl->il"])
+def test_gradients_of_empty_tensors(equation: str) -> None:
+    for empty in "ijk":
+        operands = [each.requires_grad_() for each in tensors(equation, **{empty: 0})]
+        torch.testing.assert_close(
+            gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands)
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_gradients_are_as_exact_as_the_native_ones(equation: str, dtype: str, device: str) -> None:
+    """The error against float64 is at most twice the native one's, and one rounding of what is summed."""
+    operands = [each.requires_grad_() for each in tensors(equation, device, getattr(torch, dtype), **LARGE)]
+    wide = [each.detach().to(torch.promote_types(each.dtype, torch.float64)).requires_grad_() for each in operands]
+    sizes = [each.detach().abs().requires_grad_() for each in wide]
+    seed = torch.randn_like(torch.einsum(equation, *operands))
+
+    def of(einsum: Einsum, operands: Sequence[Any], seed: Any) -> Sequence[Any]:
+        result = einsum(equation, *operands)
+        return torch.autograd.grad(result, operands, seed.to(result.dtype))
+
+    for got, native, exact, size, operand in zip(
+        of(fast_einsum, operands, seed),
+        of(torch.einsum, operands, seed),
+        of(torch.einsum, wide, seed),
+        of(torch.einsum, sizes, seed.abs()),
+        operands,
+        strict=True,
+    ):
+        assert (got.shape, got.dtype, got.device) == (operand.shape, operand.dtype, operand.device)
+        rounding = torch.finfo(got.dtype).eps * size.max()
+        assert (got - exact).abs().max() <= 2 * (native - exact).abs().max() + rounding
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
+def test_gradients_through_a_conversion(equation: str) -> None:
+    """They have the dtypes of the operands, not the one to compute in."""
+    for dtype in (torch.float64, torch.complex64):
+        operands = [each.requires_grad_() for each in tensors(equation, dtype=torch.float32)]
+        result = fast_einsum(equation, *operands, dtype=dtype)
+        got = torch.autograd.grad(result.abs().sum(), operands)
+        wide = torch.einsum(equation, *[operand.to(dtype) for operand in operands])
+        assert result.dtype == dtype
+        torch.testing.assert_close(got, torch.autograd.grad(wide.abs().sum(), operands))
+
+
+# ---- what autograd keeps
+
+
+def kept(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """The result, and the tensors that autograd saves for its gradient."""
+    saved: list[Any] = []
+    with saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each):
+        return call(), saved
+
+
+def place(tensor: Any) -> tuple[Any, ...]:
+    """Where the elements of a tensor lie, in whatever order it has its axes."""
+    return tensor.data_ptr(), sorted(zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("equation", ["ij,jk->ki", "bij,bjk->ibk", "bind,bjnd->bnij", "bid,bid->bi", "bij,k->ik"])
+def test_nothing_is_kept_but_the_operands(
+    equation: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as it is, and only where the other's gradient is wanted; not by torch, which is left small ones on a GPU."""
+    monkeypatch.setattr("einops_fast.backends.torch.einsum.autograd._is_up_to_the_host", lambda plan: False)
+    clear_plans()
+    for layout in (lambda x: x, *LAYOUTS.values()):
+        for wanted in [(True, True), (True, False), (False, True)]:
+            operands = [layout(each) for each in tensors(equation, device, getattr(torch, dtype), **LARGE)]
+            for operand, wants in zip(operands, wanted, strict=True):
+                operand.requires_grad_(wants)
+            result, saved = kept(lambda operands=operands: fast_einsum(equation, *operands))
+            needed = [operand for operand, wants in zip(operands, wanted[::-1], strict=True) if wants]
+            assert sorted(map(place, saved)) == sorted(map(place, needed))
+            assert result.requires_grad
+    clear_plans()
+
+
+def test_intermediates_are_kept_once() -> None:
+    operands = [operand.requires_grad_() for operand in tensors("ab,bc,cd,da->", **LARGE)]
+    _, saved = kept(lambda: fast_einsum("ab,bc,cd,da->", *operands))
+    assert {operand.data_ptr() for operand in operands} < {each.data_ptr() for each in saved}
+    assert len(saved) == 6  # two by each of three pairs: four operands and two intermediates
+
+
+def test_a_diagonal_is_kept_as_a_view() -> None:
+    operands = [operand.requires_grad_() for operand in tensors("iij,jk->ik", **LARGE)]
+    _, saved = kept(lambda: fast_einsum("iij,jk->ik", *operands))
+    memory = {operand.untyped_storage().data_ptr() for operand in operands}
+    assert {each.untyped_storage().data_ptr() for each in saved} <= memory
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
+def test_writing_to_an_operand_is_noticed(equation: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    result = fast_einsum(equation, *operands).sum()
+    with torch.no_grad():
+        operands[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
+def test_graph_may_be_retained(equation: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    result = fast_einsum(equation, *operands).sin().sum()
+    first = torch.autograd.grad(result, operands, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(result, operands), first, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(result, operands)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bjk,bkl->ibl"])
+def test_checkpoint_recomputes(equation: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    result = checkpoint(lambda *operands: fast_einsum(equation, *operands).sin(), *operands, use_reentrant=False)
+    got = torch.autograd.grad(result.sum(), operands)
+    torch.testing.assert_close(got, gradients(torch.einsum, equation, operands))
+
+
+# ---- where it is recorded as one node, and where not
+
+PAIR = "bij,bjk->ibk"
+
+
+def nodes(result: Any) -> list[str]:
+    """Names of the operations that autograd has recorded, from the result to the leaves."""
+    found, ahead = [], [result.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and "AccumulateGrad" not in node.name():
+            found.append(node.name())
+            ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+def test_every_way_to_call_records_one_node() -> None:
+    operands = [operand.requires_grad_() for operand in tensors(PAIR, **LARGE)]
+    expression = contract_expression(PAIR, *operands)
+    assert nodes(fast_einsum(PAIR, *operands)) == ["FastEinsumBackward"]
+    assert nodes(expression(*operands)) == nodes(expression(*operands)) == ["FastEinsumBackward"]
+    with patched("torch"):
+        assert nodes(torch.einsum(PAIR, *operands)) == ["FastEinsumBackward"]
+
+
+def test_a_pair_at_a_time_is_recorded() -> None:
+    operands = [operand.requires_grad_() for operand in tensors("aij,ajk,akl->ial", **LARGE)]
+    result = fast_einsum("aij,ajk,akl->ial", *operands, optimize=[(0, 1), (0, 1)])
+    assert nodes(result)[0] == "FastEinsumBackward"
+    assert len(nodes(result)) > 1
+    for operand in operands[:2]:
+        operand.requires_grad_(False)
+    result = fast_einsum("aij,ajk,akl->ial", *operands, optimize=[(0, 1), (0, 1)])
+    assert nodes(result) == ["FastEinsumBackward"]
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
+def test_plan_is_the_one_of_a_call_without_gradients(equation: str) -> None:
+    operands = tensors(equation, **LARGE)
+    wanted = explain(equation, *operands).steps
+    assert explain(equation, *[operand.requires_grad_() for operand in operands]).steps == wanted
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "ij,jk,kl->il"])
+def test_autocast_gradients(equation: str, device: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation, device, torch.float32, **LARGE)]
+
+    def of(einsum: Einsum, operands: Sequence[Any], casts: bool = True) -> Sequence[Any]:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
+            result = einsum(equation, *operands)
+        weights = torch.linspace(-1, 1, result.numel(), device=device).view(result.shape)
+        return torch.autograd.grad((result * weights).sum(), operands)
+
+    exact = of(torch.einsum, [operand.detach().double().requires_grad_() for operand in operands], casts=False)
+    ours, theirs = of(fast_einsum, operands), of(torch.einsum, operands)
+    for one, other, right in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == other.dtype
+        # Products of different layouts may be added up in different orders, and what comes between is rounded.
+        assert (one - right).norm() <= 1.5 * (other - right).norm()
+        assert (other - right).norm() > 1e-4 * right.norm()
+
+
+def test_tangents_of_gradients() -> None:
+    """Forward mode over the backward pass of a call that was recorded before."""
+    operands = [operand.requires_grad_() for operand in tensors(PAIR)]
+
+    def tangents(einsum: Einsum) -> Any:
+        result = einsum(PAIR, *operands)
+        with forward_ad.dual_level():
+            seed = forward_ad.make_dual(result.detach().cos(), result.detach().sin())
+            found = torch.autograd.grad(result, operands, seed)
+            return [forward_ad.unpack_dual(each).tangent for each in found]
+
+    torch.testing.assert_close(tangents(fast_einsum), tangents(torch.einsum))
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_jacobian(vectorize: bool) -> None:
+    operands = tuple(tensors(PAIR))
+    got, wanted = (
+        torch.autograd.functional.jacobian(partial(einsum, PAIR), operands, vectorize=vectorize)
+        for einsum in (fast_einsum, torch.einsum)
+    )
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("dbac,cda->adb", ((1, 3, 5, 3), (3, 1, 5))),  # a product of matrices that writes into the result
+        ("bhd,hd->bh", ((600, 16, 64), (16, 64))),  # in blocks
+        ("ij,jk,kl->il", ((4, 5), (5, 6), (6, 7))),
+    ],
+)
+def test_a_batch_of_gradients(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Gradients of several at a time, which torch makes without a transform, after the same of one."""
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    result = fast_einsum(equation, *operands)
+    seeds = torch.randn(3, *result.shape, dtype=torch.float64)
+    for _ in range(2):
+        one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
+        found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True, retain_graph=True)
+        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -1,0 +1,539 @@
+"""Calls that torch.compile, or another tracer of torch, sees.
+
+Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_operands import LARGE, Einsum, tensors
+
+from einops_fast import allow_precision, autotune, contract_expression, fast_einsum
+from einops_fast.runtime import traced, tracing
+from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.runtime.precision import allowed
+from einops_fast.runtime.tuning import current_mode
+
+torch = pytest.importorskip("torch")
+from torch.func import vmap  # noqa: E402
+
+# ---- torch's own einsum
+
+
+def three_spellings(a: Any, b: Any) -> Any:
+    words = fast_einsum("row middle, middle column -> row column", a, b)
+    lists = fast_einsum(a, [0, 1], b, [1, 2], [0, 2])
+    return words + lists + fast_einsum("...i,ij", a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        three_spellings,
+        lambda a, b: fast_einsum("ij,jk->ik", [a, b]),
+        lambda a, b: fast_einsum("ij,jk,kl->il", a, b, b.mT, optimize=[(1, 2), (0, 1)]),
+        lambda a, b: fast_einsum("ij,jk->ik", a, b, dtype=torch.complex128),
+        lambda a, b: fast_einsum("ij,jk->ik", a, b, out=b.new_zeros(a.shape[0], b.shape[1])),
+        lambda a, b: vmap(lambda row: fast_einsum("j,jk->k", row, b))(a),
+        lambda a, b: fast_einsum("ii->i", a @ a.mT),
+    ],
+    ids=["spellings", "sequence", "three operands", "dtype", "out", "vmap", "diagonal"],
+)
+def test_compiles_without_graph_breaks(function: Callable[..., Any], dynamic: bool) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for i in (3, 5):
+        operands = tensors("ij,jk", i=i)
+        torch.testing.assert_close(compiled(*operands), function(*operands))
+
+
+@pytest.mark.parametrize("option", [{"order": "Q"}, {"casting": "Q"}, {"precision": "bogus"}])
+def test_wrong_options_are_refused_while_tracing(option: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda a, b: fast_einsum("ij,jk->ik", a, b, **option), backend="aot_eager")
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is one of"):
+        compiled(*tensors("ij,jk"))
+
+
+def test_compiled_out_is_written() -> None:
+    torch.compiler.reset()
+    a, b = tensors("ij,jk")
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(a: Any, b: Any) -> None:
+        fast_einsum("ij,jk->ik", a, b, out=out)
+
+    call(a, b)
+    torch.testing.assert_close(out, a @ b)
+
+
+def test_compiled_gradient() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(three_spellings, fullgraph=True, backend="aot_eager")
+    operands = [operand.requires_grad_() for operand in tensors("ij,jk")]
+    got, wanted = (torch.autograd.grad(call(*operands).sin().sum(), operands) for call in (compiled, three_spellings))
+    torch.testing.assert_close(got, wanted)
+
+
+FIRST_CALL = """
+import torch
+from einops_fast import fast_einsum
+
+@torch.compile(fullgraph=True, backend="aot_eager")
+def call(a, b):
+    return fast_einsum({})
+
+assert call(torch.ones(2, 3), torch.ones(3, 4)).eq(3).all()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["'row middle, middle column -> row column', [a, b]", "a, [0, 1], b, [1, 2]"],
+    ids=["words", "lists"],
+)
+def test_first_call_of_a_process_may_be_compiled(arguments: str) -> None:
+    root = Path(__file__).parents[3]
+    script = FIRST_CALL.format(arguments)
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_symbolic_trace_fits_other_sizes() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda a, b: fast_einsum("bij,bjk->ibk", a, b), tracing_mode="symbolic")(*tensors("bij,bjk"))
+    operands = tensors("bij,bjk", b=5, i=7, j=6, k=8)
+    torch.testing.assert_close(graph(*operands), torch.einsum("bij,bjk->ibk", *operands))
+
+
+def compiled(function: Callable[..., Any], *operands: Any, **options: Any) -> tuple[Any, list[str]]:
+    """The result of the compiled function, and the functions that its graph calls."""
+    torch.compiler.reset()
+    called: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        targets = [node.target for node in graph.graph.nodes]
+        called.extend(str(each) if "einops_fast" in str(each) else getattr(each, "__name__", "") for each in targets)
+        return graph
+
+    return torch.compile(function, fullgraph=True, backend=keep, **options)(*operands), called
+
+
+def test_compiler_is_not_led_through_all_modules() -> None:
+    # It would wrap them one by one, while an import may add some.
+    torch.compiler.reset()
+    seen = torch._dynamo.explain(lambda a, b: fast_einsum("ij,jk->ki", a, b))(*tensors("ij,jk"))
+    guards = [str(guard) for guard in seen.out_guards]
+    assert guards
+    assert not [guard for guard in guards if "modules" in guard]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("order", "CFAK")
+def test_compiled_order(order: str, dynamic: bool) -> None:
+    a, b = tensors("ij,jk")
+    for operands in ((a, b), (a.mT.contiguous().mT, b.mT.contiguous().mT)):
+        got, _ = compiled(lambda a, b: fast_einsum("ij,jk->ki", a, b, order=order), *operands, dynamic=dynamic)
+        torch.testing.assert_close(got, (a @ b).mT)
+        if order != "K":
+            assert got.stride() == fast_einsum("ij,jk->ki", *operands, order=order).stride()
+
+
+def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose first call of ours is compiled."""
+    monkeypatch.setattr(tracing, "_is_compiling", tracing._asked_of_torch)
+    monkeypatch.setattr(tracing, "is_followed", tracing.is_tracing)
+
+    def ask() -> bool:
+        tracing.ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+        return True
+
+    ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def function(a: Any) -> Any:
+        before = tracing.is_tracing(), tracing.is_followed()
+        ask()
+        return a + 1 if all(before) and tracing.is_tracing() and tracing.is_followed() else a
+
+    torch.compiler.reset()
+    run = torch.compile(function, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert run(torch.zeros(())) == 1
+    assert not tracing.is_tracing()
+    assert not tracing.is_followed()
+
+
+# ---- NumPy arrays, which the compiler turns into tensors
+
+
+def test_compiled_numpy() -> None:
+    a, b = np.random.default_rng(0).random((2, 3, 3))
+    for function in (
+        lambda a, b: fast_einsum("row middle, middle column -> row column", a, b),
+        lambda a, b: fast_einsum(a, [0, 1], b, [1, 2], dtype=np.float64),
+        lambda a, b: fast_einsum("ij,jk->ik", a, b, out=np.zeros((3, 3))),
+        lambda a, b: fast_einsum("ij,jk->ik", a, b.astype(np.float32)),
+    ):
+        got, _ = compiled(function, a, b)
+        assert isinstance(got, np.ndarray)
+        np.testing.assert_allclose(got, a @ b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", "CFA")
+def test_compiled_numpy_order(order: str) -> None:
+    a, b = np.random.default_rng(0).random((2, 3, 3))
+    for operands in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
+        got, _ = compiled(lambda a, b: fast_einsum("ij,jk->ki", a, b, order=order), *operands)
+        np.testing.assert_allclose(got, (a @ b).T)
+        assert got.strides == fast_einsum("ij,jk->ki", *operands, order=order).strides
+
+
+# ---- where the compiler calls it
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is called for tensors of every device."""
+    monkeypatch.setattr(traced, "_WITH_OPERATOR", ("cpu", "cuda"))
+
+
+WEIGHT = torch.nn.Parameter(tensors("ij")[0])
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: fast_einsum("row middle, middle column -> row column", a, b),
+        lambda a, b: fast_einsum(a, [0, 1], b, [1, 2], [0, 2]),
+        lambda a, b: fast_einsum("ij,jk->ki", a, b, order="F"),
+        lambda a, b: fast_einsum("ij,jk,kl->il", a, b, b.mT, optimize=[(1, 2), (0, 1)]),
+        lambda a, b: fast_einsum("ij,jk->ik", WEIGHT, b) * a.sum(),
+        contract_expression("ij,jk->ik", (3, 4), (4, 2)),
+    ],
+    ids=["words", "lists", "order", "three operands", "parameter", "expression"],
+)
+def test_compiler_calls_the_operator(function: Callable[..., Any], dynamic: bool) -> None:
+    operands = tensors("ij,jk")
+    got, called = compiled(function, *operands, dynamic=dynamic)
+    torch.testing.assert_close(got, function(*operands))
+    assert "einops_fast.einsum" in called
+    assert "einsum" not in called
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_the_operator_gets_diagonals() -> None:
+    def function(a: Any, b: Any) -> Any:
+        return fast_einsum("iji,jk->ik", a[..., None] * a[:, 0], b)
+
+    operands = tensors("ij,jk")
+    got, called = compiled(function, *operands)
+    torch.testing.assert_close(got, function(*operands))
+    assert [each for each in called if "einsum" in each] == ["einsum", "einops_fast.einsum"]
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_compiler_calls_the_operator_of_integers_with_kernels(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends.torch import backend as torch_backend
+
+    operands = [(9 * each).to(getattr(torch, dtype)) for each in tensors("ij,jk")]
+    for kernels in (True, False):
+        monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _, kernels=kernels: {dtype} if kernels else set())
+        clear_plans()
+        got, called = compiled(lambda a, b: fast_einsum("ij,jk->ik", a, b), *operands)
+        torch.testing.assert_close(got, torch.einsum("ij,jk->ik", *operands))
+        assert ("einops_fast.einsum" in called) is kernels
+    clear_plans()
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: vmap(lambda row: fast_einsum("j,jk->k", row, b))(a),
+        lambda a, b: fast_einsum("ij->ji", a),
+        lambda a, b: fast_einsum("ij,jk->ik", a.to(torch.complex64), b.to(torch.complex64)),
+    ],
+    ids=["vmap", "one operand", "complex"],
+)
+def test_compiler_calls_einsum(function: Callable[..., Any]) -> None:
+    operands = tensors("ij,jk", dtype=torch.float32)
+    got, called = compiled(function, *operands)
+    torch.testing.assert_close(got, function(*operands))
+    assert "einsum" in called
+
+
+# ---- autocast
+
+# By what autocast does: everything is converted, nothing is, and torch's own einsum is called.
+AUTOCAST = [
+    ("ij,jk->ki", ["float32", "float32"], True),
+    ("ij,jk->ki", ["bfloat16", "float32"], True),
+    ("ij,jk->ki", ["float16", "float16"], True),
+    ("ij,jk->ki", ["float64", "float64"], True),
+    ("ij,jk,kl->il", ["float32"] * 3, True),
+    ("bi,bij,bj->b", ["float32", "bfloat16", "float32"], True),
+    ("bi,b->bi", ["bfloat16", "bfloat16"], True),
+    ("bi,b->bi", ["float32", "float32"], True),
+    ("bi,b->bi", ["bfloat16", "float32"], False),
+    ("ijj,jk->ik", ["float32", "float32"], True),
+    ("i,ij,kj->ik", ["float32"] * 3, None),  # what comes of it depends on the order of the pairs
+]
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("equation", "dtypes", "ours"), AUTOCAST)
+def test_autocast_in_a_compiled_call(equation: str, dtypes: list[str], ours: bool | None, dynamic: bool) -> None:
+    def call(*operands: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return fast_einsum(equation, *operands)
+
+    sizes = dict(zip("ijklb", (3, 5, 7, 6, 4), strict=True))
+    given = zip(tensors(equation, **sizes), dtypes, strict=True)
+    operands = [operand.to(getattr(torch, name)) for operand, name in given]
+    got, called = compiled(call, *operands, dynamic=dynamic)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(got, torch.einsum(equation, *operands), rtol=2e-2, atol=2e-2)
+    if ours is not None:
+        assert called.count("einops_fast.einsum") == ours
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("around", [False, True])
+def test_a_training_step_under_autocast_has_the_operator(around: bool) -> None:
+    """Forward and backward, and the gradients are those of eager calls."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def step(einsum: Einsum, x: Any, w: Any, v: Any) -> Any:
+        with nullcontext() if around else torch.autocast("cpu", torch.bfloat16):
+            hidden = einsum("bi,ij->bj", x, w).relu()
+            return einsum("bj,bj,jk->bk", hidden, hidden, v).float().square().mean()
+
+    counts = []
+
+    def count(graph: Any, _: Any) -> Any:
+        counts.append(sum("einops_fast.einsum" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph)
+
+    operands = [each.requires_grad_() for each in tensors("bi,ij,jk", dtype=torch.float32, b=4, i=8, j=6, k=5)]
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    call = torch.compile(partial(step, fast_einsum), fullgraph=True, backend=backend)
+    found = []
+    for run in (call, partial(step, fast_einsum), partial(step, torch.einsum)):
+        with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+            loss = run(*operands)
+        found.append([loss, *torch.autograd.grad(loss, operands)])
+    for others in found[1:]:
+        torch.testing.assert_close(found[0], others, rtol=3e-2, atol=3e-2)
+    forward, backward = counts
+    assert forward == 2
+    assert backward >= 4  # the gradients of two matrices, of x and of the hidden units
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_dtype_that_is_asked_for_overrules_autocast() -> None:
+    operands = tensors("ij,jk", dtype=torch.float32)
+    expression = contract_expression("ij,jk->ik", (3, 4), (4, 2), dtype=torch.float64)
+    for function in (partial(fast_einsum, "ij,jk->ik", dtype=torch.float64), expression):
+        with torch.autocast("cpu", torch.bfloat16):
+            got, _ = compiled(lambda a, b, function=function: function(a, b), *operands)
+        torch.testing.assert_close(got, operands[0].double() @ operands[1].double())
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_autocast_around_a_compiled_call() -> None:
+    operands = tensors("ij,jk", dtype=torch.float32)
+    torch.compiler.reset()
+    call = torch.compile(lambda a, b: fast_einsum("ij,jk->ik", a, b), fullgraph=True, backend="aot_eager")
+    assert call(*operands).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(*operands).dtype == torch.bfloat16
+    assert call(*operands).dtype == torch.float32
+
+
+# ---- modes of autotune
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for the calls in it, and for their gradients; the others have the mode and precision that there are."""
+    from einops_fast.backends.torch.einsum import ops as torch_ops
+
+    modes: list[tuple[str, tuple[str, str | None]]] = []
+    run = torch_ops.fast_einsum
+
+    def noting(equation: str, *operands: Any, autotune: str | None, precision: str | None, **options: Any) -> Any:
+        modes.append((equation, (current_mode(autotune), precision or allowed())))
+        return run(equation, *operands, **options)
+
+    monkeypatch.setattr(torch_ops, "fast_einsum", noting)
+
+    @autotune("always")
+    def decorated(a: Any, b: Any) -> Any:
+        return fast_einsum("ij,jk->ik", a, b)
+
+    def function(a: Any, b: Any) -> Any:
+        with autotune("never"), allow_precision("tf32"):
+            c = decorated(a, b) + fast_einsum("ij,jl->il", a, b, precision="tf32x3")
+        return c + fast_einsum("im,mk->ik", a, b) + fast_einsum("in,nk->ik", a, b, autotune="always", precision="tf32")
+
+    torch.compiler.reset()
+    a, b = tensors("ij,jk")
+    a.requires_grad_()
+    call = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for mode, around in (("auto", nullcontext), ("never", partial(allow_precision, "tf32x3"))):
+        modes.clear()
+        with autotune(mode):
+            with around():
+                result = call(a, b)
+            result.sum().backward()
+        assert dict(modes) == {
+            "ij,jk->ik": ("always", "tf32"), "ij,jl->il": ("never", "tf32x3"), "in,nk->ik": ("always", "tf32"),
+            "ik,jk->ij": ("always", "tf32"), "il,jl->ij": ("never", "tf32x3"), "ik,nk->in": ("always", "tf32"),
+            "im,mk->ik": (mode, None if mode == "auto" else "tf32x3"), "ik,mk->im": (mode, None),
+        }  # fmt: skip
+    torch.testing.assert_close(function(a, b), 4 * (a @ b))
+
+    def from_then_on(a: Any, b: Any) -> Any:
+        c = fast_einsum("ij,jl->il", a, b)
+        autotune("never")
+        return c + fast_einsum("im,mk->ik", a, b)
+
+    modes.clear()
+    torch.compile(from_then_on, fullgraph=True, backend="aot_eager")(a, b)
+    assert dict(modes) == {"ij,jl->il": ("auto", None), "im,mk->ik": ("never", None)}
+    assert current_mode() == "auto"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: fast_einsum("ij,jk->ik", a, b, autotune="sometimes"),
+        lambda a, b: autotune("sometimes")(lambda: fast_einsum("ij,jk->ik", a, b))(),
+    ],
+    ids=["argument", "block"],
+)
+def test_no_such_mode(function: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match="the mode of autotune is one of 'auto', 'never' and 'always', not 'some"):
+        compiled(function, *tensors("ij,jk"))
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda a, b: fast_einsum("ij,jk->ik", a, b.mT), "axis 'j' has size 2 in operand 1 .* but size 4 in operand 0"),
+        (lambda a, b: fast_einsum("ij,jkl->ik", a, b), "operand 1 has 2 axes, but its term names 3"),
+        (lambda a, b: fast_einsum("ij,jk->ix", a, b), "'x'"),
+        (contract_expression("ij,jk->ik", (3, 4), (4, 5)), r"operand 1 has shape \(4, 2\); .* made for \(4, 5\)"),
+    ],
+    ids=["size", "rank", "output", "expression"],
+)
+def test_bad_input_is_named(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        compiled(function, *tensors("ij,jk"))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_bad_sizes_that_are_dynamic_are_named() -> None:
+    a, b = tensors("ij,jk")
+    with pytest.raises(RuntimeError, match="axis 'j' has size"):
+        compiled(lambda a, b: fast_einsum("ij,jk->ik", a, b.mT), a, b, dynamic=True)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_exports_have_no_operator() -> None:
+    class Product(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return fast_einsum("ij,jk->ik", a, b)
+
+    operands = tuple(tensors("ij,jk"))
+    for strict in (False, True):
+        exported = torch.export.export(Product(), operands, strict=strict)
+        assert "einops_fast" not in str(exported.graph)
+        torch.testing.assert_close(exported.module()(*operands), operands[0] @ operands[1])
+
+
+def attention(einsum: Einsum) -> Callable[..., Any]:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        scores = einsum("bihd,bjhd->bhij", q.sin(), k)
+        return einsum("bhij,bjhd->bihd", scores.softmax(-1), v).cos()
+
+    return call
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+def test_compiled_training(backend: str, dynamic: bool | None) -> None:
+    """Forward and backward, at several sizes."""
+    torch.compiler.reset()
+    on = "cuda" if backend == "inductor" else "cpu"
+    call = torch.compile(attention(fast_einsum), fullgraph=True, backend=backend, dynamic=dynamic)
+    for i in (3, 5, 9):
+        operands = [each.requires_grad_() for each in tensors("bihd,bjhd,bjhd", on, i=i)]
+        wanted, got = attention(torch.einsum)(*operands), call(*operands)
+        torch.testing.assert_close(got, wanted)
+        seed = torch.ones_like(wanted)
+        found = [torch.autograd.grad(each, operands, seed) for each in (got, wanted)]
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_dynamic_sizes_are_compiled_once() -> None:
+    torch.compiler.reset()
+    call = torch.compile(attention(fast_einsum), fullgraph=True, backend="aot_eager")
+    for j in (4, 6, 11):
+        operands = tensors("bihd,bjhd,bjhd", j=j)
+        for operand in operands[1:]:
+            torch._dynamo.mark_dynamic(operand, 1)
+        with torch._dynamo.config.patch(error_on_recompile=j > 4):
+            torch.testing.assert_close(call(*operands), attention(torch.einsum)(*operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_compiled_on_cuda(dtype: str) -> None:
+    operands = [each / 8 for each in tensors("bihd,bjhd,bjhd", "cuda", getattr(torch, dtype), **LARGE)]
+    got, called = compiled(attention(fast_einsum), *operands)
+    assert called.count("einops_fast.einsum") == 2
+    wanted = attention(torch.einsum)(*[operand.double() for operand in operands])
+    torch.testing.assert_close(got, wanted.to(got.dtype), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_cuda_graphs_of_a_compiled_function(training: bool) -> None:
+    """The operator's kernels are captured, and read what is there at each replay."""
+    torch.compiler.reset()
+    call = torch.compile(attention(fast_einsum), fullgraph=True, mode="reduce-overhead")
+    for scale in (8, 4, 2, 1):
+        torch.compiler.cudagraph_mark_step_begin()
+        sizes = {"b": 2, "h": 4, "i": 128, "j": 128, "d": 64}
+        operands = [each / scale for each in tensors("bihd,bjhd,bjhd", "cuda", torch.float16, **sizes)]
+        operands = [each.requires_grad_(training) for each in operands]
+        got, wanted = call(*operands), attention(torch.einsum)(*operands)
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+        if training:
+            seed = torch.ones_like(wanted)
+            found = [torch.autograd.grad(each, operands, seed) for each in (got, wanted)]
+            torch.testing.assert_close(*found, rtol=3e-2, atol=3e-2)

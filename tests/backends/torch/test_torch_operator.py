@@ -1,0 +1,160 @@
+"""The operator that torch.compile calls: values, gradients, batches, and what it refuses.
+
+Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch_operands import EQUATIONS, tensors, terms_of
+
+from einops_fast import SubscriptsError, allow_precision
+
+torch = pytest.importorskip("torch")
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+from torch.func import vmap  # noqa: E402
+
+LABELS_ONCE = [each for each in EQUATIONS if all(len(set(term)) == len(term) for term in terms_of(each))]
+
+
+def operator(equation: str, *operands: Any) -> Any:
+    from einops_fast.backends.torch.einsum.ops import einsum
+
+    return einsum(list(operands), equation, "auto", None, None)
+
+
+@pytest.mark.parametrize("equation", LABELS_ONCE)
+def test_operator(equation: str, device: str) -> None:
+    """Registered as torch wants it; its result is new and contiguous."""
+    from einops_fast.backends.torch.einsum.ops import einsum
+
+    operands = [operand.requires_grad_() for operand in tensors(equation, device)]
+    torch.library.opcheck(einsum, (operands, equation, "auto", None, None))
+    got = operator(equation, *operands)
+    torch.testing.assert_close(got, torch.einsum(equation, *operands))
+    assert got.is_contiguous()
+    assert got.untyped_storage().data_ptr() not in {each.untyped_storage().data_ptr() for each in operands}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("equation", [*LABELS_ONCE, "ijk,il->l", "ij,->ij"])
+def test_gradients_of_the_operator(equation: str, dtype: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation, dtype=getattr(torch, dtype))]
+    assert gradcheck(lambda *operands: operator(equation, *operands), operands)
+    assert gradgradcheck(lambda *operands: operator(equation, *operands), operands)
+
+
+def test_operator_broadcasts() -> None:
+    for at, axis in [(0, 0), (0, 2), (1, 0), (1, 1)]:
+        operands = tensors("bij,bjk->ibk")
+        operands[at] = operands[at].narrow(axis, 0, 1).clone()
+        operands = [operand.requires_grad_() for operand in operands]
+        torch.testing.assert_close(operator("bij,bjk->ibk", *operands), torch.einsum("bij,bjk->ibk", *operands))
+        assert gradcheck(lambda *operands: operator("bij,bjk->ibk", *operands), operands)
+
+
+def test_operator_takes_a_path() -> None:
+    from einops_fast.backends.torch.einsum.ops import einsum
+
+    operands = tensors("ij,jk,kl->il")
+    for optimize in ("greedy", "False", "((1, 2), (0, 1))", "['einsum_path', (0, 1), (0, 1)]"):
+        got = einsum(operands, "ij,jk,kl->il", optimize, None, None)
+        torch.testing.assert_close(got, torch.einsum("ij,jk,kl->il", *operands))
+
+
+def test_operator_writes_what_a_gemm_can_write() -> None:
+    """Where the result has another order, that is a view of the operator's."""
+    from einops_fast.backends.torch.einsum.ops import in_product_order
+
+    assert in_product_order("bhij,bjhd->bihd") == ("bhij,bjhd->bhid", (0, 2, 1, 3))
+    for equation in ("bihd,bjhd->bhij", "bij,bjk->ibk", "ij,jk->ki", "bij,bij->ib", "ij,jk,kl->li", "ij,ij->"):
+        rank = len(equation.partition("->")[2])
+        assert in_product_order(equation) == (equation, tuple(range(rank)))
+
+
+def test_operator_refuses_diagonals() -> None:
+    a = tensors("ij", i=3, j=3)[0].requires_grad_()
+    with pytest.raises(SubscriptsError, match="take the diagonal first"):
+        operator("ii,ij->j", a.to("meta"), a.to("meta"))
+    with pytest.raises(SubscriptsError, match="take the diagonal first"):
+        operator("ii,ij->j", a, a).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("equation", "in_dims"),
+    [
+        ("ij,jk->ik", (0, None)),
+        ("ij,jk->ik", (1, 2)),
+        ("bij,bjk->ibk", (None, 3)),
+        ("ij,jk,kl->il", (None, 1, 0)),
+        ("i->", (1,)),
+        ("ij->ji", (1,)),
+        (",ij->ij", (0, None)),
+    ],
+)
+def test_vmap_of_the_operator(equation: str, in_dims: tuple[int | None, ...]) -> None:
+    """Of some operands or all, along any axis, and of calls that are batches already; their gradients, too."""
+    single = tensors(equation)
+    batches = [
+        each if at is None else torch.stack([each, each.sin(), each.cos()], at)
+        for each, at in zip(single, in_dims, strict=True)
+    ]
+    outer = tuple([0 if at == len(single) - 1 else None for at in range(len(single))])
+    leaves = [*batches[:-1], torch.stack([batches[-1], batches[-1].exp()])]
+    leaves = [each.requires_grad_() for each in leaves]
+    found = []
+    for einsum in (operator, torch.einsum):
+        mapped = vmap(partial(einsum, equation), in_dims)
+        twice = vmap(mapped, outer)(*leaves)
+        found.append([mapped(*batches), twice, *torch.autograd.grad(twice.sin().sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_vmap_of_the_operator_of_all_letters() -> None:
+    from string import ascii_letters
+
+    a = torch.ones(2, *(1,) * 52)
+    with pytest.raises(SubscriptsError, match="has no letter left for the axis that vmap adds"):
+        vmap(lambda a: operator(f"{ascii_letters}->", a))(a)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bi,bij,bj->b", "ij->j"])
+def test_a_batch_of_gradients_of_the_operator(equation: str) -> None:
+    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    result = operator(equation, *operands)
+    seeds = torch.stack([result.detach().sin(), result.detach().cos()])
+    one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
+    found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True)
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
+
+
+def test_operator_is_registered_when_it_is_needed() -> None:
+    script = """
+import sys, torch, einops_fast
+einops_fast.fast_einsum("ij,jk->ik", torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)).sum().backward()
+assert "einops_fast.backends.torch.einsum.ops" not in sys.modules
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gradients_have_the_precision_of_the_block_around_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends.torch.einsum import ops as torch_ops
+
+    a, b = tensors("ij,jk")
+    with allow_precision("tf32"):
+        result = operator("ij,jk->ik", a.requires_grad_(), b)
+    seen: list[str | None] = []
+    run = torch_ops.fast_einsum
+    monkeypatch.setattr(
+        torch_ops, "fast_einsum", lambda *a, **given: seen.append(given["precision"]) or run(*a, **given)
+    )
+    result.sum().backward()
+    assert seen == ["tf32"]

@@ -1,0 +1,148 @@
+"""torch.jit.trace and torch.fx.symbolic_trace of einsums: what they record holds for operands of other sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched  # noqa: E402
+from einops_fast.attention import attend  # noqa: E402
+
+CASES = [
+    ("ijk,jk->i", [(2, 3, 4), (3, 4)]),
+    ("ij,jk->ik", [(2, 3), (3, 4)]),
+    ("bind,bjnd->bnij", [(2, 4, 3, 5), (2, 6, 3, 5)]),
+    ("abcd,dbe->aec", [(2, 3, 4, 5), (5, 3, 6)]),
+    ("i,j->ij", [(3,), (4,)]),
+    ("bij,bij->b", [(2, 3, 4), (2, 3, 4)]),
+    ("ii->i", [(3, 3)]),
+    ("ij->", [(2, 3)]),
+    ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def operands(shapes: list[tuple[int, ...]], longer: int = 0) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(longer)
+    return tuple(torch.randn([size + longer for size in shape], generator=generator) for shape in shapes)
+
+
+def module_of(equation: str, expression: Any, count: int) -> Any:
+    class One(torch.nn.Module):
+        def forward(self, a: Any) -> Any:
+            return fast_einsum(equation, a), expression(a), fast_einsum(equation, a, dtype=torch.float64)
+
+    class Two(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return fast_einsum(equation, a, b), expression(a, b), fast_einsum(equation, a, b, dtype=torch.float64)
+
+    class Three(torch.nn.Module):
+        def forward(self, a: Any, b: Any, c: Any) -> Any:
+            return fast_einsum(equation, a, b, c), expression(a, b, c), fast_einsum(equation, a, b, c, order="C")
+
+    return (One, Two, Three)[count - 1]()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["cold", "known"])
+@pytest.mark.parametrize(("equation", "shapes"), CASES)
+def test_jit_records_no_size(equation: str, shapes: list[tuple[int, ...]], known: bool) -> None:
+    given, others = operands(shapes), operands(shapes, 2)
+    expected = torch.einsum(equation, *others)
+    calls: list[Any] = [lambda *a: fast_einsum(equation, *a), contract_expression(equation, *shapes)]
+    with patched("torch"):
+        calls.append(lambda *a: torch.einsum(equation, *a))
+        for call in calls:
+            if known:
+                call(*given)
+                call(*given)
+            traced = torch.jit.trace(lambda *a, call=call: call(*a), given, check_trace=False)
+            torch.testing.assert_close(traced(*others), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_jit_records_the_first_call_of_a_process() -> None:
+    script = """
+import torch, warnings
+from einops_fast import fast_einsum
+warnings.simplefilter("ignore")
+a, b = torch.randn(2, 3), torch.randn(3, 4)
+traced = torch.jit.trace(lambda a, b: fast_einsum("ij,jk->ik", a, b), (a, b))
+assert "mkldnn" not in str(traced.graph), traced.graph
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_jit_takes_options() -> None:
+    a, b = operands([(2, 3), (3, 4)])
+    traced = torch.jit.trace(lambda a, b: fast_einsum("ij,jk->ik", a, b, dtype=torch.float64, order="F"), (a, b))
+    found = traced(*operands([(4, 5), (5, 7)]))
+    assert (found.dtype, found.stride()) == (torch.float64, (1, 4))
+
+
+@pytest.mark.parametrize(("equation", "shapes"), CASES)
+def test_fx_writes_einsums_down_as_they_are(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    given = operands(shapes)
+    module = module_of(equation, contract_expression(equation, *shapes), len(shapes))
+    graph = torch.fx.symbolic_trace(module)
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [fast_einsum] * 3
+    for found, expected in zip(graph(*given), module(*given), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_fx_keeps_the_constants_of_an_expression() -> None:
+    a, b = operands([(2, 3), (3, 4)])
+    expression = contract_expression("ij,jk->ik", (2, 3), b, constants=[1])
+
+    class Module(torch.nn.Module):
+        def forward(self, a: Any) -> Any:
+            return expression(a)
+
+    torch.testing.assert_close(torch.fx.symbolic_trace(Module())(a), a @ b)
+
+
+@pytest.mark.parametrize("call", [
+    ops.softmax, ops.layer_norm, lambda x: ops.linear(x, x), lambda x: attention(x, x, x, layout="bhsd"),
+])  # fmt: skip
+def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return call(x)
+
+    with pytest.raises(OperandError, match=r"torch\.fx\.wrap"):
+        torch.fx.symbolic_trace(Module())
+
+
+def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    choose = attend.choose
+    monkeypatch.setattr(
+        attend, "choose", lambda *given, recorded=False: asked.append(recorded) or choose(*given, recorded=recorded)
+    )
+    q, other = torch.randn(2, 3, 5, 4), torch.randn(3, 3, 7, 4)
+    for causal in (False, True):
+
+        def call(q: Any, causal: bool = causal) -> Any:
+            return attention(q, q, q, layout="bhsd", causal=causal)
+
+        traced = torch.jit.trace(call, (q,), check_trace=False)
+        torch.testing.assert_close(traced(other), call(other))
+    assert asked[0] is asked[-2] is True
+    assert asked[-1] is False
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_jit_records_attention_on_a_gpu(causal: bool) -> None:
+    q, other = (torch.randn(batch, 4, length, 32, device="cuda") for batch, length in ((2, 64), (3, 100)))
+
+    def call(q: Any) -> Any:
+        return attention(q, q, q, layout="bhsd", causal=causal)
+
+    traced = torch.jit.trace(call, (q,), check_trace=False)
+    torch.testing.assert_close(traced(other), call(other), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,76 @@
+"""How far masks show something, which tells Hopper's attention kernels what to leave out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+from attention_problems import DEVICE, Poisoned, attention
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from einops_fast.attention.spec import AttentionSpec  # noqa: E402
+from einops_fast.backends.triton.attention.around import mask_bounds  # noqa: E402
+from einops_fast.backends.triton.attention.around.mask_bounds import MaskBounds, is_bounded  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes  # noqa: E402
+from einops_fast.backends.triton.attention.problem import Problem, problem  # noqa: E402
+
+SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
+
+
+def planned(mask: Any, **options: Any) -> tuple[AttentionSpec, Problem, HopperTiling]:
+    spec, _ = attention(**{"batch": (2, 3), "q_len": 200, "kv_len": 500, "mask": tuple(mask.shape)} | options)
+    given = problem(spec, {**operands(spec), "mask": (mask.shape, mask.stride())}, "ieee", False)
+    return spec, given, fitting(given, "", forward_shapes(spec, given, 132), spec.kv_len, bytes_of_one)
+
+
+def operands(spec: AttentionSpec) -> dict[str, Any]:
+    """C order."""
+    shapes = {
+        "q": (*spec.batch, spec.q_len, spec.head_dim),
+        "k": (*spec.k_batch, spec.kv_len, spec.head_dim),
+        "v": (*spec.k_batch, spec.kv_len, spec.v_head_dim),
+    }
+    return {name: (shape, torch.empty(shape, device="meta").stride()) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(shape, generator=generator) < 0.003
+    mask[..., shape[-2] // 2 :, :] &= torch.arange(shape[-1]) > shape[-1] // 3
+    mask[-1, :, :64, : shape[-1] - 1] = False  # more than is looked at at a time, and all of one of two tiles
+    mask[-1, ..., :64] = False
+    if moved:
+        mask = mask.mT.contiguous().mT
+    mask = mask.to(DEVICE)
+    spec, given, tiling = planned(mask)
+    tiling = replace(tiling, turned=turned)
+    bounds = MaskBounds(spec, given, tiling)
+    found = bounds(Poisoned(), 0, mask, mask).cpu()
+    seen = (mask.mT if turned else mask).expand(2, 3, *((500, 200) if turned else (200, 500))).cpu()
+    for element, rows in enumerate(seen.flatten(0, 1)):
+        # Axes that merge are counted as one.
+        digits = (0, element // 3, element % 3) if len(given.sizes) > 1 else (0, 0, element)
+        for tile in range(-(-len(rows) // 64)):
+            shown = rows[64 * tile : 64 * (tile + 1)].any(0).nonzero().flatten().tolist()
+            at = sum(digit * stride for digit, stride in zip((*digits, tile), bounds.places, strict=True))
+            assert found[at : at + 2].tolist() == ([shown[0], shown[-1] + 1] if shown else [rows.shape[-1], 0])
+
+
+def test_small_problems_and_shared_keys_have_none() -> None:
+    spec, given, tiling = planned(torch.ones(2, 1, 1, 500, dtype=torch.bool))
+    assert not is_bounded(spec, given, tiling)
+    with mock.patch.object(mask_bounds, "_WORTH", 0):
+        assert is_bounded(spec, given, tiling)
+        assert not is_bounded(spec, given, replace(tiling, mask=None))
+        assert not is_bounded(spec, given, replace(tiling, d_bias=True))
+        assert is_bounded(spec, given, replace(tiling, grouped=True))
+        assert not is_bounded(spec, given, replace(tiling, grouped=True, turned=True))

@@ -1,0 +1,272 @@
+"""The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fused_steps import ON, fused_step
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gluon_on_cpu import boxes_on_cpu  # noqa: E402
+from kernel_problems import DEVICE, MEMORY, check  # noqa: E402
+
+from einops_fast.backends.triton.contraction import candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import BoxCandidate  # noqa: E402
+from einops_fast.backends.triton.device.tiling import Axis  # noqa: E402
+from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+
+on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
+
+PROBLEMS = [
+    ("bind,bjnd->bnij", (2, 200, 3, 64), (2, 136, 3, 64)),  # both contiguous along the contracted axis
+    ("bnij,bjnd->bind", (2, 3, 144, 96), (2, 96, 3, 72)),  # the right one along columns
+    ("bda,dc->abc", (5, 96, 136), (96, 288)),  # the left one along rows; columns in two parts
+    ("acd,db->abc", (9, 80, 72), (72, 96)),  # the result along rows
+    ("adc,bd->abc", (7, 96, 160), (40, 96)),
+    ("bnih,nhd->bid", (2, 4, 130, 64), (4, 64, 200)),  # two contracted axes
+    ("ik,kj->ij", (200, 328), (328, 72)),
+    ("ik,kj->ij", (40, 520), (520, 24)),  # the sum in parts
+    ("ik,kj->ij", (64, 16), (16, 40)),  # all smaller than a box
+    ("ik,jk->ij", (130, 72), (65, 72)),  # rows of the result begin at odd places
+    ("ahk,jk->jah", (3, 100, 72), (50, 72)),  # the result along rows, which are odd
+    ("ik,jk->ij", (70, 520), (33, 520)),  # the sum in parts, too
+]
+
+
+def boxes(equation: str, operands: Any) -> list[BoxCandidate]:
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    return [each for each in found if isinstance(each, BoxCandidate)]
+
+
+def boxes_executed(equation: str, operands: Any) -> list[BoxCandidate]:
+    """Those that can be executed on a CPU: Triton adds up the parts of sums, on a GPU where there is one."""
+    return [each for each in boxes(equation, operands) if DEVICE == "cpu" or each.tiling.split == 1]
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_boxes(equation: str, left: tuple[int, ...], right: tuple[int, ...], dtype: str) -> None:
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in (left, right)]
+    found = boxes(equation, operands)
+    assert found
+    check(equation, operands, found)
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_boxes_on_a_cpu(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tiling, with several tiles for each program."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    operands = [torch.randn(shape).half() for shape in (left, right)]
+    with boxes_on_cpu(2):
+        found = boxes_executed(equation, operands)
+        assert found
+        check(equation, operands, found)
+
+
+LARGE = [
+    ("bda,dc->abc", (200, 160, 200), (160, 96)),  # the right one stays, columns in two parts
+    ("bda,dc->abc", (160, 288, 288), (288, 288)),
+    ("acd,db->abc", (300, 144, 264), (264, 64)),  # the result along rows
+    ("bij,bik->bjk", (3, 4096, 200), (3, 4096, 264)),  # the sum in parts
+]
+"""Each program has several tiles, or each tile several programs."""
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", LARGE)
+def test_large_boxes(case: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 12)
+    equation, *shapes = case
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
+    found = boxes(equation, operands)
+    assert found
+    for _ in range(3):
+        check(equation, operands, found)
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [
+        ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
+        ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
+        ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
+        ("ik,jk->ij", (450, 264), (65, 264)),  # threads write
+    ],
+)
+def test_a_right_operand_that_stays(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device so small that each program has several tiles: both warp groups have parts of each, or take turns."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40)
+    operands = [torch.randn(shape).half() for shape in (left, right)]
+    with boxes_on_cpu(2):
+        found = kernel_candidates(fused_step(equation, operands), "float16", replace(ON, units=2))
+        stays = [each for each in found if isinstance(each, BoxCandidate) and "stays" in each.name]
+        assert {each.tiling.turns for each in stays} == {1, 2}
+        check(equation, operands, stays)
+
+
+def test_a_result_that_the_hardware_writes_in_another_order() -> None:
+    operands = [torch.randn(shape).half() for shape in ((136, 72), (65, 72))]
+    with boxes_on_cpu(2):
+        found = boxes_executed("ik,jk->ij", operands)
+        assert {(each.tiling.loose, each.in_order) for each in found} == {(True, True), (False, False)}
+        check("ik,jk->ij", operands, found)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_of_slices() -> None:
+    left = torch.randn(300, 4, 96, dtype=torch.float16, device="cuda")[10:250, :, 16:80]
+    right = torch.randn(160, 2, 80, dtype=torch.float16, device="cuda")[:, 1, 8:72]
+    found = boxes("ihk,jk->hij", (left, right))
+    assert found
+    check("ihk,jk->hij", (left, right), found)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_another_kernel_where_an_address_is_not_aligned() -> None:
+    left, right = (torch.randn(256, 64, dtype=torch.float16, device="cuda") for _ in range(2))
+    (way, *_) = boxes("ik,jk->ij", (left, right))
+    run = way.run(MEMORY, 0)
+    memory = torch.randn(256 * 64 + 1, dtype=torch.float16, device="cuda")
+    shifted = memory[1:].view(256, 64)
+    for operands in ((left, right), (shifted, right), (left, right)):
+        expected = torch.einsum("ik,jk->ij", *(each.double() for each in operands))
+        assert (run(*operands).double() - expected).abs().max() < 0.1
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_give_the_same_bits_again() -> None:
+    operands = [torch.randn(8, 512, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    for way in boxes("bik,bjk->bij", operands):
+        run = way.run(MEMORY, 0)
+        first = run(*operands)
+        assert all(torch.equal(first, run(*operands)) for _ in range(5))
+
+
+def loops(equation: str, *shapes: tuple[int, ...], dtype: Any = torch.float16) -> Any:
+    operands = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    step = fused_step(equation, operands)
+    return problem(step, contiguous_strides(step.shape))
+
+
+def test_boxes_extend_along_what_is_contiguous() -> None:
+    for _, tiling in box_tilings(loops("bda,dc->abc", (5, 96, 136), (96, 288)), 2, ON):
+        assert tiling.left.turned != tiling.right.turned
+        for view in (tiling.left, tiling.right, tiling.out):
+            assert view.dims[-1].stride == 1
+            assert view.dims[-1].box > 1
+            assert sum(dim.box > 1 for dim in view.dims) == 2
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
+def test_tiles_cover_the_result_once(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """Every element of the result is in exactly one box, by the arithmetic that the kernel does."""
+    of = loops(equation, left, right)
+    for _, tiling in box_tilings(of, 2, ON)[:4]:
+        batches, rows, columns, _ = tiling.tiles
+        seen = set()
+        for number in range(batches * rows * columns):
+            index = (number // (rows * columns), number // columns % rows, number % columns)
+            seen.add(tuple(index[dim.role] // dim.divisor % dim.count * dim.step for dim in tiling.out.dims))
+        assert len(seen) == batches * rows * columns
+        for at, dim in enumerate(tiling.out.dims):
+            starts = {place[at] for place in seen}
+            assert starts == set(range(0, dim.size, dim.step))
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [
+        ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
+        ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
+        ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
+    ],
+)
+def test_no_boxes_where_strides_forbid_it(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    assert box_tilings(loops(equation, left, right), 2, ON) == []
+
+
+def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
+    of = loops("ik,kj->ij", (256, 128), (128, 256))
+    assert box_tilings(of, 2, ON)
+    assert box_tilings(of, 4, ON) == []
+    rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
+    assert box_tilings(contraction([], [rows], [columns], [contracted]), 2, ON) == []
+
+
+FACTORED = [
+    ("bi,oij,bj->bo", (200, 6), (40, 6, 72), (200, 72)),
+    ("bi,oij,bj->bo", (70, 12), (200, 12, 64), (70, 64)),  # the sum in parts
+    ("bi,oij,bj->ob", (136, 5), (96, 5, 136), (136, 136)),  # the result along rows, columns in two parts
+    ("abi,oij,abj->abo", (3, 70, 4), (33, 4, 64), (3, 70, 64)),  # several axes of rows, rows that begin at odd places
+    ("ijk,jr,kr->ir", (72, 5, 72), (5, 40), (72, 40)),
+    ("ki,k,kj->ij", (200, 136), (200,), (200, 72)),  # the factor goes along with the sum, the left operand lies turned
+    ("bij,bj,bjk->bki", (2, 72, 136), (2, 136), (2, 136, 64)),
+    ("clhn,chpn,hcl->clhp", (2, 70, 2, 40), (2, 2, 40, 40), (2, 2, 70)),
+]
+
+
+def factored(shapes: Any, device: str) -> Any:
+    return [torch.randn(shape, device=device).half() for shape in shapes]
+
+
+@pytest.mark.parametrize("case", FACTORED)
+def test_a_left_operand_that_is_a_product(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    equation, *shapes = case
+    operands = factored(shapes, "cpu")
+    with boxes_on_cpu(2):
+        found = boxes_executed(equation, operands)
+        assert found
+        check(equation, operands, found)
+
+
+@pytest.mark.skipif(DEVICE != "cpu" and not copies_boxes(), reason="needs a Hopper GPU, or none")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+def test_an_infinite_factor_is_multiplied_with_what_there_is() -> None:
+    """Boxes reach beyond the 72 positions of ``j``."""
+    factor, matrices, other = factored(((70, 6), (40, 6, 72), (70, 72)), DEVICE)
+    factor[3, 2] = float("inf")
+    matrices.abs_()
+    other.abs_()
+    operands = factor, matrices, other
+    with boxes_on_cpu(2) if DEVICE == "cpu" else nullcontext():
+        found = boxes_executed("bi,oij,bj->bo", operands)
+        assert found
+        for way in found:
+            result = way.run(MEMORY, 0)(*(operands[at] for at in fused_step("bi,oij,bj->bo", operands).reads))
+            assert (result[3] == float("inf")).all()
+            assert result[4:].isfinite().all()
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", FACTORED)
+def test_a_left_operand_that_is_a_product_on_a_gpu(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    equation, *shapes = case
+    operands = factored(shapes, "cuda")
+    found = boxes(equation, operands)
+    assert found
+    check(equation, operands, found)

@@ -1,0 +1,179 @@
+"""The contraction kernel by threads, executed by NumPy: what it computes, whatever the tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
+
+from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.planning.notation import parse  # noqa: E402
+from einops_fast.planning.plan import make_plan  # noqa: E402
+from einops_fast.planning.steps import Fused  # noqa: E402
+from einops_fast.planning.target import Numerics, Operand, Target  # noqa: E402
+
+ON = gpu_ceilings("H200")
+
+
+def step_of(equation: str, left: torch.Tensor, right: torch.Tensor) -> Fused:
+    operands = [Operand(tuple(each.shape), each.stride(), "float32") for each in (left, right)]
+    where = Target("torch", "cuda:0", ON, kernels=frozenset({"float32"}))
+    numerics = Numerics("float32", "float32", gemm=True)
+    (step,) = make_plan(parse(equation, (left.ndim, right.ndim)), operands, where, numerics).steps
+    assert isinstance(step, Fused)
+    return step
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.skipif(not interpreted(), reason="on a GPU, Triton's functions aren't Python's")
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "shape"),
+    [
+        ("bik,bjk->bij", numbers(2, 70, 40), numbers(2, 50, 40), ((64,), (32, 16, 4), 8, 4, 2)),
+        ("bik,bjk->bij", numbers(2, 100, 24), numbers(2, 50, 24), ((64, 32, 8), (32, 16, 8), 8, 2, 2)),
+        ("ik,kj->ij", numbers(200, 24), numbers(24, 24), ((64,), (16, 8), 8, 2, 3)),
+        ("efbad,cf->abcde", numbers(3, 5, 4, 3, 7), numbers(6, 5), ((32,), (8,), 8, 1, 2)),
+        ("efbad,cf->abcde", numbers(3, 5, 4, 3, 7), numbers(24, 5), ((32,), (16, 8), 8, 1, 3)),
+        ("acd,dbc->ab", numbers(40, 6, 9), numbers(9, 40, 6), ((32,), (32, 8), 16, 1, 2)),
+        ("ik,kj->ij", numbers(33, 30).T[:, ::3], numbers(22, 44)[::2, 1::2], ((32, 8), (16, 4), 8, 1, 4)),
+        ("bik,bkj->bij", numbers(3, 9, 20), numbers(3, 7, 20).transpose(1, 2), ((16, 8), (8,), 8, 1, 2)),
+    ],
+)
+@pytest.mark.parametrize(("split", "swapped"), [(1, True), (1, False), (2, False)])
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("turns", [False, True])
+def test_tiles(  # type: ignore[no-untyped-def]
+    equation, left, right, shape, split, swapped, order, turns
+) -> None:
+    """All parts of all tiles are written once."""
+    if swapped:
+        terms, result = equation.split("->")
+        equation, left, right = f"{','.join(terms.split(',')[::-1])}->{result}", right, left
+    step = step_of(equation, left, right)
+    expected = torch.einsum(equation, left.double(), right.double())
+    orders = layouts(step)
+    if order >= len(orders):
+        pytest.skip("no such order")
+    loops = problem(step, orders[order])
+    assert isinstance(loops, Contraction)
+    tiling = tiling_of(loops, *shape, split=split)
+    if tiling is None:
+        pytest.skip("these columns can't be taken in parts")
+    if turns:
+        tiling = replace(tiling, one_by_one=tuple(operand for operand in (0, 1) if tiling.in_runs(operand, 0)))
+        if not tiling.one_by_one:
+            pytest.skip("nothing is contiguous along contracted axes")
+    if split > tiling.contracted.tiles:
+        pytest.skip("too few steps")
+    places = 1 + sum((size - 1) * stride for size, stride in zip(step.shape, orders[order], strict=True))
+    memory = torch.full((tiling.split, places), torch.nan)
+    by_threads_on_cpu(tiling, left, right, memory)
+    found = torch.as_strided(memory.double().sum(0), step.shape, orders[order])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
+    step = step_of(equation, *(torch.empty(shape, device="meta") for shape in shapes))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    return [tiling for _, tiling in fma_tilings(loops, ON)]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(24, 24), (48, 48), (96, 96), (288, 96), (200, 104)])
+def test_columns_in_parts(columns: int, width: int) -> None:
+    """Where their number is no power of two, tiles are tried that leave less of them empty."""
+    widths = {
+        tiling.columns.width for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, columns)) if tiling.further
+    }
+    assert width in widths
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64, 128, 4096])
+def test_columns_in_one(columns: int) -> None:
+    """A power of two isn't taken in parts."""
+    assert not any(tiling.further for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, columns)))
+
+
+@pytest.mark.parametrize(("rows", "height"), [(100, 104), (208, 104), (72, 72)])
+def test_rows_in_parts(rows: int, height: int) -> None:
+    """So are rows, with columns in parts or not."""
+    for columns in (50, 64):
+        found = tilings_of("bik,bjk->bij", (64, rows, 128), (64, columns, 128))
+        assert height in {tiling.rows.width for tiling in found if tiling.below}
+
+
+@pytest.mark.parametrize("rows", [32, 64, 72, 100, 128, 288])
+@pytest.mark.parametrize("columns", [32, 50, 64, 96, 128])
+def test_lanes_read_from_all_banks(rows: int, columns: int) -> None:
+    """Of operands that are contiguous along contracted axes, the lanes of half a warp read different banks."""
+    for tiling in tilings_of("bik,bjk->bij", (64, rows, 128), (64, columns, 128)):
+        for operand in (0, 1):
+            for part in range(len(tiling.parts_of(operand))):
+                bases = [base[0] for base in tiling.pair_layout(operand, part).lane_bases[:4]]
+                lanes = range(1 << len(bases))
+                places = {sum(base for at, base in enumerate(bases) if lane >> at & 1) for lane in lanes}
+                shared, depth = tiling.shared_layout(operand, part), tiling.contracted.block
+                starts = [row * depth + 4 * (row // shared.per_phase % shared.max_phase) for row in places]
+                banks = [start // 2 % 16 for start in starts]
+                assert len(set(banks)) == len(banks), (tiling.name, operand, part)
+
+
+@pytest.mark.parametrize("shapes", [((4096, 288), (288, 144)), ((288, 288), (4096, 288)), ((64, 40), (40, 24))])
+def test_an_operand_is_turned(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Tiles are tried that turn the one operand that is contiguous along contracted axes, and none where both are."""
+    equation = "ik,kj->ij" if shapes[0][1] == shapes[1][0] else "ik,jk->ij"
+    turned = [tiling for tiling in tilings_of(equation, *shapes) if tiling.one_by_one]
+    assert bool(turned) == (equation == "ik,kj->ij")
+    for tiling in turned:
+        assert "turned" in tiling.name
+        (operand,) = tiling.one_by_one
+        assert not tiling.in_runs(operand, 0)
+        for part in range(len(tiling.parts_of(operand))):
+            bases = tiling.shared_layout(operand, part).offset_bases
+            size = tiling.block_of(operand, part)
+            assert _places_of(bases) == {(row, at) for row in range(size) for at in range(tiling.contracted.block)}
+            offsets = {place: offset for offset, place in enumerate(_all_places(bases))}
+            reading = [(4 * lane, 0) for lane in range(min(8, size // 4))]
+            writing = [(row, at) for row in range(min(4, size)) for at in range(8)]
+            assert len({offsets[place] // 4 % 8 for place in reading}) == len(reading)
+            assert len({offsets[place] % 32 for place in writing}) == len(writing)
+
+
+def _all_places(bases: list[list[int]]) -> list[tuple[int, int]]:
+    """Row and position at each offset."""
+    found = [(0, 0)]
+    for row, at in bases:
+        found += [(row ^ other, at ^ position) for other, position in found]
+    return found
+
+
+def _places_of(bases: list[list[int]]) -> set[tuple[int, int]]:
+    return set(_all_places(bases))
+
+
+def test_no_more_stages_than_steps() -> None:
+    """Tiles with one step have room for two, and leave the rest to other programs."""
+    assert {tiling.stages for tiling in tilings_of("ik,kj->ij", (1 << 16, 16), (16, 64))} == {2}
+
+
+def test_names_are_unique() -> None:
+    """A choice is kept on disk by name."""
+    step = step_of("bik,bjk->bij", numbers(64, 100, 128), numbers(64, 72, 128))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    names = [tiling.name for _, tiling in fma_tilings(loops, ON)]
+    assert names
+    assert len(set(names)) == len(names)

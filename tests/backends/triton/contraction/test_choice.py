@@ -1,0 +1,364 @@
+"""How a way to run a step is chosen: by prediction, by measurement, from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from einops_fast.runtime import budget, disk_cache
+from einops_fast.runtime import measuring as clocks
+
+pytest.importorskip("triton")
+torch: Any = pytest.importorskip("torch")
+
+from fake_memory import FakeMemory  # noqa: E402
+
+from einops_fast.backends.memory import Memory  # noqa: E402
+from einops_fast.backends.triton.contraction import choice as module  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import Choice, chosen_run  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate, LibraryCalls  # noqa: E402
+from einops_fast.planning.steps import Epilogue, Fused, Loop  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+
+class TimedMemory(FakeMemory):
+    """Arrays that are their own result; a run takes as long as what it returns says."""
+
+    def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        name, seconds = run()
+        self.measured.append(name)
+        return [seconds] * repeat
+
+
+class Way(Candidate):
+    """A way that is predicted to take one time and takes another."""
+
+    def __init__(
+        self, name: str, predicted: float, real: float, *, broken: bool = False, in_order: bool = True
+    ) -> None:
+        self.name, self.seconds, self.in_order = name, predicted, in_order
+        self.real, self.broken = real, broken
+
+    def compile(self) -> None:
+        if self.broken:
+            raise RuntimeError("no such tile")
+
+    def run(self, memory: Memory, device: int) -> Callable[..., Any]:
+        return lambda *operands: (self.name, self.real)
+
+
+class OtherWay(Way):
+    """The same of another kernel."""
+
+    kind = "other"
+
+
+LARGE = 4096
+STEP = Fused((0,), "a", (LARGE,), (Loop("a", LARGE, (1,), True), Loop("b", LARGE, (LARGE,), False)), True, ())
+"""A step too large to be left to the library unseen."""
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "interpreted", lambda: False)
+    return TimedMemory()
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
+    def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
+        clear_plans()  # each choice as in a process of its own
+        libraries = {way.name: way for way in (library, *others)}
+        monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
+        monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
+        monkeypatch.setattr(module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
+        further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode, further)
+
+    return make
+
+
+def library(predicted: float, real: float) -> Way:
+    return Way("library", predicted, real)
+
+
+def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: TimedMemory) -> None:
+    choose = offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))
+    assert choose("array") == ("two", 5)
+    assert set(memory.measured) == {"one", "two", "library"}
+    memory.measured.clear()
+    assert choose("array") == ("two", 5)
+    assert not memory.measured
+
+
+def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory) -> None:
+    others = Way("library on copies by a kernel", 10, 3), Way("library the other way round", 10, 4)
+    choose = offer(Way("one", 10, 9), library=library(10, 7), others=others)
+    assert choose("array")[0] == others[0].name
+    memory.captured = True
+    late = offer(Way("one", 10, 9), library=library(10, 7), others=others)
+    assert late("array")[0] == "library"
+
+
+def test_a_device_that_slows_down_is_no_disadvantage(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(run: Callable[[], Any], device: int, repeat: int) -> list[float]:
+        name, seconds = run()
+        memory.measured += [name] * repeat
+        return [seconds * (1.0 if len(memory.measured) < 12 else 1.2)] * repeat
+
+    monkeypatch.setattr(memory, "seconds", seconds)
+    choose = offer(Way("two", 11, 0.0009), library=library(10, 0.001))
+    assert choose("array")[0] == "two"
+    # The library's turns first, some of these while the device is fast still; then one and the other.
+    assert memory.measured[8:] == ["library", "two"] * ((len(memory.measured) - 8) // 2)
+
+
+def test_what_takes_long_is_timed_once_and_not_all_of_it(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(100))
+    # Every look at the clock is a second later.
+    monkeypatch.setattr(clocks, "perf_counter", lambda: float(next(now)))
+    choose = offer(*(Way(f"way {at}", 10 + at / 10, 9 - at) for at in range(6)), library=library(10, 7))
+    assert choose("array")[0] in ("library", "way 0", "way 1")
+    assert memory.measured[0] == "library"
+    assert 2 <= len(memory.measured) <= 4
+
+
+def test_a_clear_margin_is_not_measured(offer: Any, memory: TimedMemory) -> None:
+    assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(81, 1))("array")[0] == "one"
+    assert not memory.measured
+
+
+def test_the_choice_is_kept_on_disk(offer: Any, memory: TimedMemory) -> None:
+    ways = Way("one", 10, 9), Way("two", 11, 5)
+    offer(*ways, library=library(10, 7))("array")
+    memory.measured.clear()
+    assert offer(*ways, library=library(10, 7))("array")[0] == "two"
+    assert not memory.measured
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.record["candidates"] == {"one": 9, "two": 5, "library": 7}
+
+
+def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: TimedMemory) -> None:
+    epilogues = [None, Epilogue("gelu"), Epilogue("relu"), Epilogue("relu", (1,)), Epilogue("relu", (1,), True)]
+    for at, epilogue in enumerate(epilogues):
+        step = replace(STEP, epilogue=epilogue)
+        real = 5 + at % 2 * 10
+        ways = Way("one", 10, 9), Way("two", 11, real)
+        assert offer(*ways, library=library(10, 20), step=step)("array")[0] == ("one" if at % 2 else "two")
+    assert len(list(disk_cache.entries())) == len(epilogues)
+
+
+def test_the_choice_for_other_settings_of_the_library_is_another_one(offer: Any, memory: TimedMemory) -> None:
+    offer(Way("kernel", 1.0, 1.0), library=library(1.0, 2.0))("array")
+    memory.settings = {"allow_fp16_accumulation": "True"}
+    assert offer(Way("kernel", 1.0, 1.0), library=library(1.0, 0.5))("array")[0] == "library"
+
+
+@pytest.mark.parametrize(
+    ("setting", "dtype"),
+    [
+        ("allow_fp16_reduced_precision_reduction", "float16"),
+        ("allow_fp16_accumulation", "float16"),
+        ("allow_bf16_reduced_precision_reduction", "bfloat16"),
+    ],
+)
+def test_settings_of_the_library(setting: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.backends.torch.memory import TorchMemory
+
+    others = [each for each in ("float16", "bfloat16", "float32") if each != dtype]
+    before = {each: TorchMemory().library_settings(each) for each in (dtype, *others)}
+    matmul = torch.backends.cuda.matmul
+    was = getattr(matmul, setting)
+    try:
+        setattr(matmul, setting, not was)
+        assert TorchMemory().library_settings(dtype) == {**before[dtype], setting: str(not was)}
+        assert all(TorchMemory().library_settings(each) == before[each] for each in others)
+    finally:
+        setattr(matmul, setting, was)
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: "another")
+    assert all(TorchMemory().library_settings(each) != settings for each, settings in before.items())
+
+
+def test_always_measures_again_and_more(offer: Any, memory: TimedMemory) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    again = offer(Way("one", 10, 2), Way("two", 11, 5), Way("far", 30, 1), library=library(10, 7), mode="always")
+    assert again("array")[0] == "far"
+    assert next(iter(disk_cache.entries())).record["choice"] == "far"
+
+
+def test_never_takes_the_best_prediction_that_compiles(offer: Any, memory: TimedMemory) -> None:
+    ways = Way("broken", 1, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)
+    assert offer(*ways, library=library(12, 7), mode="never")("array")[0] == "one"
+    assert not memory.measured
+
+
+def test_what_does_not_compile_is_left_out(offer: Any, memory: TimedMemory) -> None:
+    choose = offer(Way("broken", 10, 1, broken=True), Way("one", 11, 9), library=library(10, 7))
+    assert choose("array")[0] == "library"
+    assert next(iter(disk_cache.entries())).record["candidates"]["broken"] is None
+
+
+def test_a_clear_winner_that_does_not_compile_is_not_chosen(offer: Any, memory: TimedMemory) -> None:
+    assert offer(Way("broken", 1, 1, broken=True), library=library(90, 7))("array")[0] == "library"
+
+
+def test_kernels_far_behind_the_library_are_not_compiled(offer: Any, memory: TimedMemory) -> None:
+    assert offer(Way("one", 51, 1), library=library(10, 7))("array")[0] == "library"
+    assert not memory.measured
+
+
+def test_the_library_runs_where_no_kernel_compiles(offer: Any, memory: TimedMemory) -> None:
+    broken = Way("one", 1, 1, broken=True), Way("two", 1.1, 1, broken=True)
+    assert offer(*broken, library=library(90, 7))("array")[0] == "library"
+
+
+def test_another_order_has_to_be_clearly_faster(offer: Any, memory: TimedMemory) -> None:
+    assert offer(Way("c", 10, 1.0), Way("other", 10, 0.98, in_order=False), library=library(10, 7))("array")[0] == "c"
+    step = Fused((0,), "a", (LARGE,), (*STEP.loops[:1], Loop("b", LARGE, (2 * LARGE,), False)), True, ())
+    choose = offer(Way("c", 10, 1.0), Way("other", 10, 0.9, in_order=False), library=library(10, 7), step=step)
+    assert choose("array")[0] == "other"
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: TimedMemory) -> None:
+    choose = offer(Way("one", 10, 1), Way("two", 11, 5), library=library(10, 7))
+    memory.captured = True
+    assert choose("array")[0] == "library"
+    assert not memory.measured
+    memory.captured = False
+    assert choose("array")[0] == "one"
+
+
+def test_small_problems_are_the_library_s(memory: TimedMemory) -> None:
+    small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
+    calls = library(10, 7).run(memory, 0)
+    assert chosen_run(Choice(small, calls, memory, "ieee", "auto")) is calls
+    assert isinstance(chosen_run(Choice(small, calls, memory, "ieee", "always")), Choice)
+    assert isinstance(chosen_run(Choice(STEP, calls, memory, "ieee", "auto")), Choice)
+
+
+SMALL_CHAIN = Fused(
+    (0, 1, 2),
+    "ad",
+    (4, 4),
+    (
+        Loop("a", 4, (4, 0, 0), True),
+        Loop("b", 4, (1, 4, 0), False),
+        Loop("c", 4, (0, 1, 4), False),
+        Loop("d", 4, (0, 0, 1), True),
+    ),
+    False,
+    (),
+)
+
+
+def test_a_small_step_of_several_calls_may_be_one_kernel(offer: Any, memory: TimedMemory) -> None:
+    """Few kernels are compiled for it."""
+    ways = [Way(f"kernel {at}", 10 + at / 10, 5.0) for at in range(5)]
+    choose = offer(*ways, library=library(10, 7), step=SMALL_CHAIN)
+    assert chosen_run(choose) is choose
+    assert choose("a", "b", "c")[0] == "kernel 0"
+    assert set(memory.measured) == {"kernel 0", "kernel 1", "library"}
+
+
+def test_small_steps_in_ever_new_sizes_have_less_time(
+    offer: Any, passing: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = module.measure
+    monkeypatch.setattr(
+        module, "measure", lambda *arguments: (passing.append(0.7 * module._SMALL_SECONDS), measure(*arguments))[1]
+    )
+
+    def sized(size: int) -> Choice:
+        loops = tuple(replace(loop, size=size) for loop in SMALL_CHAIN.loops)
+        step = replace(SMALL_CHAIN, shape=(size, size), loops=loops)
+        return offer(Way("one", 10, 5), library=library(10, 7), step=step)
+
+    assert [sized(size)("a", "b", "c")[0] for size in (4, 5, 6)] == ["one", "one", "library"]
+
+
+def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: TimedMemory) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    (entry,) = disk_cache.entries()
+    disk_cache.write(entry.key, {"choice": "gone"})
+    assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
+
+
+@pytest.mark.parametrize("choice", [5, None, ["one"], {"one": 1}, True])
+def test_a_choice_on_disk_that_is_no_name_is_a_miss(offer: Any, memory: TimedMemory, choice: Any) -> None:
+    offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
+    (entry,) = disk_cache.entries()
+    disk_cache.write(entry.key, {"choice": choice})
+    assert offer(Way("one", 10, 3), Way("two", 11, 5), library=library(10, 7))("array")[0] == "one"
+
+
+def test_calls_at_odd_addresses_choose_for_themselves(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "pointer", lambda array: 4 if array == "odd" else 64)
+    one, two = Way("one", 10, 9), Way("two", 11, 5)
+    choose = offer(one, two, library=library(10, 7))
+    assert choose("odd")[0] == "two"
+    one.real = 1
+    measured = len(memory.measured)
+    assert choose("odd")[0] == "two"
+    assert len(memory.measured) == measured
+    assert choose("array")[0] == "one"
+    assert len(memory.measured) > measured
+    assert len(list(disk_cache.entries())) == 2
+
+
+def test_time_is_up_for_ever_new_shapes(
+    offer: Any, memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one kind: others have time of their own, and what comes back is chosen for when some has passed."""
+    measure = module.measure
+    monkeypatch.setattr(
+        module, "measure", lambda *arguments: (passing.append(0.7 * budget.AT_ONCE), measure(*arguments))[1]
+    )
+    reads: list[Any] = []
+    monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
+
+    def shaped(size: int, label: str = "b", mode: str = "auto") -> Choice:
+        loops = Loop("a", size, (1,), True), Loop(label, LARGE, (size,), False)
+        ways = Way("one", 10, 9), Way("two", 11, 5)
+        return offer(*ways, library=library(10, 7), step=Fused((0,), "a", (size,), loops, True, ()), mode=mode)
+
+    assert [shaped(LARGE + at)("array")[0] for at in range(3)] == ["two", "two", "library"]
+    assert shaped(LARGE, "c")("array")[0] == "two"
+    assert shaped(LARGE + 2, mode="always")("array")[0] == "two"
+    late = shaped(LARGE + 3)
+    del reads[:]
+    assert late("array")[0] == late("array")[0] == "library"
+    assert late.chosen is None
+    assert len(reads) == 1
+    passing.append(1e4)
+    assert late("array")[0] == "two"
+
+
+def test_library_writes_rows_with_gaps_where_the_next_step_reads_such(memory: TimedMemory) -> None:
+    memory.empty = torch.Tensor.new_empty_strided  # type: ignore[method-assign]
+    step = Fused((0,), "ab", (2, 3), (Loop("a", 2, (3,), True), Loop("b", 3, (1,), True)), False, (), None, (8, 1))
+    array = torch.arange(6.0).view(2, 3)
+    result = chosen_run(Choice(step, lambda a: a + 1, memory, "ieee", "auto"))(array)
+    assert result.stride() == (8, 1)
+    assert torch.equal(result, array + 1)
+
+
+def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: TimedMemory) -> None:
+    ways = [Way(f"kernel {at}", 1.0, 5.0) for at in range(9)]
+    others = [OtherWay(f"other {at}", 1.1 + at / 100, 2.0) for at in range(9)]
+    choice = offer(*ways, *others, library=Way("library", 1.2, 9.0))
+    choice(0)
+    assert choice.chosen is others[0]
+    assert {"kernel 0", "kernel 5", "other 0", "other 5", "library"} <= set(memory.measured)
+    assert not {"kernel 6", "other 6"} & set(memory.measured)

@@ -1,0 +1,178 @@
+"""Our own kernels on integers: exactly what NumPy's einsum gives in the same dtype, where numbers wrap around, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from fused_steps import ON
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_problems import DEVICE, LAYOUTS, LOOPS, MATRICES  # noqa: E402
+from poisoned_integers import Poisoned  # noqa: E402
+
+from einops_fast import explain, fast_einsum  # noqa: E402
+from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
+from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+from einops_fast.planning.notation import parse  # noqa: E402
+from einops_fast.planning.plan import make_plan  # noqa: E402
+from einops_fast.planning.steps import Fused, Multiply  # noqa: E402
+from einops_fast.planning.target import Numerics, Operand, Target  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+
+
+def numbers(*shape: int, dtype: str, seed: int = 0) -> Any:
+    """Numbers over the whole range of the dtype."""
+    range_ = np.iinfo(dtype)
+    values = np.random.default_rng(seed).integers(range_.min, range_.max, shape, dtype=dtype, endpoint=True)
+    return torch.from_numpy(values).to(DEVICE)
+
+
+def ways(equation: str, operands: Sequence[Any]) -> list[Candidate]:
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    target = Target("torch", "cuda:0", ON, kernels=frozenset(INTEGERS), drops_expanded=False)
+    described = [Operand(tuple(each.shape), tuple(each.stride()), dtype) for each in operands]
+    subscripts = parse(equation, tuple(each.dim() for each in operands))
+    (step,) = make_plan(subscripts, described, target, Numerics(dtype, dtype, gemm=False)).steps
+    assert isinstance(step, Fused)
+    assert all(isinstance(each, Multiply) or len(each.reads) == 1 for each in step.library)
+    assert step.reads == tuple(range(len(operands)))
+    return kernel_candidates(step, dtype, ON)
+
+
+def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
+    expected = np.einsum(equation, *(each.cpu().numpy() for each in operands))
+    for way in candidates:
+        result = way.run(Poisoned(), 0)(*operands)
+        assert result.dtype == operands[0].dtype
+        np.testing.assert_array_equal(result.cpu().numpy(), expected, err_msg=way.name)
+
+
+CASES = [case for case in (*MATRICES[:12], *LOOPS[2:13]) if len(case) > 2]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CASES[::5]])
+def test_numbers_wrap_around(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands)[:1])
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CASES[1::2]])
+def test_any_kind_of_contraction(equation: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    operands = [numbers(*shape, dtype="int32", seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands)[:1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_do_not_matter(layout: str) -> None:
+    equation, shapes = "bind,bjnd->bnij", ((2, 20, 3, 16), (2, 7, 3, 16))
+    if layout == "sliced":
+        plain = [numbers(*(2 * size for size in shape), dtype="int16", seed=at) for at, shape in enumerate(shapes)]
+        operands = [each[tuple(slice(1, None, 2) for _ in each.shape)] for each in plain]
+        check(equation, operands, ways(equation, operands)[:1])
+        return
+    plain = [numbers(*shape, dtype="int16", seed=at) for at, shape in enumerate(shapes)]
+    for relaid in LAYOUTS[layout](plain[0]):
+        operands = [relaid, plain[1]]
+        check(equation, operands, ways(equation, operands)[:1])
+
+
+def test_sums_in_parts() -> None:
+    operands = [numbers(20, 300, dtype="int8"), numbers(300, 24, dtype="int8", seed=1)]
+    split = [way for way in ways("ik,kj->ij", operands) if "split 1" not in way.name]
+    assert split
+    check("ik,kj->ij", operands, split[:1])
+
+
+@pytest.fixture
+def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Integers go where they go on a GPU, and every step to a kernel; counts them."""
+    ran: list[str] = []
+
+    def first(self: Any, arrays: Sequence[Any]) -> Any:
+        way = kernel_candidates(self.step, self.memory.dtype(arrays[0]), ON, self.precision)[0]
+        ran.append(way.name)
+        return way
+
+    monkeypatch.setattr(choice_module.Choice, "_choose", first)
+    monkeypatch.setattr(choice_module, "_small", lambda _: False)
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+    clear_plans()
+    yield ran
+    clear_plans()
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "kernels"),
+    [
+        ("ik,kj->ji", ((9, 7), (7, 5)), 1),
+        ("ij,jk,kl->il", ((9, 7), (7, 5), (5, 6)), 2),  # no chain in one kernel
+        ("bi,oij,bj->bo", ((9, 7), (3, 7, 5), (9, 5)), 2),
+        ("bi,bij,bj->b", ((9, 7), (9, 7, 5), (9, 5)), 1),
+        ("ij,k->k", ((9, 7), (5,)), 2),
+        ("ii,ij->j", ((7, 7), (7, 5)), 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_calls(on_kernels: list[str], equation: str, shapes: Any, kernels: int, dtype: str) -> None:
+    operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    result = fast_einsum(equation, *operands)
+    assert len(on_kernels) == kernels
+    assert result.dtype == operands[0].dtype
+    np.testing.assert_array_equal(result.cpu().numpy(), np.einsum(equation, *(each.cpu() for each in operands)))
+
+
+def test_another_dtype_is_converted_to_first(on_kernels: list[str]) -> None:
+    left, right = numbers(9, 7, dtype="int8"), numbers(7, 5, dtype="int16")
+    result = fast_einsum("ik,kj->ij", left, right, dtype=torch.int64)
+    assert on_kernels
+    assert torch.equal(result.cpu(), left.cpu().long() @ right.cpu().long())
+
+
+def test_one_operand_is_summed_as_torch_does(on_kernels: list[str]) -> None:
+    operand = numbers(9, 7, dtype="int8")
+    result = fast_einsum("ij->i", operand)
+    assert not on_kernels
+    assert result.dtype == torch.int64
+    assert torch.equal(result, torch.einsum("ij->i", operand))
+
+
+def test_the_library_multiplies_and_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has no matrix product of integers on a GPU: what is small, or not to be measured, goes this way."""
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+    clear_plans()
+    for dtype in INTEGERS:
+        operands = [numbers(9, 7, dtype=dtype), numbers(7, 5, dtype=dtype, seed=1), numbers(5, 3, dtype=dtype, seed=2)]
+        told = explain("ij,jk,kl->li", *operands)
+        assert [step.kind for step in told.steps] == ["fused", "fused"]
+        result = fast_einsum("ij,jk,kl->li", *operands)
+        assert result.dtype == operands[0].dtype
+        np.testing.assert_array_equal(
+            result.cpu().numpy(), np.einsum("ij,jk,kl->li", *(each.cpu() for each in operands))
+        )
+    clear_plans()
+
+
+def test_a_large_product_is_not_left_to_the_library() -> None:
+    """It would write every single product before it sums them."""
+    operands = [Operand((256, 256), contiguous_strides((256, 256)), "int32")] * 2
+    target = Target("torch", "cuda:0", ON, kernels=frozenset(INTEGERS))
+    (step,) = make_plan(parse("ik,kj->ij", (2, 2)), operands, target, Numerics("int32", "int32", gemm=False)).steps
+    assert isinstance(step, Fused)
+    assert not choice_module._small(step)
+    numerics = Numerics("float32", "float32")
+    floats = [Operand((256, 256), contiguous_strides((256, 256)), "float32")] * 2
+    target = Target("torch", "cuda:0", ON, kernels=frozenset({"float32"}))
+    (step,) = make_plan(parse("ik,kj->ij", (2, 2)), floats, target, numerics).steps
+    assert isinstance(step, Fused)
+    assert choice_module._small(step)

@@ -1,0 +1,435 @@
+"""Our own kernels against float64, every tiling: on a GPU, or in Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from fused_steps import KERNEL_DTYPES, ON, fused_step
+
+from einops_fast.planning.steps import Arrange, Fused, Loop
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_problems import DEVICE, LAYOUTS, LOOPS, MATRICES, MEMORY, Poisoned, check, randn, sliced  # noqa: E402
+
+from einops_fast.backends.triton.contraction import candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.chain.tilings import ChainProblem  # noqa: E402
+from einops_fast.backends.triton.contraction.copies import with_copies  # noqa: E402
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
+from einops_fast.backends.triton.contraction.loops.tilings import Reduction  # noqa: E402
+from einops_fast.backends.triton.contraction.matrix_tiles import loaded_bytes  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate  # noqa: E402
+from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+
+# The interpreter takes milliseconds for each program.
+MOST = 4 if DEVICE == "cuda" else 2
+
+
+def ways(equation: str, operands: Sequence[Any], most: int = MOST) -> list[Candidate]:
+    """A sample of the kernels for a contraction, the same in every run: the first, and some others."""
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    if DEVICE == "cpu" and dtype in ("bfloat16", "float64"):
+        most = 1
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    chance = random.Random(zlib.crc32(f"{equation} {dtype}".encode()))
+    return found[:1] + chance.sample(found[1:], min(most - 1, len(found) - 1))
+
+
+FACTORED = [
+    ("bi,oij,bj->bo", (21, 6), (5, 6, 17), (21, 17)),
+    ("bj,oij,bi->ob", (21, 17), (5, 6, 17), (21, 6)),
+    ("abk,kc,ak->cab", (3, 7, 18), (18, 9), (3, 18)),
+    ("nbi,nj,nijo->nbo", (2, 20, 3), (2, 17), (2, 3, 17, 6)),
+]
+
+CHAINS = [
+    ("ai,ij,jb->ab", (37, 9), (9, 17), (17, 70)),
+    ("ai,ij,jk,kb->ab", (37, 9), (9, 20), (20, 5), (5, 35)),
+    ("jk,kb,ai,ij->ba", (17, 5), (5, 20), (37, 9), (9, 17)),
+    ("nai,ij,nbj->anb", (3, 20, 9), (9, 17), (3, 40, 17)),
+    ("caif,nij,njdb->nabcdf", (3, 5, 9, 2), (2, 9, 17), (2, 17, 4, 5)),
+    ("axy,yxz,bz->ba", (33, 3, 4), (4, 3, 7), (21, 7)),
+    ("ai,ij,jk,kl,lb->ab", (20, 5), (5, 6), (6, 7), (7, 3), (3, 33)),
+]
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
+def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands, MOST if dtype == "float16" else MOST // 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in FACTORED])
+def test_products_made_on_the_way_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CHAINS])
+def test_chains_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    found = ways(equation, operands)
+    assert all(way.name.startswith("chain") for way in found)
+    check(equation, operands, found)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4)))[::3])
+def test_matrices_of_a_chain_come_in_any_order(order: tuple[int, ...]) -> None:
+    terms, shapes = ("ai", "ij", "jk", "bk"), ((18, 9), (9, 17), (17, 5), (20, 5))
+    operands = [randn(*shapes[at], dtype="float16", seed=at) for at in order]
+    equation = ",".join(terms[at] for at in order) + "->ab"
+    assert [terms[order[slot]] for slot in fused_step(equation, operands).reads] == list(terms)
+    check(equation, operands, ways(equation, operands, 1))
+
+
+def test_infinity_beyond_what_a_tile_of_a_chain_holds_stays_out() -> None:
+    """Infinity in a row of the first product is next to positions that don't exist."""
+    left, middle, right = randn(20, 9), randn(9, 5), randn(5, 33)
+    left[3, 2] = float("inf")
+    middle[2] = 1.0
+    right.abs_()
+    for way in ways("ai,ij,jb->ab", (left, middle, right)):
+        result = way.run(MEMORY, 0)(left, middle, right)
+        assert (result[3] == float("inf")).all()
+        assert result[:3].isfinite().all()
+        assert result[4:].isfinite().all()
+
+
+def test_a_program_walks_along_columns() -> None:
+    left, middle, right = randn(1200, 3, dtype="float16"), randn(3, 4, dtype="float16"), randn(4, 530, dtype="float16")
+    found = kernel_candidates(fused_step("ai,ij,jb->ab", (left, middle, right)), "float16", replace(ON, units=2))
+    walking = [way for way in found if "1 across" not in way.name and "×128" in way.name]
+    assert walking
+    check("ai,ij,jb->ab", (left, middle, right), walking[:2])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])]
+)
+def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
+    plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    for at, operand in enumerate(plain):
+        for relaid in LAYOUTS[layout](operand):
+            operands = [*plain[:at], relaid, *plain[at + 1 :]]
+            check(equation, operands, ways(equation, operands, MOST // 2))
+
+
+def test_every_part_of_a_split_is_deterministic() -> None:
+    left, right = randn(20, 1100, dtype="float16"), randn(1100, 24, dtype="float16", seed=1)
+    split = [
+        way
+        for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)
+        if "split 1" not in way.name
+    ]
+    assert split
+    for way in split[:2]:
+        run = way.run(MEMORY, 0)
+        first = run(left, right)
+        assert all(torch.equal(run(left, right), first) for _ in range(1 if interpreted() else 3))
+
+
+def test_infinity_beyond_the_edge_stays_out() -> None:
+    """A tile reaches beyond the summed extent; what an operand without that axis has there must not count."""
+    left, right = randn(5, 33), randn(33)
+    left[0, 0] = float("inf")
+    right[0] = 1.0
+    for way in ways("ij,j->i", (left, right)):
+        result = way.run(MEMORY, 0)(left, right)
+        assert result[0] == float("inf")
+        assert result[1:].isfinite().all()
+
+
+COPIED = [
+    ("bij,bjk->bik", (2, 20, 33), (2, 33, 17)),
+    ("bij,bkj->bik", (3, 20, 33), (3, 19, 33)),
+    ("ijb,bkj->bik", (20, 33, 4), (4, 19, 33)),
+    ("acd,dbc->ab", (18, 10, 12), (12, 17, 10)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in COPIED])
+def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    copying = {way.name.split(", contraction")[0]: way for way in found if way.name.startswith("copy")}
+    assert copying
+    check(equation, operands, list(copying.values()))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_columns_in_two_parts_at_odd_places(dtype: str, offset: int) -> None:
+    """These aren't copied ahead of time, so that both parts lie at one address, one after the other."""
+    left = randn(2 * 130 * 140 + offset, dtype=dtype)[offset:].view(2, 130, 140)
+    right = randn(130 * 65 + offset, dtype=dtype, seed=1)[offset:].view(130, 65)
+    found = kernel_candidates(fused_step("adb,dc->acb", (left, right)), dtype, ON)
+    kernels = [way for way in found if isinstance(way, KernelCandidate) and way.kind is ContractionTiling]
+    in_two = [way for way in kernels if way.tiling.in_two]
+    assert in_two
+    check("adb,dc->acb", (left, right), in_two[: 2 * MOST])
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5], CHAINS[4])]
+)
+def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 64-bit way, which only arrays of gigabytes take."""
+    monkeypatch.setattr(Contraction, "wide", True)
+    monkeypatch.setattr(Reduction, "wide", True)
+    monkeypatch.setattr(ChainProblem, "wide", True)
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, ways(equation, operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
+    left, right = randn(256, 512), randn(512, 256, seed=1)
+    expected = left.double() @ right.double()
+    way = kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float32", ON, precision)[0]
+    error = ((way.run(MEMORY, 0)(left, right).double() - expected).norm() / expected.norm()).item()
+    low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-4, 2e-3), "tf32x3": (0.0, 5e-6)}[precision]
+    assert low <= error <= high
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits() -> None:
+    rows = (1 << 31) // 1024 + 513
+    left = torch.randn(rows, 1024, device="cuda", dtype=torch.float16)
+    right = torch.randn(1024, 16, device="cuda", dtype=torch.float16)
+    expected = left @ right
+    for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(left, right), expected, rtol=2e-2, atol=2e-1)
+    flat = left.flatten()[: (1 << 31) + 7]
+    ones = torch.ones_like(flat)
+    for way in kernel_candidates(fused_step("i,i->", (flat, ones)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(flat, ones), flat.sum(), rtol=1e-2, atol=50.0)
+    vector = right[:, 0]
+    for way in kernel_candidates(fused_step("ik,k->i", (left, vector)), "float16", ON)[:2]:
+        torch.testing.assert_close(way.run(MEMORY, 0)(left, vector), expected[:, 0], rtol=2e-2, atol=2e-1)
+
+
+def test_copies_for_the_library_are_right() -> None:
+    from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+
+    copying = CopyingByKernel()
+    for order in permutations(range(3)):
+        array = randn(9, 20, 33, dtype="float16").permute(order)
+        for each in (array, sliced(array), array[:1].expand(4, *array.shape[1:])):
+            copy = copying.contiguous(each)
+            assert copy.is_contiguous()
+            assert torch.equal(copy, each)
+
+
+def test_a_copied_matrix_needs_no_transposing() -> None:
+    """Where an operand of float32 is copied anyway, the library gets it as it multiplies fastest."""
+    from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+
+    array = randn(3, 9, 20, dtype="float32")
+    for how in (Arrange((1, 0, 2), (9, 60), "a reason"), Arrange((0, 1, 2), None, "a reason")):
+        plain, turned = (CopyingByKernel()._matrices(how, transpose)(array) for transpose in (False, True))
+        assert turned.is_contiguous()
+        assert torch.equal(turned, plain.mT)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba"])
+def test_single_products_the_other_way_round_are_right(equation: str) -> None:
+    from einops_fast.backends.torch.einsum.libraries import TurningSingles, has_single
+
+    sizes = dict(zip("ijklab", (40, 30, 50, 70, 90, 60), strict=True))
+    operands = [
+        randn(*(sizes[label] for label in term), dtype="float32") for term in equation.split("->")[0].split(",")
+    ]
+    step = fused_step(equation, operands)
+    assert has_single(step)
+    found = TurningSingles().library(step)(*operands)
+    torch.testing.assert_close(found, torch.einsum(equation, *operands), rtol=1e-5, atol=1e-4)
+
+
+def test_batches_and_vectors_stay_as_they_are() -> None:
+    from einops_fast.backends.torch.einsum.libraries import has_single
+
+    for equation, shapes in (("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))), ("ij,j->i", ((3, 4), (4,)))):
+        assert not has_single(fused_step(equation, [randn(*shape, dtype="float32") for shape in shapes]))
+
+
+def test_thin_products_are_tried_as_loops() -> None:
+    """Where tiles of matrices would be mostly empty; the loops compute the same in every order of the result."""
+    for shapes, thin in ((((40, 5, 8), (40, 30, 5)), True), (((40, 64, 64), (40, 30, 64)), False)):
+        left, right = (randn(*shape, dtype="float32", seed=at) for at, shape in enumerate(shapes))
+        equation = "abc,adb->acd" if thin else "abc,adc->abd"
+        ways = kernel_candidates(fused_step(equation, (left, right)), "float32", ON)
+        loops = [way for way in ways if way.kind is ReductionTiling]
+        assert bool(loops) == thin
+        for way in loops[:3]:
+            torch.testing.assert_close(way.run(MEMORY, 0)(left, right), torch.einsum(equation, left, right))
+
+
+def test_loops_run_along_the_largest_arrays() -> None:
+    """Not along what a small operand is contiguous along."""
+    large, small = randn(96, 1000, 3, 31, dtype="float32"), randn(3, 1000, dtype="float32")
+    way = kernel_candidates(fused_step("badc,da->cab", (large, small)), "float32", ON)[0]
+    runs = {axis.size for group in way.tiling.free.groups for axis in group.axes[-1:]}
+    assert runs <= {31, 96}
+
+
+def test_a_copy_that_turns_axes_round_has_a_run_along_each() -> None:
+    """Read along one alone, neighbouring threads would write to as many places, or the other way round."""
+    loops = tuple(Loop(label, 64, (stride,), True) for label, stride in zip("dcef", (64**3, 64, 1, 64**2), strict=True))
+    way = kernel_candidates(Fused((0,), "dcef", (64,) * 4, loops, False, ()), "float16", ON)[0]
+    assert min(group.block for group in way.tiling.free.groups) >= 16
+
+
+def test_copies_have_aligned_rows() -> None:
+    """A row is all that the other operand steps through as through one axis; a short one isn't made much longer."""
+    for equation, shapes, row in (
+        ("aedb,deca->cba", ((2, 6, 3, 20), (3, 6, 5, 2)), 24),  # 18
+        ("aedb,ecda->cba", ((2, 6, 65, 20), (6, 5, 65, 2)), 392),  # 390
+        ("adeb,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 64),  # 60
+        ("adbe,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 72),  # 3 of 20, each of them 24
+        ("aebd,deca->cba", ((2, 6, 20, 3), (3, 6, 5, 2)), 18),  # 6 of 3, which would be 8
+    ):
+        step = fused_step(equation, [randn(*shape, dtype="float16") for shape in shapes])
+        strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if [*copies] == [1]]
+        assert strides
+        assert all(each[1] == row for each in strides), (equation, strides)
+
+
+def test_copies_are_matrices() -> None:
+    """Rows and columns of such an operand are one axis each, in one order of the result; so are the contracted axes."""
+    operands = [randn(*shape, dtype="float16") for shape in ((4, 6, 5, 20), (3, 20, 8, 6))]
+    step = fused_step("aedf,bfce->abcd", operands)
+    copies, then = with_copies(step, 2, True)[-1]
+    assert copies.keys() == {0, 1}
+    orders = [problem(then, strides) for strides in layouts(then)]
+    assert any(isinstance(loops, Contraction) and {len(axes) for axes in loops.roles} == {1} for loops in orders)
+    begins = CopyCandidate.described(copies)
+    found = [way for way in kernel_candidates(step, "float16", ON) if way.name.startswith(begins)]
+    assert found
+    check("aedf,bfce->abcd", operands, found)
+
+
+@pytest.mark.parametrize("equation", [",ij,kj->ki", "ij,,kj->ki"])
+def test_a_number_is_a_factor_of_a_matrix(equation: str) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"": (), "ij": (5, 18), "kj": (7, 18)}
+    operands = [randn(*shapes[term], dtype="float16") for term in equation[:-4].split(",")]
+    ways = kernel_candidates(fused_step(equation, operands), "float16", ON)
+    assert ways
+    check(equation, operands, ways)
+
+
+def test_copies_that_there_is_no_memory_for() -> None:
+    """Operands are read as they lie then, and no more memory is asked for in vain."""
+    asked = []
+
+    class Full(Poisoned):
+        exhausted = MemoryError
+
+        def empty(self, like: Any, shape: Any, strides: Any) -> Any:
+            if shape != (18, 17):
+                asked.append(shape)
+                raise MemoryError
+            return super().empty(like, shape, strides)
+
+    operands = [randn(18, 10, 12, dtype="float16"), randn(12, 17, 10, dtype="float16")]
+    step = fused_step("acd,dbc->ab", operands)
+    way = next(way for way in kernel_candidates(step, "float16", ON) if isinstance(way, CopyCandidate))
+    run = way.run(Full(), 0)
+    read = [operands[slot] for slot in step.reads]
+    first, again = run(*read), run(*read)
+    assert len(asked) == 1
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first, torch.einsum("acd,dbc->ab", *operands), rtol=2e-3, atol=2e-2)
+
+
+def test_of_kernels_that_run_in_place_of_another_the_first_that_compiles_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operands = [randn(40, 30, dtype="float16"), randn(30, 50, dtype="float16")]
+    found = kernel_candidates(fused_step("ik,kj->ij", operands), "float16", ON)
+    monkeypatch.setattr(candidates, "works", lambda way: way is found[2])
+    assert candidates._working(found) is found[2]
+    assert candidates._working(found[:2]) is found[0]
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "dtypes"),
+    [
+        ("aedf,bfce->abcd", ((4, 6, 5, 20), (3, 20, 8, 6)), ("float16", "float32")),
+        ("ik,kj->ij", ((100, 300), (300, 50)), ("float16", "float32")),
+        ("bi,oij,bj->bo", ((40, 6), (9, 6, 45), (40, 45)), ("float16",)),
+        ("ij,j->ji", ((100, 300), (300,)), ("float16", "float32")),
+        ("ij,ij->i", ((100, 300), (100, 300)), ("float16", "float32")),
+    ],
+)
+def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
+    """That is how a choice on disk is taken up again."""
+    for dtype in dtypes:
+        step = fused_step(equation, [randn(*shape, dtype=dtype) for shape in shapes])
+        for way in kernel_candidates(step, dtype, ON):
+            found = kernel_candidate(way.name, step, dtype, ON)
+            assert found is not None
+            assert found.name == way.name
+            assert getattr(found, "tiling", None) == getattr(way, "tiling", None)
+        assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
+
+
+def test_an_operand_is_loaded_through_several_axes() -> None:
+    """Where it steps through them as through one, be they short and the result in another order."""
+    for equation, shapes, loaded in (
+        ("ebca,de->bacd", ((16, 5, 8, 3), (24, 16)), 16),
+        ("ebca,de->bacd", ((16, 5, 7, 3), (24, 16)), 2),  # 105 from one contracted position to the next
+        ("ik,kj->ij", ((20, 65), (65, 24)), 2),  # rows and contracted positions are neighbours, but in no tile
+    ):
+        operands = [randn(*shape, dtype="float16") for shape in shapes]
+        step = fused_step(equation, operands)
+        loops = problem(step, contiguous_strides(step.shape))
+        assert isinstance(loops, Contraction)
+        assert loaded_bytes(loops.batch, loops.roles, 0, 2) == loaded
+        check(equation, operands, ways(equation, operands))
+
+
+def test_other_orders_where_the_result_is_contiguous_along_the_batch() -> None:
+    operands = [randn(*shape, dtype="float16") for shape in ((60, 200, 256), (60, 256, 200))]
+    found = kernel_candidates(fused_step("aij,ajk->kia", operands), "float16", ON)
+    assert {way.in_order for way in found} == {True, False}
+    assert not found[0].in_order
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("cba,cab->ab", ((20, 40, 33), (20, 33, 40))),
+        ("abc,acb->", ((5, 33, 70), (5, 70, 33))),
+        ("ab->b", ((3000, 7),)),
+        ("bacd,da->bca", ((3, 35, 20, 6), (6, 35))),
+        ("acbd,da->bca", ((40, 3, 30, 5), (5, 40))),  # what is summed is nearer than the neighbours along the result
+        ("deca,c->aced", ((3, 20, 15, 7), (15,))),  # several axes to a run
+    ],
+)
+def test_loops_in_tiles_of_every_shape(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """With runs along one axis or two, in steps or whole, in parts or not: the best of each."""
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    kinds: dict[Any, Candidate] = {}
+    for way in kernel_candidates(fused_step(equation, operands), "float16", ON):
+        blocks = tuple(group.block > 1 for role in (way.tiling.free, way.tiling.summed) for group in role.groups)
+        kinds.setdefault((blocks, way.tiling.split > 1, way.tiling.summed.tiles > 1), way)
+    assert len(kinds) > 1
+    check(equation, operands, list(kinds.values()))

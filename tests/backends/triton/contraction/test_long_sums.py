@@ -1,0 +1,134 @@
+"""Sums of many products in float32 without tensor cores: what is rounded off doesn't grow as one long sum's error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fused_steps import ON, fused_step
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
+from kernel_problems import DEVICE, MEMORY, randn  # noqa: E402
+
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate, KernelCandidate  # noqa: E402
+from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+
+Error = Callable[[Any], float]
+ERRORS: dict[str, Error] = {
+    "rms": lambda off: float(off.square().mean().sqrt()),
+    "max": lambda off: float(off.abs().max()),
+}
+
+on_cpu = pytest.mark.skipif(DEVICE == "cuda" or not interpreted(), reason="Triton's functions aren't Python's")
+
+
+def in_chunks(left: Any, right: Any, step: int) -> Any:
+    """A matrix product in float32: steps are added up to sums of 128 products, and those to totals."""
+    total = torch.zeros(len(left), right.shape[1])
+    for chunk in range(0, len(right), 128):
+        total += sum(
+            left[:, at : at + step] @ right[at : at + step] for at in range(chunk, min(chunk + 128, len(right)), step)
+        )
+    return total
+
+
+def check(found: Any, expected: Any, theirs: Any) -> None:
+    for name, error in ERRORS.items():
+        ours, limit = error(found.double() - expected), 2 * error(theirs.double() - expected)
+        assert ours <= limit, (name, ours / limit * 2)
+
+
+def contraction_of(left: Any, right: Any) -> Contraction:
+    step = fused_step("ik,kj->ij", (left, right))
+    loops = problem(step, layouts(step)[0])
+    assert isinstance(loops, Contraction)
+    return loops
+
+
+@on_cpu
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("shape", [((32,), (32,), 16, 1, 2), ((16, 8), (16, 4), 8, 1, 3)])
+def test_by_threads(shape: tuple[tuple[int, ...], tuple[int, ...], int, int, int], split: int) -> None:
+    left, right = randn(24, 1024 * split), randn(1024 * split, 20, seed=1)
+    tiling = tiling_of(contraction_of(left, right), *shape, split=split)
+    assert tiling is not None
+    parts = torch.full((split, 24, 20), torch.nan)
+    by_threads_on_cpu(tiling, left, right, parts)
+    check(parts.sum(0), left.double() @ right.double(), in_chunks(left, right, 1))
+
+
+@on_cpu
+@pytest.mark.parametrize(("columns", "in_two"), [(64, False), (96, True)])
+def test_by_blocks(columns: int, in_two: bool) -> None:
+    """Of small steps; also where columns are in two parts."""
+    left, right = randn(128, 4096), randn(4096, columns, seed=1)
+    ways = unsplit(kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float32", ON))
+    way = next(
+        way
+        for way in ways
+        if way.tiling.rows.block == 128 and way.tiling.contracted.block == 16 and way.tiling.in_two == in_two
+    )
+    check(way.run(MEMORY, 0)(left, right), left.double() @ right.double(), in_chunks(left, right, 16))
+
+
+def unsplit(ways: Sequence[Candidate]) -> list[KernelCandidate]:
+    return [way for way in ways if isinstance(way, KernelCandidate) and way.tiling.split == 1]
+
+
+def test_short_sums_have_no_totals() -> None:
+    for k, totals in ((64, False), (128, False), (288, False), (400, True), (4096, True)):
+        loops = contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta"))
+        tilings = [tiling for _, tiling in fma_tilings(loops, ON) if tiling.split == 1]
+        assert tilings
+        assert {bool(tiling.chunk) for tiling in tilings} == {totals}
+
+
+def test_totals_leave_room() -> None:
+    """As many programs run at once as there would be without totals, if there are as many."""
+    short, long = (
+        {
+            (tiling.rows.width, tiling.columns.width, tiling.warps): tiling.resident
+            for _, tiling in fma_tilings(
+                contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta")), ON
+            )
+        }
+        for k in (176, 4096)
+    )
+    assert all(long[shape] >= short[shape] for shape in short)
+
+
+LONG = [
+    ("ij,jk->ik", "mk", "kn"),
+    ("ij,kj->ik", "mk", "nk"),
+    ("ji,jk->ik", "km", "kn"),
+    ("aij,jbi->ab", "mkx", "xnk"),
+    ("iaj,jib->ab", "xmk", "kxn"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [512, 1728, 8192])
+@pytest.mark.parametrize(("equation", "first", "second"), LONG)
+def test_every_kernel_on_a_gpu(equation: str, first: str, second: str, k: int) -> None:
+    """The best prediction, and both kernels with the sum in one part, against torch in the same precision."""
+    sizes = {"m": 512, "n": 384, "x": 8 if "x" in first else 1, "k": k // 8 if "x" in first else k}
+    operands = [randn(*(sizes[each] for each in term), seed=at) for at, term in enumerate((first, second))]
+    expected = torch.einsum(equation, *(each.double() for each in operands))
+    theirs = torch.einsum(equation, *operands)
+    step = fused_step(equation, operands)
+    read = [operands[slot] for slot in step.reads]
+    ways = kernel_candidates(step, "float32", ON)
+    whole = [next((way for way in unsplit(ways) if way.kind is kind), None) for kind in (ContractionTiling, FmaTiling)]
+    for way in (ways[0], *whole):
+        if way is not None:
+            check(way.run(MEMORY, 0)(*read), expected, theirs)

@@ -1,0 +1,286 @@
+"""Long rows shared by clusters: on a GPU, or executed by NumPy, where a program is a whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from gluon_on_cpu import rows_on_cpu  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf, randn  # noqa: E402
+from row_problems import (  # noqa: E402
+    apart,
+    check_hidden_gradient,
+    check_softmax,
+    check_special_values,
+    forget_plans,
+    native_norm,
+)
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton.launching.occupancy import clusters_at_a_time  # noqa: E402
+from einops_fast.backends.triton.rows import cluster_tilings  # noqa: E402
+from einops_fast.backends.triton.rows.cluster_tilings import Share  # noqa: E402
+from einops_fast.backends.triton.rows.cluster_way import fit  # noqa: E402
+from einops_fast.backends.triton.rows.contest import Contest  # noqa: E402
+from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
+from einops_fast.backends.triton.rows.rows import rows_of  # noqa: E402
+from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),
+    pytest.mark.skipif(
+        DEVICE == "cuda" and torch.cuda.get_device_capability() < (9, 0), reason="needs a GPU with clusters"
+    ),
+]
+
+DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # NumPy has no bfloat16
+
+COLUMNS = [(512, 256), (1024, 256), (656, 256), (1280, 1024)]
+"""Columns and those of a thread block: two or four have all, or three of four, the last of which aren't full, or two in
+several pieces."""
+
+
+@pytest.fixture
+def each() -> int:
+    """Thread blocks for each of eight processors; 0: for each row."""
+    return 0
+
+
+@pytest.fixture
+def block() -> int:
+    """Columns that a thread block may have."""
+    return 256
+
+
+@pytest.fixture
+def late() -> bool:
+    """In gradients of norms, what is told about a row is heard later."""
+    return False
+
+
+@pytest.fixture
+def kept() -> bool:
+    """In gradients of norms, the weight stays in registers."""
+    return False
+
+
+@pytest.fixture
+def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str]]:
+    """Thread blocks with so many columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
+    ran: list[str] = []
+    choose = Contest.choose
+
+    def by_clusters(self: Contest, arrays: Any) -> Any:
+        found = [way for way in self.ways if way.name.startswith("clusters")]
+        return (found[0], True) if found else choose(self, arrays)
+
+    one, several = (Share(block, 2, 128, each),), (Share(block, 2, 128, 1, late, kept),)
+    with ExitStack() as stack:
+        if DEVICE == "cpu":
+            stack.enter_context(rows_on_cpu())
+        for name in ("EXPONENTIALS", "GRADIENTS_OF_EXPONENTIALS"):
+            stack.enter_context(mock.patch.object(softmax_plan, name, one))
+        for name in ("NORM", "CENTRED_NORM", "NORM_OF_SUM"):
+            stack.enter_context(mock.patch.object(norm_plan, name, one))
+        stack.enter_context(mock.patch.object(norm_plan, "GRADIENTS_OF_NORM", several))
+        stack.enter_context(mock.patch.object(cluster_tilings, "_LEAST_COLUMNS", 300))
+        stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
+        stack.enter_context(launched(ran))
+        stack.enter_context(mock.patch.object(Contest, "choose", by_clusters))
+        forget_plans()
+        yield ran
+    forget_plans()
+
+
+@pytest.mark.parametrize(("dtype", "each"), [*zip(DTYPES, [0, 1, 1], strict=False)])
+@pytest.mark.parametrize(("columns", "block"), COLUMNS)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(name: str, columns: int, dtype: str, each: int, clusters: list[str]) -> None:
+    check_softmax(name, columns, dtype)
+    assert clusters == ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_special_values(name: str, clusters: list[str]) -> None:
+    check_special_values(name, 656)
+    assert clusters == ["softmax_cluster_kernel"]
+
+
+def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
+    check_hidden_gradient(656)
+    assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
+
+
+GRADIENTS = [("float16", False, True), ("float16", True, True), ("float32", True, False), ("bfloat16", True, True)]
+
+
+@pytest.mark.parametrize(("dtype", "late", "kept"), [each for each in GRADIENTS if each[0] in DTYPES])
+@pytest.mark.parametrize(("columns", "block"), COLUMNS[1:])
+@pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_norm(
+    rms: bool, parameters: str, columns: int, dtype: str, late: bool, kept: bool, clusters: list[str]
+) -> None:
+    tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
+    for at, _ in enumerate(parameters.split()):
+        tensors.append(leaf(randn(columns, 2, dtype=dtype, seed=at)[:, 1]))
+    with kernels():
+        found = gradients(partial(_ours, rms), tensors)
+    assert clusters[:2] == ["norm_cluster_kernel", "norm_gradient_cluster_kernel"]
+    exact = [leaf(each.double()) for each in tensors]
+    back = randn(2, 4, columns, dtype=dtype, seed=7)
+    expected, native = native_norm(rms, *exact), native_norm(rms, *tensors)
+    exact_gradients = torch.autograd.grad(expected, exact, back.double())
+    native_gradients = torch.autograd.grad(native, tensors, back)
+    assert_near(found[0], expected, native)
+    for got, wanted, theirs in zip(found[1:], exact_gradients, native_gradients, strict=True):
+        assert_near(got, wanted, theirs, 3.0)
+
+
+def _ours(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
+    return (ops.rms_norm if rms else ops.layer_norm)(x, weight=weight, bias=bias, eps=1e-5)
+
+
+@pytest.mark.parametrize("each", [0, 1])
+@pytest.mark.parametrize("columns", [1024, 656])
+def test_statistics_far_from_0(columns: int, each: int, clusters: list[str]) -> None:
+    x, residual = (randn(5, columns, dtype="float32", seed=at) + 500 for at in range(2))
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(x, residual, eps=1e-5, p=0.0)
+    assert clusters == ["norm_cluster_kernel"]
+    assert torch.equal(summed, x + residual)
+    assert_near(found, native_norm(False, summed.double()), native_norm(False, summed))
+
+
+@pytest.mark.parametrize("each", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_far_from_0(dtype: str, each: int, clusters: list[str]) -> None:
+    """The mean is so large that numbers of 16 bits have few digits left."""
+    x, weight = leaf(randn(5, 656, dtype=dtype) * 4 + 300), leaf(randn(656, dtype=dtype, seed=1))
+    back = randn(5, 656, dtype=dtype, seed=7)
+    with kernels():
+        found = gradients(partial(_ours, False), [x, weight])
+    exact = [leaf(each.double()) for each in (x, weight)]
+    expected, native = native_norm(False, *exact), native_norm(False, x, weight)
+    assert_near(found[0], expected, native)
+    exact_gradients = torch.autograd.grad(expected, exact, back.double())
+    native_gradients = torch.autograd.grad(native, [x, weight], back)
+    for got, wanted, theirs in zip(found[1:], exact_gradients, native_gradients, strict=True):
+        assert_near(got, wanted, theirs, 3.0)
+    assert clusters[:2] == ["norm_cluster_kernel", "norm_gradient_cluster_kernel"]
+
+
+def test_norm_of_special_values(clusters: list[str]) -> None:
+    x = randn(4, 656, dtype="float32")
+    x[0, 3], x[1, 600], x[2] = torch.nan, torch.inf, 0.0
+    with kernels():
+        torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), native_norm(True, x), equal_nan=True)
+
+
+@pytest.mark.parametrize("each", [0, 1])
+@pytest.mark.parametrize("columns", [1024, 656, 654])
+def test_dropout_and_sum_as_by_the_other_kernels(columns: int, each: int, clusters: list[str]) -> None:
+    """The same elements are dropped; 654 columns aren't for clusters."""
+    tensors = [leaf(randn(9, columns, dtype="float32", seed=at)) for at in range(2)]
+    tensors += [leaf(randn(columns, dtype="float32", seed=at)) for at in (2, 3)]
+    backs = [randn(9, columns, dtype="float32", seed=at) for at in (7, 8)]
+
+    def run() -> list[Any]:
+        torch.manual_seed(5)
+        with kernels():
+            found = ops.dropout_add_layer_norm(*tensors, p=0.3)
+            return [*found, *torch.autograd.grad(found, tensors, backs)]
+
+    by_clusters = run()
+    assert ("norm_cluster_kernel" in clusters) == ("norm_gradient_cluster_kernel" in clusters) == (columns != 654)
+    with mock.patch.object(norm_plan, "cluster_tilings", return_value=[]):
+        forget_plans()
+        clusters.clear()
+        others = run()
+    assert not any("cluster" in each for each in clusters)
+    for found, expected in zip(by_clusters, others, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+LIMIT = 232448
+"""Bytes of shared memory of an H200."""
+
+
+def tilings(columns: int, *shares: Share, stride: int = 0, items: tuple[int, ...] = (2,), shared: int = LIMIT) -> Any:
+    rows = rows_of((200, columns), 1, [(stride or columns, 1)] * 2)
+    with mock.patch.object(cluster_tilings, "interpreted", return_value=False):
+        return cluster_tilings.cluster_tilings(rows, (0, 1), items, shares, shared)
+
+
+@pytest.mark.parametrize("columns", [16384, 50_000, 65_536, 131_072])
+def test_which_rows_are_shared(columns: int) -> None:
+    (found,) = tilings(columns, Share(8192, 8, 80))
+    assert found.ctas * 8192 >= columns > found.ctas * 4096
+    assert found.ragged == (columns == 50_000)
+    assert not tilings(columns, Share(8192, 8, 80), stride=columns + 8), "not every row is seen to be aligned"
+    assert not tilings(columns, Share(8192, 8, 80), items=()), "an address is odd"
+    assert not tilings(columns, Share(8192, 8, 80), items=(8,)), "float64"
+    assert not tilings(columns, Share(8192, 8, 80), shared=166912), "a GPU without clusters"
+
+
+def test_what_does_not_fit() -> None:
+    nothing = rows_of((0, 16384), 1, [(16384, 1)] * 2)
+    with mock.patch.object(cluster_tilings, "interpreted", return_value=False):
+        assert not cluster_tilings.cluster_tilings(nothing, (0, 1), (2,), [Share(8192, 8, 80)], LIMIT), "no rows"
+    assert not tilings(8192, Share(4096, 4, 80)), "one program does"
+    assert not tilings(131_088, Share(8192, 8, 80)), "too long for a cluster"
+
+
+@pytest.mark.parametrize("shares", [cluster_tilings.EXPONENTIALS, cluster_tilings.GRADIENTS_OF_EXPONENTIALS])
+@pytest.mark.parametrize("items", [(2,), (4,)])
+def test_large_parts_are_for_rows_that_are_too_long_for_others(shares: Any, items: tuple[int, ...]) -> None:
+    """Of 131,072 elements, 16 thread blocks have 8192 each."""
+    assert {each.share.block for each in tilings(131_072, *shares, items=items)} == {8192}
+    found = tilings(151_936, *shares, items=items)
+    assert {(each.ctas, each.share.block, each.ragged) for each in found} == {(16, 16_384, True)}
+    assert tilings(262_144, *shares, items=items)
+    assert not tilings(262_160, *shares, items=items)
+
+
+@pytest.mark.parametrize(("known", "left"), [(21, 21), (90, 50), (None, 50)])
+def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> None:
+    call: Any = SimpleNamespace(grid=(50, 1, 1), at_a_time=lambda *arrays: known)
+    assert fit(call) == left
+    assert call.grid == (left, 1, 1)
+
+
+def test_what_runs_at_a_time_is_unknown_without_a_kernel() -> None:
+    assert clusters_at_a_time(0, 2, 128, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "first"), [(200, 65_536, "clusters"), (200, 10_000, "1×"), (5, 65_536, "1×")]
+)
+def test_where_clusters_are_the_rule(rows: int, columns: int, first: str) -> None:
+    x = torch.empty(rows, columns, dtype=torch.float16)
+    seen: list[list[str]] = []
+
+    def look(self: Contest, *arrays: Any) -> None:
+        seen.append([way.name for way in self.ways])
+
+    with (
+        mock.patch.object(cluster_tilings, "interpreted", return_value=False),
+        mock.patch.object(TorchMemory, "limits", return_value=(LIMIT, 132)),
+        mock.patch.object(Contest, "__call__", look),
+        kernels(queued=False),
+    ):
+        forget_plans()
+        ops.softmax(x)
+    forget_plans()
+    (names,) = seen
+    assert names[0].startswith(first)
+    assert any(name.startswith("clusters") for name in names)

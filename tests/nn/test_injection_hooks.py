@@ -1,0 +1,154 @@
+"""Hooks, parametrizations and forwards of a program's own on parts that a replaced module looks past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.0")
+pytest.importorskip("triton")
+from injected_models import KINDS, build, close, counted, other, results_of_logits, tokens  # noqa: E402  # noqa: E402
+
+from einops_fast import nn  # noqa: E402
+
+PRUNE = import_module("torch.nn.utils.prune")
+
+# Parts that a replaced module looks past, by the model.
+PARTS = [
+    ("bert", "bert.encoder.layer.0.intermediate.dense"),
+    ("bert", "bert.encoder.layer.0.intermediate.intermediate_act_fn"),
+    ("bert", "bert.encoder.layer.0.output.LayerNorm"),
+    ("bert", "bert.encoder.layer.0.output.dropout"),
+    ("gpt2", "transformer.h.0.attn"),
+    ("gpt2", "transformer.h.0.attn.resid_dropout"),
+    ("gpt2", "transformer.h.0.ln_2"),
+    ("gpt2", "transformer.h.0.mlp.c_fc"),
+    ("gpt2", "transformer.h.0.mlp.act"),
+    ("llama", "model.layers.0.mlp.gate_proj"),
+    ("llama", "model.layers.0.mlp.act_fn"),
+    ("llama", "model.layers.0.post_attention_layernorm"),
+]
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight: Any) -> Any:
+        return 2 * weight
+
+
+def scaled_output(module: Any, args: Any, found: Any) -> Any:
+    return (
+        tuple([each if each is None else 1.25 * each for each in found]) if isinstance(found, tuple) else 1.25 * found
+    )
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "forward hook": lambda part: part.register_forward_hook(scaled_output),
+    "pre-hook": lambda part: part.register_forward_pre_hook(lambda module, args: (1.25 * args[0], *args[1:])),
+    "backward hook": lambda part: part.register_full_backward_hook(lambda module, into, out: (2 * into[0], *into[1:])),
+    "backward pre-hook": lambda part: part.register_full_backward_pre_hook(lambda module, out: (2 * out[0], *out[1:])),
+    "forward": lambda part: setattr(part, "forward", other(part.forward)),
+    "parametrized": lambda part: torch.nn.utils.parametrize.register_parametrization(part, "weight", Doubled()),
+    "weight norm": lambda part: torch.nn.utils.weight_norm(part),
+    "pruned": lambda part: PRUNE.l1_unstructured(part, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize(("change", "first"), [*[(each, False) for each in CHANGES], ("forward hook", True)])
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_parts_that_are_looked_past(kind: str, name: str, change: str, first: bool) -> None:
+    found, expected = build(kind, "sdpa", torch.float32), build(kind, "sdpa", torch.float32)
+    part = expected.get_submodule(name)
+    if change in ("parametrized", "weight norm", "pruned") and not hasattr(part, "weight"):
+        pytest.skip("has no weight")
+    if name.endswith(".attn") and "pre-hook" in change:
+        pytest.skip("its input comes by name")
+    if not first:
+        nn.optimize(found)
+    for model in (found, expected):
+        CHANGES[change](model.get_submodule(name))
+    if first:
+        nn.optimize(found)
+    ours = outcome(found)
+    close(ours, outcome(expected), torch.float32)
+
+
+def outcome(model: Any) -> list[Any]:
+    found = model(input_ids=tokens(), labels=tokens(), use_cache=False)
+    grads = torch.autograd.grad(found.loss, [each for each in model.parameters() if each.is_leaf])
+    return [found.logits, *grads]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_of_all_modules(kind: str, first: bool) -> None:
+    from torch.nn.modules import module as hooks
+
+    def calls(model: Any) -> list[tuple[str, Any]]:
+        names = {module: name for name, module in model.named_modules()}
+        seen: list[tuple[str, Any]] = []
+        handles = [
+            hooks.register_module_forward_pre_hook(lambda module, args: seen.append(("before", names.get(module)))),
+            hooks.register_module_forward_hook(lambda module, args, out: seen.append(("after", names.get(module)))),
+            hooks.register_module_full_backward_hook(
+                lambda module, into, out: seen.append(("back", names.get(module)))
+            ),
+        ]
+        try:
+            if first:
+                nn.optimize(model)
+            model(input_ids=tokens(), labels=tokens()).loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    found, expected = build(kind), build(kind)
+    with mock.patch.object(nn, "optimize"):
+        wanted = calls(expected)
+    if not first:
+        nn.optimize(found)
+    assert calls(found) == wanted
+    with counted() as ours:  # afterwards they are fused again
+        results_of_logits(found)
+    assert ours.call_count == 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_see_weights(kind: str, first: bool) -> None:
+    from torch.nn.modules.module import register_module_forward_hook
+
+    def weights(model: Any, everywhere: bool) -> list[Any]:
+        seen: list[Any] = []
+
+        def hook(module: Any, args: Any, out: Any) -> None:
+            if type(module).__name__.endswith("Attention") and isinstance(out, tuple):
+                seen.append(out[1])
+
+        modules = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+        if everywhere:
+            handles = [register_module_forward_hook(hook)]
+        else:
+            handles = [module.register_forward_hook(hook) for module in modules]
+        try:
+            if first:
+                nn.optimize(model)
+            results_of_logits(model)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    for everywhere in (True, False):
+        found, expected = build(kind, "eager"), build(kind, "eager")
+        with mock.patch.object(nn, "optimize"):
+            wanted = weights(expected, everywhere)
+        if not first:
+            nn.optimize(found)
+        assert wanted[0] is not None
+        close(weights(found, everywhere), wanted)

@@ -1,0 +1,457 @@
+"""Metrics: what is recorded of plans, steps, kernels and fallbacks; that nothing is, and nothing costs, while off."""
+
+import csv
+import os
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import einops_fast
+from einops_fast import cli, contract_expression, fast_einsum, metrics
+from einops_fast.errors import EinsumError
+from einops_fast.observing import fallbacks, observers, recording
+from einops_fast.observing.kernel_metadata import kernel_rows
+from einops_fast.observing.metrics_summary import summarize
+from einops_fast.runtime import disk_cache
+from einops_fast.runtime.plan_cache import clear_plans, compiled
+
+ROOT = Path(__file__).parents[2]
+
+COPYING = "ijk,kjl->il", (np.ones((3, 4, 5)), np.ones((5, 4, 6)))
+
+
+def run_copying():
+    equation, operands = COPYING
+    return fast_einsum(equation, *operands)
+
+
+# Off
+
+
+def test_a_call_that_nobody_observes_runs_the_bare_plan(tmp_path):
+    def plans():
+        clear_plans()
+        run_copying()
+        [run] = compiled.values()
+        return run.__qualname__
+
+    bare = plans()
+    assert "observed" not in bare
+    with metrics.record(tmp_path):
+        assert "observed" in plans()
+    assert plans() == bare
+
+
+def test_whoever_kept_a_plan_lets_go_of_it(tmp_path):
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
+    operands = np.ones((2, 3)), np.ones((3, 4))
+    expression(*operands)
+    with metrics.record(tmp_path) as seen:
+        expression(*operands)
+        expression(*operands)
+    expression(*operands)
+    [record] = seen.records.values()
+    assert record.times.calls == 2
+
+
+def test_importing_the_package_imports_nothing_of_this():
+    script = "import sys, einops_fast; print([n for n in sys.modules if 'metric' in n or 'recording' in n])"
+    environment = {name: value for name, value in os.environ.items() if name != metrics.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == "[]\n"
+
+
+# On
+
+
+def test_tables_say_what_happened(tmp_path):
+    with metrics.record(tmp_path):
+        for _ in range(3):
+            run_copying()
+        fast_einsum("ij,jk->ik", np.ones((2, 2), int), np.ones((2, 2), int))
+    tables = metrics.read(tmp_path)
+    copying, integers = tables["plans"]
+    assert copying["equation"] == "ijk,kjl->il"
+    assert copying["shapes"] == "3×4×5 5×4×6"
+    assert copying["calls"] == "3"
+    assert (copying["dtype"], copying["backend"], copying["device"]) == ("float64", "numpy", "cpu")
+    assert int(copying["copied_bytes"]) == 8 * 5 * 4 * 6
+    assert int(copying["flops"]) == 2 * 3 * 4 * 5 * 6
+    assert float(copying["median_seconds"]) > 0
+    assert float(copying["total_seconds"]) >= float(copying["median_seconds"])
+    assert float(copying["predicted_seconds"]) > float(copying["floor_seconds"]) > 0
+    [gemm] = [row for row in tables["steps"] if row["kind"] == "gemm"]
+    assert (gemm["calls"], gemm["batch_m_n_k"]) == ("3", "1×3×6×20")
+    assert "1 is copied, because" in gemm["operands"]
+    assert float(gemm["median_seconds"]) <= float(copying["median_seconds"])
+    found = {(row["equation"], row["category"], row["calls"]) for row in tables["fallbacks"]}
+    assert found == {("ijk,kjl->il", "copy", "3"), (integers["equation"], "dtype", "1")}
+    assert {row["category"] for row in tables["fallbacks"]} <= fallbacks.CATEGORIES.keys()
+    assert tables["kernels"] == []
+
+
+def test_only_the_tables_asked_for_are_written(tmp_path):
+    with metrics.record(tmp_path / "new" / "folder", ["plans"]):
+        run_copying()
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [f"plans-{os.getpid()}-0.csv"]
+
+
+def test_blocks_that_share_a_folder_lose_nothing(tmp_path):
+    for _ in range(2):
+        with metrics.record(tmp_path):
+            run_copying()
+    assert len(metrics.read(tmp_path)["plans"]) == 2
+
+
+def test_labels_tell_calls_apart(tmp_path):
+    with metrics.record(tmp_path) as seen:
+        with metrics.label("outer"):
+            run_copying()
+            with metrics.label("inner"):
+                run_copying()
+            run_copying()
+        run_copying()
+    assert {record.label: record.times.calls for record in seen.records.values()} == {"outer": 2, "inner": 1, "": 1}
+
+
+def test_all_threads_are_observed(tmp_path):
+    with metrics.record(tmp_path) as seen:
+        threads = [threading.Thread(target=run_copying) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(record.times.calls for record in seen.records.values()) == 4
+    assert not any(record.inside for record in seen.records.values())
+
+
+def test_blocks_nest(tmp_path):
+    with metrics.record(tmp_path / "a") as outer:
+        run_copying()
+        with metrics.record(tmp_path / "b") as inner:
+            run_copying()
+        run_copying()
+    # A plan is made anew wherever a block begins or ends.
+    assert sum(record.times.calls for record in outer.records.values()) == 3
+    assert sum(record.times.calls for record in inner.records.values()) == 1
+
+
+def test_a_block_that_fails_writes_its_tables(tmp_path):
+    def fail():
+        with metrics.record(tmp_path):
+            run_copying()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert len(metrics.read(tmp_path)["plans"]) == 1
+    assert observers._active == ()
+
+
+def test_a_call_that_fails_is_no_harm(tmp_path):
+    with metrics.record(tmp_path) as seen:
+        with pytest.raises(EinsumError):
+            fast_einsum("ij,jk", np.ones((2, 3)), np.ones((4, 5)))
+        run_copying()
+    assert [record.inside for record in seen.records.values()] == [False]
+
+
+def test_patched_calls_and_those_left_alone(tmp_path):
+    with metrics.record(tmp_path), einops_fast.patched("numpy"):
+        np.einsum("ijk,kjl->il", *COPYING[1])
+        np.einsum("ij,jk->ik", np.ones((2, 2), int), np.ones((2, 2), int))
+    tables = metrics.read(tmp_path)
+    assert [row["equation"] for row in tables["plans"]] == ["ijk,kjl->il"]
+    [left] = [row for row in tables["fallbacks"] if row["category"] == "native"]
+    assert (left["equation"], left["backend"], left["calls"]) == ("ij,jk->ik", "numpy", "1")
+
+
+def test_gradients_are_recorded_and_pairs_are_inside(tmp_path):
+    torch = pytest.importorskip("torch")
+    with metrics.record(tmp_path):
+        q, k = (torch.randn(2, size, 3, 4, requires_grad=True) for size in (5, 6))
+        fast_einsum("bind,bjnd->bnij", q, k).sum().backward()
+        three = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+        fast_einsum("ij,jk,kl->il", *three)
+    plans = metrics.read(tmp_path)["plans"]
+    whole = [row["equation"] for row in plans if row["inside"] == "0"]
+    assert whole[0] == "bind,bjnd->bnij"
+    # Both gradients, which are contractions too.
+    assert len(whole) == 4
+    assert "ij,jk,kl->il" in whole
+    assert len(plans) - len(whole) == 2
+
+
+def test_mxnet_is_waited_for(tmp_path):
+    if find_spec("mxnet") is None:
+        pytest.skip("MXNet isn't installed")
+    backend = einops_fast.backends.get_backend("mxnet")
+    a = backend.example((200, 200), "float32")
+    with metrics.record(tmp_path):
+        fast_einsum("ij,jk->ik", a, a)
+    [row] = metrics.read(tmp_path)["plans"]
+    assert float(row["median_seconds"]) > 0
+
+
+@pytest.mark.parametrize("tables", [["plans", "colours"], "plans"])
+def test_no_such_table(tables, tmp_path):
+    with pytest.raises(EinsumError, match="no such table"), metrics.record(tmp_path, tables):
+        pass
+    assert observers._active == ()
+
+
+# Times
+
+
+def test_times_are_read_when_they_are_asked_for():
+    read = []
+
+    def between(start, end):
+        read.append((start, end))
+        return end - start
+
+    times = recording.Times(between)
+    times.add(0, 100)
+    times.add(100, 102)
+    times.add(200, 204)
+    times.add(None, None)  # while a graph is being captured, say
+    assert read == []
+    assert times.median == 3
+    assert times.first == 100
+    assert (times.calls, times.total) == (4, 106 + 3)
+    assert len(read) == 3
+
+
+def test_events_of_a_device_are_not_held_on_to():
+    times = recording.Times(lambda start, end: end - start)
+    for _ in range(10 * recording._MOST_PENDING):
+        times.add(0, 1)
+    assert len(times._pending) <= recording._MOST_PENDING
+    assert times.median == 1
+
+
+def test_a_torch_event_is_no_host_time(monkeypatch):
+    torch = pytest.importorskip("torch")
+    backend = einops_fast.backends.get_backend("torch")
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            log.append(stream)
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, end):
+            return 5.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr("einops_fast.backends.torch.backend.PLAIN", (SimpleNamespace,))
+    array = SimpleNamespace(is_cuda=True, device="cuda:1")
+    start, end = backend.mark(array), backend.mark(array)
+    assert backend.between(start, end) == 0.005
+    assert log == ["stream of cuda:1"] * 2 + ["wait"]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert backend.mark(array) is None
+
+
+# Kernels
+
+
+def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    key = {"problem": "a"}
+    disk_cache.write(
+        key, {"choice": "tile", "seconds": 2e-6, "candidates": {"tile": 2e-6, "library": 3e-6, "bad": None}}
+    )
+    compiled_kernel = SimpleNamespace(
+        n_regs=64, n_spills=2, metadata=SimpleNamespace(num_warps=4, num_stages=3, shared=1024)
+    )
+    chosen = SimpleNamespace(
+        name="tile",
+        seconds=1e-6,
+        tiling=SimpleNamespace(grid=(8, 4, 1), split=2),
+        _kernel=SimpleNamespace(_compiled={True: compiled_kernel}),
+    )
+    choice = SimpleNamespace(chosen=chosen, _key=lambda dtype: key)
+    [row] = kernel_rows(choice, "float16", 4096)
+    assert row == {
+        "way": "tile",
+        "chosen_by": "measurement",
+        "predicted_seconds": 1e-6,
+        "measured_seconds": 2e-6,
+        "candidates": "tile: 2.00 µs; library: 3.00 µs; bad: failed",
+        "grid": "8×4×1",
+        "parts": 2,
+        "warps": 4,
+        "stages": 3,
+        "registers": 64,
+        "spills": 2,
+        "shared_bytes": 1024,
+        "moved_bytes": 4096,
+        "atomics": 0,
+    }
+    assert list(kernel_rows(SimpleNamespace(chosen=None), "float16", 0)) == []
+    assert list(kernel_rows(len, "float16", 0)) == []
+
+
+def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
+    """A fused step, run by Triton's interpreter, or on a GPU by what was compiled."""
+    pytest.importorskip("triton")
+    torch = pytest.importorskip("torch")
+    from einops_fast.backends.torch.memory import TorchMemory
+    from einops_fast.backends.triton.contraction.choice import Choice
+    from einops_fast.planning.steps import Fused, Loop
+
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    loops = Loop("i", 32, (16, 0), True), Loop("k", 32, (0, 1), True), Loop("j", 16, (1, 32), False)
+    step = Fused((0, 1), "ik", (32, 32), loops, True, ())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left, right = torch.randn(32, 16, device=device), torch.randn(16, 32, device=device)
+    choice = Choice(step, torch.mm, TorchMemory(), "ieee", "always")
+    torch.testing.assert_close(choice(left, right), left @ right)
+    [row] = kernel_rows(choice, "float32", 0)
+    assert row["way"] == choice.chosen.name
+    if device == "cpu":
+        assert row["grid"].count("×") == 2
+        assert row["registers"] is None
+
+
+def test_copies_of_library_calls_count_where_these_were_chosen():
+    """A step with a kernel copies nothing, unless the library's calls run it."""
+    from einops_fast.planning.lowering import lower
+    from einops_fast.planning.notation import bind_sizes, parse
+    from einops_fast.planning.plan import Plan
+    from einops_fast.planning.target import Numerics, Operand, Target
+
+    ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
+    shapes = (300, 40, 50), (50, 40, 60)
+    operands = [Operand(shape, (shape[1] * shape[2], shape[2], 1), "float32") for shape in shapes]
+    target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
+    subscripts = parse("ijk,kjl->il", (3, 3))
+    sizes = bind_sizes(subscripts, shapes)
+    numerics = Numerics("float32", "float32")
+    steps = lower(subscripts, sizes, operands, ((0, 1),), target, numerics)
+    plan = Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), steps)
+    [step] = plan.steps
+    assert type(step).__name__ == "Fused"
+    kernel, library = (SimpleNamespace(chosen=SimpleNamespace(name=name)) for name in ("tile 64", "library on copies"))
+    assert list(fallbacks.copies(plan)) == list(fallbacks.copies(plan, [kernel])) == []
+    for run in (library, len):
+        [copy] = fallbacks.copies(plan, [run])
+        assert (copy.category, copy.slot, copy.wanted, copy.bytes) == ("copy", 1, "jkl", 4 * 50 * 40 * 60)
+    assert list(fallbacks.copies(plan, [SimpleNamespace(chosen=None)])) == []
+
+
+def test_two_observers_see_the_same_steps(tmp_path):
+    with metrics.record(tmp_path / "a") as one, metrics.record(tmp_path / "b") as two:
+        run_copying()
+    [first], [second] = one.plans, two.plans
+    assert first.runs == second.runs
+    assert [times.calls for times in first.steps] == [times.calls for times in second.steps]
+
+
+def test_new_shapes_do_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_MOST_RECORDS", 3)
+    with metrics.record(tmp_path) as seen:
+        for size in range(1, 8):
+            fast_einsum("ij,jk->ik", np.ones((2, size)), np.ones((size, 2)))
+    assert len(seen.plans) == 3
+
+
+# The environment, and the summary
+
+
+SCRIPT = """
+import numpy as np
+from einops_fast import fast_einsum, metrics
+with metrics.label("layer"):
+    fast_einsum("ijk,kjl->il", np.ones((3, 4, 5)), np.ones((5, 4, 6)))
+raise SystemExit(3)
+"""
+
+
+def run_script(tmp_path, asked):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), metrics.VARIABLE: asked}
+    command = [sys.executable, "-c", SCRIPT]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+
+def test_the_environment_asks_for_tables(tmp_path):
+    assert run_script(tmp_path, "plans,fallbacks:out").returncode == 3
+    assert {path.name.split("-")[0] for path in (tmp_path / "out").iterdir()} == {"plans", "fallbacks"}
+    [row] = metrics.read(tmp_path / "out")["plans"]
+    assert (row["label"], row["calls"]) == ("layer", "1")
+    assert run_script(tmp_path, "all:every").returncode == 3
+    assert {path.name.split("-")[0] for path in (tmp_path / "every").iterdir()} == {"plans", "steps", "fallbacks"}
+
+
+@pytest.mark.parametrize("asked", ["plans", "plans:", ":folder", "colours:folder", "plans,colours:folder", "foo"])
+def test_an_environment_that_makes_no_sense_is_told_and_stops_nothing(asked, tmp_path):
+    done = run_script(tmp_path, asked)
+    assert done.returncode == 3
+    assert done.stderr.count("RuntimeWarning: nothing is recorded") == 1
+    assert repr(asked) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run_script(tmp_path, "plans:file/in")
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"einops_fast: the tables that {metrics.VARIABLE} asks for can't be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def write(folder, table, rows):
+    with open(folder / f"{table}-1-0.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_summary(tmp_path, capsys):
+    plan = {"label": "", "shapes": "s", "inside": "0", "floor_seconds": "1e-3", "predicted_seconds": "2e-3"}
+    plans = [
+        {**plan, "equation": "slow", "calls": "10", "median_seconds": "8e-3", "total_seconds": "8e-2"},
+        {**plan, "equation": "quick", "calls": "5", "median_seconds": "2e-3", "total_seconds": "1e-2"},
+        {**plan, "equation": "part", "calls": "5", "median_seconds": "1", "total_seconds": "1", "inside": "1"},
+    ]
+    write(tmp_path, "plans", plans)
+    copied = {"equation": "slow", "operands": "1 is copied, because of its strides"}
+    write(tmp_path, "steps", [{**copied, "copied_bytes": "1000000", "calls": "10"}])
+    kernel = {"chosen_by": "measurement", "spills": "12", "registers": "255", "way": "tile", "equation": "slow"}
+    write(tmp_path, "kernels", [kernel])
+    write(tmp_path, "fallbacks", [{"category": "dtype", "reason": "int64 has no GEMM", "calls": "7"}])
+    told = summarize(tmp_path)
+    assert told.startswith("2 plans, 15 calls\ngeometric mean of time over floor: 4.00\n")
+    assert "part" not in told
+    assert told.index("slow") < told.index("quick")
+    assert "10 MB" in told
+    assert "measured over predicted time: 2.00" in told
+    assert "mispredicted by a factor of 2 or more: 1 of 2" in told
+    assert "kernels chosen by measurement: 1" in told
+    assert "255" in told
+    assert "int64 has no GEMM" in told
+    assert cli.main(["metrics", "summarize", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{told}\n"
+    assert len(summarize(tmp_path, 1)) < len(told)
+    assert cli.main(["metrics", "summarize", str(tmp_path), "--top", "-1"]) == 2
+    assert "1 at least, not -1" in capsys.readouterr().err
+
+
+def test_no_tables_to_sum_up(tmp_path, capsys):
+    assert cli.main(["metrics", "summarize", str(tmp_path)]) == 2
+    assert "no tables of metrics" in capsys.readouterr().err

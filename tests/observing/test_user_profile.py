@@ -1,0 +1,187 @@
+"""`einops_fast.profile`: what a program did, and what to change about it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from equations import cases, operands
+from hypothesis import given
+from hypothesis import strategies as st
+
+import einops_fast
+from einops_fast import fast_einsum, metrics, patched, profile
+
+ROOT = Path(__file__).parents[2]
+
+
+def hints_of(equation, *operands, **options):
+    with einops_fast.profile() as seen:
+        fast_einsum(equation, *operands, **options)
+    [row] = seen.rows
+    return row.hints
+
+
+def test_rows_are_the_equations_that_were_called():
+    a, b = np.ones((20, 30)), np.ones((30, 40))
+    with einops_fast.profile() as seen:
+        for _ in range(3):
+            fast_einsum("ij,jk->ik", a, b)
+        with metrics.label("other"):
+            fast_einsum("rows inner, inner columns -> rows columns", a, b)
+    assert sorted((row.equation, row.calls, row.label) for row in seen.rows) == [
+        ("ij,jk->ik", 3, ""),
+        ("rows inner, inner columns -> rows columns", 1, "other"),
+    ]
+    for row in seen.rows:
+        assert row.shapes == ((20, 30), (30, 40))
+        assert (row.dtype, row.device) == ("float64", "numpy cpu")
+        assert row.total >= row.seconds > 0
+        assert 0 < row.of_floor == row.floor / row.seconds
+        assert row.hints == ()
+    assert seen.seconds == pytest.approx(sum(row.total for row in seen.rows))
+    text = str(seen)
+    assert "4 calls took" in text
+    assert "20×30, 30×40" in text
+
+
+def test_nothing_outside_of_the_block_counts():
+    a = np.ones((2, 2))
+    with einops_fast.profile() as seen:
+        pass
+    fast_einsum("ij,jk->ik", a, a)
+    assert seen.rows == []
+    assert str(seen) == "no einsum went through einops_fast"
+
+
+def test_a_copy_says_which_order_avoids_it():
+    left, right = np.ones((300, 40, 50)), np.ones((50, 40, 60))
+    [hint] = hints_of("ijk,kjl->il", left, right)
+    assert hint.startswith("axis order of operand 1 (k j l) forces a copy of 960 kB: ")
+    assert hint.endswith("; keep it as j k l")
+    # The advice is right: the same values, kept like that, are read where they lie.
+    kept = np.ascontiguousarray(right.transpose(1, 0, 2)).transpose(1, 0, 2)
+    assert hints_of("ijk,kjl->il", left, kept) == ()
+
+
+def test_a_copy_is_told_in_the_caller_s_words():
+    left, right = np.ones((300, 40, 50)), np.ones((50, 40, 60))
+    [hint] = hints_of("row head dim, dim head col -> row col", left, right)
+    assert "(dim head col)" in hint
+    assert hint.endswith("keep it as head dim col")
+
+
+def test_integers_are_told():
+    ones = np.ones((3, 3), int)
+    [hint] = hints_of("ij,jk->ik", ones, ones)
+    assert "int64 has no GEMM in BLAS" in hint
+    assert "convert the operands" in hint
+
+
+def test_many_short_calls_are_told():
+    a = np.ones((2, 2))
+    with einops_fast.profile() as seen:
+        for _ in range(1100):
+            fast_einsum("ij,jk->ik", a, a)
+    [row] = seen.rows
+    # Unless the machine is so slow that no call is short.
+    if row.seconds < 3e-5:
+        assert "1100 short calls" in row.hints[0]
+    assert row.calls == 1100
+
+
+def test_what_runs_inside_of_a_call_is_in_no_total():
+    torch = pytest.importorskip("torch")
+    three = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+    with einops_fast.profile() as seen:
+        fast_einsum("ij,jk,kl->il", *three)
+    outside = [row for row in seen.rows if not row.inside]
+    assert [row.equation for row in outside] == ["ij,jk,kl->il"]
+    assert len(seen.rows) == 3
+    assert seen.seconds == outside[0].total
+    assert "in it: " in str(seen)
+    assert "1 call took" in str(seen)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+np.einsum("ijk,kjl->il", np.ones((30, 40, 50)), np.ones((50, 40, 60)))
+print(sys.argv[1:])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_run_profiles_a_script(tmp_path, status):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "einops_fast",
+        "run",
+        "--profile",
+        "--patch",
+        "numpy",
+        "--",
+        str(script),
+        str(status),
+    ]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stdout == f"['{status}']\n"
+    assert "ijk,kjl->il" in done.stderr
+    assert "keep it as j k l" in done.stderr
+
+
+def test_run_wants_something_to_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    command = [sys.executable, "-m", "einops_fast", "run", str(script)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--patch NAME, --profile or both" in done.stderr
+
+
+@given(data=st.data())
+def test_any_equation_can_be_profiled(data):
+    case = data.draw(cases())
+    arrays = data.draw(operands(case.shapes))
+    with einops_fast.profile() as seen:
+        result = fast_einsum(case.equation, *arrays)
+    np.testing.assert_array_equal(result, fast_einsum(case.equation, *arrays))
+    assert sum(row.calls for row in seen.rows if not row.inside) == 1
+    assert "1 call took" in str(seen)
+
+
+def test_a_profile_says_who_called_and_what_was_left_to_native():
+    def called(array):
+        return np.einsum("ij,kj->ik", array, array)
+
+    with patched("numpy"), profile() as seen:
+        for _ in range(3):
+            called(np.ones((64, 64)))
+        np.einsum("ij->ji", np.ones((64, 64)), order="A")
+    (row,) = seen.rows
+    first = called.__code__.co_firstlineno
+    assert (row.caller, row.calls) == (f"{Path(__file__).name}:{first + 1}", 3)
+    assert row.native > 0
+    assert 0 < row.total < seen.elapsed
+    (left,) = seen.native
+    assert (left.function, left.caller, left.calls) == ("numpy", f"{Path(__file__).name}:{first + 6}", 1)
+    text = str(seen)
+    assert left.reason in text
+    assert row.caller in text
+    assert "1 call left" in text
+
+
+def test_a_profile_of_attention_under_the_patch():
+    torch = pytest.importorskip("torch")
+    q = torch.randn(1, 2, 3, 4)
+    with profile() as seen, patched("torch.sdpa"):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert sum(row.calls for row in seen.native) + seen.attention_calls == 1
+    assert "no einsum went through" not in str(seen)

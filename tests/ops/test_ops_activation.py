@@ -1,0 +1,174 @@
+"""dropout_bias_activation, bias_gelu and linear: kernels and torch's functions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
+from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_kernels(activation: str, dtype: str) -> None:
+    x, bias = leaf(3 * randn(2, 5, 37, dtype=dtype)), leaf(randn(37, dtype=dtype, seed=1))
+    back = randn(2, 5, 37, dtype=dtype, seed=2)
+    with kernels():
+        found = ops.dropout_bias_activation(x, bias, activation)
+        got = torch.autograd.grad(found, [x, bias], back)
+    native = activation_by_torch(x, bias, activation)
+    natives = torch.autograd.grad(native, [x, bias], back)
+    exact = [leaf(each.double()) for each in (x, bias)]
+    expected = activation_by_torch(*exact, activation)
+    assert found.dtype == native.dtype
+    assert_near(found, expected, native)
+    for each, wanted, theirs in zip(got, torch.autograd.grad(expected, exact, back.double()), natives, strict=True):
+        assert_near(each, wanted, theirs, 3.0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_is_as_exact_as_torch(activation: str) -> None:
+    """Also where a sigmoid is nearly 1, and its derivative next to nothing."""
+    x = torch.linspace(-9, 9, 6001, dtype=torch.float64, device=DEVICE).float()
+
+    def errors(function: Any) -> list[float]:
+        exact, given = leaf(x.double()), leaf(x.clone())
+        wanted = activation_by_torch(exact, None, activation)
+        found = function(given, None, activation)
+        (slope,), (wanted_slope,) = torch.autograd.grad(found.sum(), given), torch.autograd.grad(wanted.sum(), exact)
+        return [float((a.double() - b).square().mean().sqrt()) for a, b in ((found, wanted), (slope, wanted_slope))]
+
+    with kernels():
+        ours = errors(ops.dropout_bias_activation)
+    assert all(own <= 2 * theirs + 1e-9 for own, theirs in zip(ours, errors(activation_by_torch), strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str) -> None:
+    values, bias = randn(3, 18, 5), leaf(randn(5, 2, seed=1)[:, 1])
+    with kernels():
+        found = gradients(ops.bias_gelu, [leaf(laid_out(values, layout)), bias])
+    for got, wanted in zip(
+        found, gradients(lambda x, b: torch.nn.functional.gelu(x + b), [leaf(values), bias]), strict=True
+    ):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_and_infinity_as_torch(activation: str) -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 2.0, -2.0]], device=DEVICE)
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, activation)
+    expected = activation_by_torch(x, None, activation)
+    if activation == "gelu":
+        expected[0, 1] = torch.inf  # on some CPUs it is NaN
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_every_number_of_few_digits(activation: str, dtype: str) -> None:
+    """Each result is one of the two nearest that there are; far out, where they are next to nothing, nearly."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(getattr(torch, dtype)).to(DEVICE)
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, activation)
+    assert bool(found[x.isnan()].isnan().all())
+    assert float(found[x == torch.inf]) == torch.inf
+    assert bool(found[x == -torch.inf].isnan())  # as by torch
+    x, found = x[x.isfinite()].double(), found[x.isfinite()].double()
+    expected = x * torch.special.log_ndtr(x).exp() if activation == "gelu" else activation_by_torch(x, None, activation)
+    kind = torch.finfo(getattr(torch, dtype))
+    step = (2.0 ** expected.abs().log2().floor() * kind.eps).clamp_min(kind.tiny * kind.eps)
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    most, next_to_nothing = (1.15 if DEVICE == "cpu" else 0.65, 1e-9) if dtype == "bfloat16" else (0.65, 0.0)
+    within = (found - expected).abs() <= most * step + next_to_nothing
+    assert bool((within | (found == expected)).all())
+
+
+def test_dropout() -> None:
+    x = leaf(laid_out(randn(40, 21) + 9, "reversed"))
+    with kernels():
+        found = ops.dropout_bias_activation(x, None, "silu", 0.25)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        kept = (found != 0).double() / 0.75
+        assert abs(float(kept.mean()) - 1) < 0.1
+        assert_near(found, torch.nn.functional.silu(x) * kept)
+        assert_near(gradient, torch.autograd.grad((torch.nn.functional.silu(x) * kept).sum(), x)[0])
+        assert torch.equal(ops.dropout_bias_activation(x, p=0.5, training=False), x)
+        assert not ops.dropout_bias_activation(x, p=1.0).any()
+
+
+@pytest.mark.parametrize("columns", [20, 21])
+def test_dropout_is_the_same_for_all_layouts_and_dtypes(columns: int) -> None:
+    """Whether elements are drawn in fours or one by one."""
+    ones = torch.ones(6, columns, device=DEVICE)
+    found = []
+    with kernels():
+        for layout in LAYOUTS:
+            for dtype in (torch.float32, torch.float16):
+                torch.manual_seed(5)
+                found.append(ops.dropout_bias_activation(laid_out(ones.to(dtype), layout), p=0.5) != 0)
+        torch.manual_seed(5)
+        _, summed = ops.dropout_add_layer_norm(ones, p=0.5)
+    assert found[0].any()
+    assert not found[0].all()
+    assert all(torch.equal(each, found[0]) for each in (*found, summed != 0))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.9])
+def test_dropout_has_no_pattern(p: float) -> None:
+    with kernels():
+        kept = (ops.dropout_bias_activation(torch.ones(64, 256, device=DEVICE), p=p) != 0).double()
+    spread = (p * (1 - p)) ** 0.5
+    for axis in (0, 1):
+        means = kept.mean(axis) - (1 - p)
+        assert float(means.abs().max()) < 5 * spread / kept.shape[axis] ** 0.5
+    # Neighbours, of one Philox and of two, aren't alike.
+    for apart in (1, 2, 3, 4):
+        alike = ((kept[:, apart:] - 1 + p) * (kept[:, :-apart] - 1 + p)).mean() / spread**2
+        assert abs(float(alike)) < 5 / kept.numel() ** 0.5
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear(activation: str) -> None:
+    tensors = [leaf(randn(2, 4, 6)), leaf(randn(9, 6)), leaf(randn(9))]
+    with kernels(activation != "none"):
+        found = gradients(partial(ops.linear, activation=activation), tensors)
+    expected = gradients(
+        lambda x, w, b: activation_by_torch(torch.nn.functional.linear(x, w, b), None, activation), tensors
+    )
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+
+
+def test_derivatives_and_compile() -> None:
+    torch.compiler.reset()
+    tensors = [leaf(randn(3, 5)), leaf(randn(5))]
+    compiled = torch.compile(ops.bias_gelu, fullgraph=True, backend="aot_eager")
+    with kernels():
+        assert torch.autograd.gradcheck(ops.bias_gelu, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(ops.bias_gelu, tensors, fast_mode=True)
+        torch.testing.assert_close(gradients(compiled, tensors), gradients(ops.bias_gelu, tensors))
+        assert ops.bias_gelu(torch.empty(0, 5, device=DEVICE)).shape == (0, 5)
+
+
+def test_errors() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(EinsumError, match="'tanh'"):
+        ops.linear(x, torch.ones(4, 3), activation="tanh")
+    with pytest.raises(ShapeError, match=r"^axis 0 of bias .* size 2, but axis 1 of input .* size 3"):
+        ops.bias_gelu(x, torch.ones(2))
+    with pytest.raises(ShapeError, match=r"^axis 1 of weight .* size 2, but axis 1 of input .* size 3"):
+        ops.linear(x, torch.ones(4, 2))
+    with pytest.raises(OperandError, match=r"^bias_gelu .* torch"):
+        ops.bias_gelu(x.numpy())

@@ -1,0 +1,206 @@
+"""What torch's tensors get where there are no kernels: torch's functions, rounded once, and nothing in empty rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+
+HALVES = ("float16", "bfloat16")
+
+
+def shown(rows: bool) -> Any:
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1], mask[2, 3] = not rows, False
+    return mask
+
+
+MASKS: dict[str, Any] = {
+    "no empty row": {"mask": shown(False)},
+    "an empty row": {"mask": shown(True)},
+    "of rows": {"mask": torch.tensor([True, False, True, True])[:, None]},
+    "added": {"mask": torch.zeros(4, 6).masked_fill(~shown(True), -torch.inf), "temperature": 0.5},
+    "more rows than columns": {"causal": "bottom_right", "dim": 0},
+    "causal": {"causal": True, "mask": shown(True)},
+}
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_rows_that_are_looked_at_or_not(function: Any, name: str, dtype: str) -> None:
+    """Where values may be looked at, empty rows are made good afterwards; else always, with the same results."""
+    x = randn(4, 6, dtype=dtype).cpu()
+    x[0, 1], x[2], x[3, 2] = -torch.inf, -torch.inf, torch.nan
+    function = partial(function, **MASKS[name])
+    found = gradients(function, [leaf(x)])
+    with torch.no_grad():
+        plain = function(x)
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")(x)
+    with mock.patch("einops_fast.backends.torch.ops.softmax_pieces.may_read_values", return_value=False):
+        expected = gradients(function, [leaf(x)])
+    for got, wanted in zip([*found, plain, compiled], [*expected, expected[0], expected[0]], strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    assert not function(randn(4, 6, dtype=dtype).cpu()).isnan().any()
+
+
+def test_in_transforms() -> None:
+    x, mask = randn(3, 4, 6).cpu(), torch.stack([shown(True), shown(False), shown(True)])
+    found = torch.func.vmap(lambda x, mask: ops.softmax(x, mask=mask))(x, mask)
+    torch.testing.assert_close(found, ops.softmax(x, mask=mask))
+    _, tangent = torch.func.jvp(partial(ops.softmax, mask=mask), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, torch.zeros_like(x))
+    bias = randn(3, 6).cpu().half()
+    found = torch.func.vmap(ops.bias_gelu)(x.half(), bias)
+    torch.testing.assert_close(found[1], ops.bias_gelu(x[1].half(), bias[1]))
+
+
+BY_TORCH: dict[str, Any] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "squared_relu": lambda x: torch.relu(x) ** 2,
+    "smelu": lambda x: torch.where(x <= -2, 0 * x, torch.where(x >= 2, x, (x + 2) ** 2 / 8)),
+    "star_relu": lambda x: 0.8944 * torch.relu(x) ** 2 - 0.4472,
+    "silu": torch.nn.functional.silu,
+}
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, "float32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bias_and_activation_have_the_bits_of_torchs_functions(activation: str, dtype: str) -> None:
+    """And so do their gradients, and results that need none."""
+    x, bias = leaf(3 * randn(50, 64, dtype=dtype).cpu()), leaf(randn(64, dtype=dtype, seed=1).cpu())
+    back = randn(50, 64, dtype=dtype, seed=2).cpu()
+    for given in (bias, None):
+        found = ops.dropout_bias_activation(x, given, activation)
+        expected = BY_TORCH[activation](x if given is None else x + given)
+        assert torch.equal(found, expected)
+        tensors = [x] if given is None else [x, given]
+        for got, wanted in zip(
+            torch.autograd.grad(found, tensors, back), torch.autograd.grad(expected, tensors, back), strict=True
+        ):
+            assert torch.equal(got, wanted)
+        before = x.detach().clone()
+        with torch.no_grad():
+            assert torch.equal(ops.dropout_bias_activation(x, given, activation), found)
+        assert torch.equal(x, before)
+
+
+def test_dropout_behind_an_activation() -> None:
+    x, bias = randn(50, 64, dtype="bfloat16").cpu() + 9, randn(64, dtype="bfloat16").cpu()
+    found = ops.dropout_bias_activation(x, bias, "silu", 0.3)
+    expected = torch.nn.functional.silu(x + bias) * (1 / 0.7)
+    assert 0.2 < float((found == 0).float().mean()) < 0.4
+    torch.testing.assert_close(found[found != 0], expected[found != 0], rtol=2**-7, atol=0.0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_activation_over_its_input(dtype: str, activation: str) -> None:
+    """But over nothing that is given, or needed for a gradient."""
+    x, bias = randn(4, 5, dtype=dtype).cpu(), randn(5, dtype=dtype, seed=1).cpu()
+    given = x.clone()
+    for each in (bias, None):
+        found = ops.dropout_bias_activation(x, each, activation)
+        assert torch.equal(x, given)
+        assert torch.equal(
+            found, gradients(lambda x, each=each: ops.dropout_bias_activation(x, each, activation), [leaf(x)])[0]
+        )
+
+
+SMOOTH = ["leaky_relu", "gelu", "gelu_tanh", "silu"]
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_errors_of_activations(rows: int, layout: str, dtype: str, activation: str) -> None:
+    """Against float64, those of torch's functions in the same dtype are no smaller, and results lie like theirs."""
+    x, bias = (leaf(laid_out(randn(*shape, dtype=dtype).cpu(), layout)) for shape in ((rows, 4, 5), (5,)))
+
+    def by_torch(x: Any, bias: Any) -> Any:
+        return activation_by_torch(x + bias, None, activation)
+
+    exact = gradients(by_torch, [leaf(x.double()), leaf(bias.double())])
+    function = partial(ops.dropout_bias_activation, activation=activation)
+    ours, theirs = gradients(function, [x, bias]), gradients(by_torch, [x, bias])
+    assert ours[0].stride() == theirs[0].stride()
+    for got, native, wanted in zip(ours, theirs, exact, strict=True):
+        assert got.dtype == native.dtype
+        error, allowed = ((each - wanted).norm() for each in (got, native))
+        assert error <= 1.05 * allowed
+    with torch.no_grad():
+        assert torch.equal(function(x, bias), ours[0])
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_derivatives_of_activations(activation: str) -> None:
+    """Gradients of gradients, of one operand or both, and gradients in a batch."""
+
+    def second(x: Any, bias: Any) -> Any:
+        found = ops.dropout_bias_activation(x, bias, activation)
+        both = torch.autograd.grad((found.float() ** 2).sum(), (x, bias), create_graph=True)
+        return torch.autograd.grad(sum((each.float() ** 2).sum() for each in both), (x, bias))
+
+    x, bias = randn(4, 5, dtype="bfloat16").cpu(), randn(5, dtype="bfloat16", seed=1).cpu()
+    found, expected = (second(leaf(x.to(kind)), leaf(bias.to(kind))) for kind in (torch.bfloat16, torch.float64))
+    for got, wanted in zip(found, expected, strict=True):
+        assert (got - wanted).norm() <= 0.02 * wanted.norm()
+    x, back = leaf(x), randn(2, 4, 5, dtype="bfloat16", seed=2).cpu()
+    result = ops.dropout_bias_activation(x, bias, activation)
+    batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
+    for got, each in zip(batch, back, strict=True):
+        torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
+
+
+def test_input_of_an_activation_may_be_written_over() -> None:
+    """Nothing needs it, or the bias, once there is a result."""
+    x, bias = (leaf(randn(*shape, dtype="bfloat16").cpu()) for shape in ((4, 5), (5,)))
+    before = x * 1
+    expected = gradients(ops.bias_gelu, [x, bias])[1]
+    found = ops.bias_gelu(before, bias)
+    with torch.no_grad():
+        before.zero_()
+        bias.zero_()
+    back = randn(*found.shape, dtype="bfloat16", seed=7).cpu()
+    torch.testing.assert_close(torch.autograd.grad(found, x, back)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
+    x, weight, bias = (randn(*shape, dtype=dtype).cpu() for shape in ((20, 64), (30, 64), (30,)))
+    by_torch = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(ops.linear(x, weight, bias), by_torch)
+    found = ops.linear(x, weight, bias, activation="star_relu")
+    assert_near(found, ops.dropout_bias_activation(by_torch.double(), None, "star_relu"))
+    assert torch.equal(ops.linear(x, weight, bias.double()), by_torch)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("retain", [False, True])
+def test_scaled_gradients_of_linear_cross_entropy(factor: float, retain: bool) -> None:
+    x, weight, target = leaf(randn(7, 5).cpu()), leaf(randn(9, 5).cpu()), torch.arange(7)
+    expected = torch.autograd.grad(
+        factor * torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight), target), [x, weight]
+    )
+    loss = ops.linear_cross_entropy(x, weight, target)
+    back = torch.tensor(factor, dtype=torch.float64)
+    for again in (True, False) if retain else (False,):
+        found = torch.autograd.grad(loss, [x, weight], back, retain_graph=again)
+        torch.testing.assert_close(found, expected)
+        if again:  # nobody else's
+            found[0].zero_()

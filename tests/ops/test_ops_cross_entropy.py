@@ -1,0 +1,390 @@
+"""cross_entropy: kernels, torch's functions, other frameworks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import (  # noqa: E402
+    DEVICE,
+    LAYOUTS,
+    assert_near,
+    gradients,
+    kernels,
+    laid_out,
+    leaf,
+    namespace,
+    randn,
+    targets,
+)
+from ops_problems import cross_entropy as oracle  # noqa: E402
+
+from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
+from einops_fast.backends.torch.ops import cross_entropy as torch_cross_entropy  # noqa: E402
+from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
+from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "weighted": {"weight": randn(21, seed=1).abs()},
+    "z": {"z_loss": 0.01},
+    "everything": {"weight": randn(21, seed=1).abs(), "label_smoothing": 0.3, "z_loss": 0.1, "ignore_index": 3},
+}
+
+
+TILES = {
+    "whole": RowTiling(4, 32, True),
+    "looped": RowTiling(2, 16, False),
+    "cut": RowTiling(1, 8, False, 2),  # at addresses from which vectors can be read
+}
+
+
+@pytest.fixture(params=TILES)
+def tiles(request: pytest.FixtureRequest) -> Any:
+    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES[request.param]]):
+        torch_cross_entropy._plan.cache_clear()
+        yield
+    torch_cross_entropy._plan.cache_clear()
+
+
+def wanted(option: str, target: Any) -> Any:
+    """Targets with the index that is ignored."""
+    return target.masked_fill(target == -100, OPTIONS[option].get("ignore_index", -100))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_kernels(option: str, reduction: str, tiles: Any) -> None:
+    x, target = leaf(randn(3, 4, 21)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "reduction": reduction}
+    with kernels():
+        found = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, expected in zip(found, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("option", ["plain", "weighted"])
+def test_losses_of_many_rows(option: str, reduction: str) -> None:
+    """They are added up in parts."""
+    x, target = leaf(randn(2500, 21)), targets(2500)
+    assert (target == -100).any()
+    options = {**OPTIONS[option], "target": target, "reduction": reduction}
+    with kernels():
+        found = gradients(partial(ops.cross_entropy, **options), [x])
+        again = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, same, expected in zip(found, again, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+        assert torch.equal(got, same)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there the kernels are called")
+@pytest.mark.parametrize("option", OPTIONS)
+def test_torch_functions(option: str) -> None:
+    x, target = leaf(randn(3, 21, 4)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "dim": 1}
+    found = gradients(partial(ops.cross_entropy, **options), [x])
+    for got, expected in zip(found, gradients(partial(oracle, **options), [x]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dim: int, layout: str) -> None:
+    values = randn(3, 18, 5)
+    rows = [size for at, size in enumerate(values.shape) if at != dim]
+    target = targets(*rows[::-1], classes=3).T
+    with kernels():
+        found = gradients(lambda x: ops.cross_entropy(x, target, dim=dim), [leaf(laid_out(values, layout))])
+    for got, expected in zip(found, gradients(lambda x: oracle(x, target, dim=dim), [leaf(values)]), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 9, 16, 37])
+def test_rows_of_any_length_from_any_address(columns: int) -> None:
+    """Of which there may be no whole vector, or no edge."""
+    wide = randn(5, columns + 6, dtype="float32")
+    target = targets(5, classes=columns)
+    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES["cut"]]):
+        torch_cross_entropy._plan.cache_clear()
+        for first in range(4):
+            x = leaf(wide[:, first : first + columns])
+            with kernels():
+                found = ops.cross_entropy(x, target, reduction="sum")
+                (gradient,) = torch.autograd.grad(found, x)
+            exact = leaf(x.double())
+            expected = oracle(exact, target, reduction="sum")
+            assert_near(found, expected)
+            assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+    torch_cross_entropy._plan.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_precision(dtype: str) -> None:
+    x, target = leaf(randn(6, 300, dtype=dtype)), targets(6, classes=300)
+    exact = leaf(x.double())
+    with kernels():
+        found = ops.cross_entropy(x, target)
+        (gradient,) = torch.autograd.grad(found, x)
+    native = torch.nn.functional.cross_entropy(x, target)
+    expected = oracle(exact, target)
+    assert found.dtype == x.dtype
+    assert_near(found, expected, native)
+    assert_near(gradient, torch.autograd.grad(expected, exact)[0], torch.autograd.grad(native, x)[0], 3.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 5])
+def test_few_classes(classes: int, dtype: str) -> None:
+    """Fewer than a thread reads at once."""
+    x, target = leaf(randn(7, classes, dtype=dtype)), targets(7, classes=classes)
+    exact = leaf(x.double())
+    with kernels():
+        found = ops.cross_entropy(x, target, label_smoothing=0.1)
+        (gradient,) = torch.autograd.grad(found, x)
+    expected = oracle(exact, target, label_smoothing=0.1)
+    assert_near(found, expected)
+    assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+
+
+def test_long_rows_nan_and_no_class() -> None:
+    x, target = randn(4, 50_257, dtype="float32"), torch.tensor([50_256, 3, 60_000, 0], device=DEVICE)
+    x[1, 7], x[3, 0] = torch.nan, torch.inf
+    with kernels():
+        found = ops.cross_entropy(x, target, reduction="none")
+        assert ops.cross_entropy(x, target.fill_(-100)).isnan()
+        assert ops.cross_entropy(x, target, reduction="sum") == 0
+    assert found.isnan().tolist() == [False, True, True, True]
+    assert_near(found[0], oracle(x[:1].double(), torch.tensor([50_256], device=DEVICE)))
+
+
+def test_empty() -> None:
+    x = torch.empty(0, 5, device=DEVICE, requires_grad=True)
+    with kernels(queued=False):
+        found = ops.cross_entropy(x, torch.empty(0, dtype=torch.long, device=DEVICE), reduction="sum")
+    assert found == 0
+    assert torch.autograd.grad(found, x)[0].shape == (0, 5)
+
+
+def test_no_mean_of_no_row() -> None:
+    x = torch.rand(0, 3, 4, device=DEVICE)
+    assert ops.cross_entropy(x, x, z_loss=0.1, dim=1).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_small_integers_are_classes_too(dtype: torch.dtype, weighted: bool) -> None:
+    """Nothing that they are compared with wraps: 156 is -100 to 8 bits. Rows that aren't neighbours have no kernel."""
+    x, target = randn(2, 300, 3, dtype="float32"), torch.tensor([[156, 3], [1, 0], [7, 9]], device=DEVICE).T
+    weight = randn(300, seed=1, dtype="float32").abs() if weighted else None
+    for by_kernels in (False, True):
+        with kernels() if by_kernels else nullcontext():
+            found = ops.cross_entropy(x, target.to(dtype), weight, dim=1, z_loss=0.01)
+            torch.testing.assert_close(found, ops.cross_entropy(x, target, weight, dim=1, z_loss=0.01))
+
+
+def test_derivatives() -> None:
+    x, target = leaf(randn(4, 5)), targets(4, classes=5)
+    function = partial(ops.cross_entropy, target=target, label_smoothing=0.1, z_loss=0.1)
+    with kernels():
+        assert torch.autograd.gradcheck(function, x, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
+        found = torch.func.grad(function)(x.detach())
+        # Twice by the same graph.
+        loss = function(x)
+        first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+        assert torch.equal(2 * first, torch.autograd.grad(2 * loss, x)[0])
+    assert_near(found, first)
+
+
+@pytest.mark.parametrize("option", ["plain", "everything"])
+def test_gradient_over_the_logits(option: str) -> None:
+    base, target = leaf(randn(3, 4, 21)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "reduction": "sum"}
+    (expected,) = torch.autograd.grad(oracle(base, **options), base)
+    with kernels():
+        logits = base * 1
+        loss = ops.cross_entropy(logits, inplace_backward=True, **options)
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        assert gradient.data_ptr() == logits.data_ptr()
+        assert_near(gradient, expected)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, logits)
+
+
+def test_gradient_over_logits_that_are_needed() -> None:
+    base, target = leaf(randn(4, 9)), targets(4, classes=9)
+    function = partial(ops.cross_entropy, target=target, inplace_backward=True)
+    with kernels():
+        bounded = base.tanh()  # which keeps its result
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            function(bounded).backward()
+        with pytest.raises(EinsumError, match="can't be differentiated"):
+            torch.autograd.grad(function(base * 1), base, create_graph=True)
+        assert torch.equal(function(base.detach()), ops.cross_entropy(base.detach(), target))
+    with pytest.raises(EinsumError, match="leaf"):
+        function(base)
+    with pytest.raises(EinsumError, match=r"axis 0 .* expanded"):
+        function(base[:1].tanh().expand(4, 9))
+
+
+def test_compiles_and_autocasts() -> None:
+    torch.compiler.reset()
+    x, target = leaf(randn(4, 9, dtype="bfloat16")), targets(4, classes=9)
+    function = partial(ops.cross_entropy, target=target, label_smoothing=0.1)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with kernels():
+        for got, expected in zip(gradients(compiled, [x]), gradients(function, [x]), strict=True):
+            torch.testing.assert_close(got, expected)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert function(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_other_frameworks(framework: str, option: str) -> None:
+    xp = namespace(framework)
+    x, target = randn(3, 21, 4), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "dim": 1}
+    own = {name: xp.array(value.cpu().numpy()) if torch.is_tensor(value) else value for name, value in options.items()}
+    found = ops.cross_entropy(xp.array(x.cpu().numpy()), xp.array(target.cpu().numpy(), dtype="int64"), **own)
+    np.testing.assert_allclose(float(found), float(oracle(x, target, **options)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["plain", "smoothed", "z"])
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+def test_rows_that_do_not_count_and_infinities(framework: str, option: str) -> None:
+    """What is in a row that doesn't count doesn't matter, nor does another class's score of -inf."""
+    xp = namespace(framework)
+    x, target = randn(4, 5).cpu(), torch.tensor([0, -100, -100, 3])
+    x[1, 2], x[2] = torch.nan, -torch.inf
+    if option != "smoothed":
+        x[0, 3] = -torch.inf
+    options = {**OPTIONS[option], "reduction": "none"}
+    found = ops.cross_entropy(xp.array(x.numpy()), xp.array(target.numpy(), dtype="int64"), **options)
+    kept = [0, 3]
+    expected = torch.zeros(4, dtype=torch.float64)
+    expected[kept] = torch.nn.functional.cross_entropy(
+        x[kept], target[kept], reduction="none", label_smoothing=options.get("label_smoothing", 0.0)
+    )
+    expected[kept] += options.get("z_loss", 0.0) * x[kept].logsumexp(1) ** 2
+    np.testing.assert_allclose([float(each) for each in found], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 255])
+def test_no_class(wrong: int) -> None:
+    x, target = randn(3, 5).cpu().numpy(), np.array([0, wrong, -100])
+    with pytest.raises(IndexError, match=f"class {wrong}, .* 5"):
+        ops.cross_entropy(x, target)
+    xp = namespace("mxnet")
+    found = ops.cross_entropy(xp.array(x), xp.array(target, dtype="int64"), reduction="none")
+    assert np.isnan([float(each) for each in found]).tolist() == [False, True, False]
+
+
+LAST, SECOND, BOTH = -1, 1, None
+# Shapes of logits and targets, the size of the weight, and where the classes are.
+AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int | None, int | None]] = {
+    "only the last": ((2, 6, 8), (2, 6), None, LAST),
+    "only torch's": ((2, 8, 6), (2, 6), None, SECOND),
+    "only torch's, of images": ((2, 6, 4, 6), (2, 4, 6), None, SECOND),
+    "both": ((2, 6, 6), (2, 6), None, BOTH),
+    "both, of images": ((2, 6, 6, 6), (2, 6, 6), None, BOTH),
+    "probabilities": ((2, 6, 8), (2, 6, 8), None, BOTH),
+    "probabilities, torch's weight": ((2, 6, 8), (2, 6, 8), 6, SECOND),
+    "probabilities, a weight of the last": ((2, 6, 8), (2, 6, 8), 8, LAST),
+}
+
+
+def _arrays_of(framework: str, case: str) -> tuple[list[Any], list[Any]]:
+    """Logits, targets and the weight, as torch's tensors and as arrays of a framework."""
+    shape, rows, weighted, _ = AXES[case]
+    probabilities = len(rows) == len(shape)
+    if probabilities and framework != "torch":
+        pytest.skip("other frameworks have no probabilities as targets")
+    target = randn(*rows, seed=2).abs() if probabilities else targets(*rows, classes=6)
+    weight = None if weighted is None else randn(weighted, seed=1).abs()
+    tensors = [each if each is None else each.cpu() for each in (randn(*shape), target, weight)]
+    if framework == "torch":
+        return tensors, tensors
+    xp = namespace(framework)
+    return tensors, [each if each is None else xp.array(each.numpy(), dtype=str(each.dtype)[6:]) for each in tensors]
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("case", [case for case in AXES if AXES[case][3] is not BOTH])
+def test_axis_of_the_classes(case: str, framework: str) -> None:
+    """Torch's where only that fits the targets, the last one where only that does."""
+    (x, target, weight), arrays = _arrays_of(framework, case)
+    axis = AXES[case][3]
+    target = target.movedim(axis, 1) if target.is_floating_point() else target
+    expected = torch.nn.functional.cross_entropy(x.movedim(axis, 1), target, weight)
+    np.testing.assert_allclose(float(ops.cross_entropy(*arrays)), float(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("case", [case for case in AXES if AXES[case][3] is BOTH])
+def test_two_axes_that_may_be_those_of_the_classes(case: str, framework: str) -> None:
+    (x, *_), arrays = _arrays_of(framework, case)
+    last = x.dim() - 1
+    with pytest.raises(ShapeError, match=rf"^target of shape .* axis 1, .* axis {last}: give dim=1 or dim=-1"):
+        ops.cross_entropy(*arrays)
+    names = "b c row col".split()[: last + 1]
+    with pytest.raises(ShapeError, match=f"give dim='c' or dim='{names[-1]}'"):
+        ops.cross_entropy(*arrays, pattern=" ".join(names))
+
+
+class _Loss(torch.nn.Module):
+    def forward(self, x: Any, target: Any) -> Any:
+        return ops.cross_entropy(x, target)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_lengths_are_not_guarded(axis: int) -> None:
+    """A program for any length holds where the length is the number of classes, too."""
+
+    def arguments(rows: int, length: int) -> tuple[Any, Any]:
+        logits = randn(rows, length, 8, dtype="float32").cpu()
+        return logits.movedim(-1, axis), targets(rows, length, classes=8).cpu()
+
+    sizes = torch.export.Dim("rows"), torch.export.Dim("length")
+    shapes = {0: sizes[0], 3 - axis: sizes[1]}, {0: sizes[0], 1: sizes[1]}
+    exported = torch.export.export(_Loss(), arguments(2, 6), dynamic_shapes=shapes).module()
+    torch.compiler.reset()
+    compiled = torch.compile(_Loss(), backend="eager", dynamic=True, fullgraph=True)
+    compiled(*arguments(2, 6))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for given in (arguments(3, 7), arguments(3, 8)):
+            expected = ops.cross_entropy(*given, dim=axis)
+            torch.testing.assert_close(compiled(*given), expected)
+            torch.testing.assert_close(exported(*given), expected)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="give dim=1 or dim=-1"):
+        torch.compile(_Loss(), backend="eager", fullgraph=True)(*arguments(2, 8))
+
+
+def test_errors() -> None:
+    x, target = np.ones((2, 3)), np.array([0, 1])
+    with pytest.raises(ShapeError, match=r"^axis 0 of target .* size 3, but axis 0 of input .* size 2"):
+        ops.cross_entropy(x, np.array([0, 1, 2]))
+    with pytest.raises(ShapeError, match=r"^target has shape \(2, 3\).*along axis 1.* needs one of shape \(2,\)"):
+        ops.cross_entropy(x, np.zeros((2, 3), int))
+    with pytest.raises(ShapeError, match=r"^target .*probabilities in float32.* needs one of shape \(2, 3\)"):
+        ops.cross_entropy(torch.ones(2, 3), torch.ones(2))
+    with pytest.raises(ShapeError, match=r"^axis 0 of target .*size 3, .* size 2"):
+        ops.cross_entropy(torch.ones(2, 3), torch.ones(3, 3))
+    with pytest.raises(ShapeError, match=r"^axis 0 of weight .* size 2, but axis 1 of input .* size 3"):
+        ops.cross_entropy(x, target, weight=np.ones(2))
+    with pytest.raises(EinsumError, match="reduction"):
+        ops.cross_entropy(x, target, reduction="max")
+    with pytest.raises(EinsumError, match="label_smoothing"):
+        ops.cross_entropy(x, target, label_smoothing=2)

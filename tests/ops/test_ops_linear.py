@@ -1,0 +1,319 @@
+"""linear with its bias and activation in the epilogue of a product's kernel, and by the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from fused_steps import ON
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from finished_steps import finished, finished_step  # noqa: E402
+from gluon_on_cpu import boxes_on_cpu  # noqa: E402
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
+
+from einops_fast import OperandError, ops  # noqa: E402
+from einops_fast.backends.torch import backend as engine  # noqa: E402
+from einops_fast.backends.torch.ops import linear as torch_linear  # noqa: E402
+from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
+from einops_fast.backends.triton.contraction import candidates  # noqa: E402
+from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import tilings  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate  # noqa: E402
+from einops_fast.nn import FusedLinear  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
+
+
+def check(ways: Sequence[Candidate], tensors: Sequence[Any], activation: str, keeps: bool) -> None:
+    """Results, and what they are of if that is kept, against float64, and against torch in the same precision."""
+    assert ways
+    exact = torch.nn.functional.linear(*(each.double() for each in tensors))
+    native = torch.nn.functional.linear(*tensors)
+    for way in ways:
+        found, *before = finished(way, tensors, keeps)
+        assert len(before) == keeps
+        expected = activation_by_torch(exact, None, activation)
+        assert_near(found, expected, activation_by_torch(native, None, activation))
+        if keeps:
+            assert_near(before[0], exact, native)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation(activation: str, biased: bool) -> None:
+    dtype, keeps = ("float32", True) if biased else ("float16", False)
+    tensors = [2 * randn(2, 9, 20, dtype=dtype), randn(17, 20, dtype=dtype), randn(17, dtype=dtype)][: 2 + biased]
+    check(kernel_candidates(finished_step(tensors, activation, keeps), dtype, ON)[:1], tensors, activation, keeps)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "expanded"])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 17), (3, 33)])
+def test_layouts(layout: str, rows: int, columns: int) -> None:
+    """Also where the operands change places, so that the bias is along rows, and where columns are in two parts."""
+    values = [randn(2, rows, 24, dtype="float16"), randn(columns, 24, dtype="float16"), randn(columns, dtype="float16")]
+    if layout == "expanded":
+        tensors = [values[0][:1].expand(2, rows, 24), values[1], values[2][:1].expand(columns)]
+    else:
+        tensors = [laid_out(each, layout) for each in values]
+    found = kernel_candidates(finished_step(tensors, "silu", True), "float16", ON)
+    check([found[0], found[len(found) // 2]], tensors, "silu", True)
+
+
+def test_columns_in_two_parts() -> None:
+    tensors = [randn(40, 16, dtype="float16"), randn(48, 16, dtype="float16"), randn(48, dtype="float16")]
+    found = kernel_candidates(finished_step(tensors, "gelu", True), "float16", ON)
+    check([way for way in found if "×48×" in way.name][:2], tensors, "gelu", True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_dtypes(dtype: str) -> None:
+    tensors = [randn(20, 17, dtype=dtype), randn(33, 17, dtype=dtype), randn(33, dtype=dtype)]
+    check(kernel_candidates(finished_step(tensors, "gelu_tanh"), dtype, ON)[:1], tensors, "gelu_tanh", False)
+
+
+def test_no_part_of_a_sum_is_activated() -> None:
+    tensors = [randn(20, 2000, dtype="float16"), randn(24, 2000, dtype="float16")]
+    step = finished_step(tensors, "relu")
+    of = problem(step, contiguous_strides(step.shape))
+    assert all(tiling.split == 1 for _, tiling in tilings(of, "float16", ON))
+    plain = problem(replace(step, epilogue=None), contiguous_strides(step.shape))
+    assert any(tiling.split > 1 for _, tiling in tilings(plain, "float16", ON))
+
+
+def test_boxes_have_epilogues() -> None:
+    tensors = [torch.empty(size, dtype=torch.float16) for size in ((512, 64), (1024, 64), (1024,))]
+    for activation, keeps, meanwhile in (("relu", False, False), ("gelu", False, True), ("none", True, True)):
+        step = finished_step(tensors, activation, keeps)
+        of = problem(step, contiguous_strides(step.shape))
+        found = box_tilings(of, 2, ON)
+        assert found
+        for _, tiling in found:
+            assert tiling.epilogue == step.epilogue
+            assert tiling.bias == (0, 1)
+            assert tiling.meanwhile == (meanwhile and tiling.pieces == 1)
+            assert [dim.box for dim in tiling.out_rest.dims] == [64, tiling.rest or tiling.width]
+
+
+@pytest.mark.parametrize(
+    ("activation", "keeps", "sizes", "biased"),
+    [
+        ("gelu", False, (264, 600, 840), True),  # all of a tile's activation beside the next one's products
+        ("gelu", True, (300, 296, 72), True),  # hardly any of it; columns in two parts
+        ("silu", True, (400, 584, 520), True),
+        ("gelu_tanh", False, (264, 520, 264), False),
+        ("star_relu", False, (520, 264, 264), True),
+        ("none", True, (600, 304, 328), False),
+    ],
+)
+def test_boxes_on_a_cpu(
+    activation: str, keeps: bool, sizes: tuple[int, int, int], biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tiling, with several tiles for each program, which follow each other there as on a GPU."""
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
+    rows, columns, depth = sizes
+    tensors = [torch.randn(rows, depth), torch.randn(columns, depth) / 8, torch.randn(columns)]
+    tensors = [each.half() for each in tensors[: 2 + biased]]
+    with boxes_on_cpu(2):
+        found = kernel_candidates(finished_step(tensors, activation, keeps), "float16", ON)
+        found = [way for way in found if isinstance(way, BoxCandidate)]
+        assert len({(way.tiling.groups, way.tiling.width, way.tiling.rest) for way in found}) > 5
+        check(found, tensors, activation, keeps)
+
+
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """``linear`` is run by the first kernel of ours, on whatever device; the names of those that ran."""
+    ran: list[str] = []
+
+    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+        way = kernel_candidates(self.step, self.memory.dtype(arrays[0]), ON, self.precision)[0]
+        if self.step.epilogue is not None:
+            ran.append(way.name)
+        return way
+
+    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(choice_module, "_small", lambda _: False)
+    everything = frozenset({"float16", "bfloat16", "float32", "float64"})
+    monkeypatch.setattr(engine, "kernel_dtypes", lambda _: everything)
+    torch_linear._way.cache_clear()
+    yield ran
+    torch_linear._way.cache_clear()
+
+
+def expected_gradients(tensors: Sequence[Any], activation: str) -> list[Any]:
+    def native(x: Any, weight: Any, bias: Any) -> Any:
+        return activation_by_torch(torch.nn.functional.linear(x, weight, bias), None, activation)
+
+    return gradients(native, tensors)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_gradients(by_kernels: list[str], activation: str, biased: bool) -> None:
+    tensors = [leaf(randn(2, 4, 20)), leaf(randn(9, 20, seed=1)), leaf(randn(9, seed=2)) if biased else None]
+    with kernels(activation != "none"):
+        found = gradients(partial(ops.linear, activation=activation), tensors)
+    assert by_kernels
+    for got, wanted in zip(found, expected_gradients(tensors, activation), strict=True):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("wanting", range(3))
+def test_some_gradients(by_kernels: list[str], wanting: int) -> None:
+    tensors = [laid_out(randn(3, 8, 10), "reversed"), laid_out(randn(17, 10, seed=1), "sliced"), randn(17, seed=2)]
+    tensors[wanting] = leaf(tensors[wanting])
+    with kernels():
+        found = gradients(partial(ops.linear, activation="gelu"), tensors)
+    for got, wanted in zip(found, expected_gradients(tensors, "gelu"), strict=True):
+        assert_near(got, wanted)
+
+
+def test_what_is_kept() -> None:
+    """Where a gradient is wanted, and neither the result says what it is nor is it the same everywhere."""
+    kept: list[bool] = []
+
+    def compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> Any:
+        kept.append(keeps)
+        return torch_linear._shapes(x, weight, bias, activation, keeps)
+
+    x, weight = randn(4, 5), leaf(randn(6, 5))
+    with kernels(False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_linear.linear_by_kernel, "recorded", None)
+        patch.setattr(torch_linear.linear_by_kernel, "compute", compute)
+        for activation in ("none", "relu", "leaky_relu", "gelu", "squared_relu"):
+            ops.linear(x, weight, activation=activation)
+        with torch.no_grad():
+            ops.linear(x, weight, activation="gelu")
+    assert kept == [False, False, False, True, True, False]
+
+
+def test_derivatives_and_compile(by_kernels: list[str]) -> None:
+    torch.compiler.reset()
+    tensors = [leaf(randn(3, 5)), leaf(randn(4, 5)), leaf(randn(4))]
+    function = partial(ops.linear, activation="silu")
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    layer = FusedLinear(5, 4, activation="gelu", device=DEVICE, dtype=torch.float64)
+    compiled_layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with kernels():
+        torch.testing.assert_close(gradients(compiled_layer, tensors[:1]), gradients(layer, tensors[:1]))
+        assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+        torch.testing.assert_close(gradients(compiled, tensors), gradients(function, tensors))
+    assert by_kernels
+
+
+def test_autocast(by_kernels: list[str]) -> None:
+    tensors = [leaf(randn(4, 20, dtype="float32")), leaf(randn(18, 20, dtype="float32")), leaf(randn(18).float())]
+    with kernels(), torch.autocast(DEVICE, torch.float16):
+        found = ops.linear(*tensors, activation="gelu")
+        got = torch.autograd.grad(found.sum(), tensors)
+    assert found.dtype == torch.float16
+    assert by_kernels
+    expected = activation_by_torch(torch.nn.functional.linear(*(each.double() for each in tensors)), None, "gelu")
+    assert_near(found, expected, expected.half(), 4.0)
+    for each, wanted in zip(got, torch.autograd.grad(expected.sum(), tensors), strict=True):
+        assert each.dtype == torch.float32
+        torch.testing.assert_close(each, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("activation", ["smelu", "relu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7)])
+def test_by_the_library(shape: tuple[int, ...], activation: str) -> None:
+    """What is too small for a kernel, or has one row: with the same results, also where the library has it in one."""
+    tensors = [leaf(randn(*shape)), leaf(randn(5, 7)), leaf(randn(5))]
+    with kernels():
+        found = gradients(partial(ops.linear, activation=activation), tensors)
+        with torch.no_grad():
+            alone = ops.linear(*tensors, activation=activation)
+            unbiased = ops.linear(*tensors[:2], activation=activation)
+    expected = expected_gradients(tensors, activation)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+    assert_near(alone, expected[0])
+    product = torch.nn.functional.linear(*(each.double() for each in tensors[:2]))
+    assert_near(unbiased, activation_by_torch(product, None, activation))
+
+
+def test_two_dtypes_as_torch() -> None:
+    x, weight, bias = randn(4, 5, dtype="float32"), randn(3, 5, dtype="float32"), randn(3)
+    with kernels():
+        assert ops.linear(x, weight, bias, activation="relu").dtype == torch.float32
+    with kernels(False), pytest.raises(OperandError, match=r"^weight has dtype float64, input float32"):
+        ops.linear(x, weight.double(), activation="relu")
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_boxes(activation: str, keeps: bool) -> None:
+    """Of both widths, with rows and columns that no box divides, and the bias along either."""
+    for rows, columns, dtype in ((1000, 520, "bfloat16"), (200, 1096, "float16")):
+        tensors = [randn(rows, 264, dtype=dtype), randn(columns, 264, dtype=dtype) / 8, randn(columns, dtype=dtype)]
+        for given in (tensors, tensors[:2]) if activation == "gelu" else (tensors,):
+            found = kernel_candidates(finished_step(given, activation, keeps), dtype, ON)
+            check([way for way in found if isinstance(way, BoxCandidate)][:2], given, activation, keeps)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["reversed", "permuted", "expanded", "unaligned"])
+def test_boxes_of_any_layout(layout: str) -> None:
+    dtype = "bfloat16"
+    tensors = [randn(6, 160, 192, dtype=dtype), randn(288, 192, dtype=dtype) / 8, randn(288, dtype=dtype)]
+    if layout == "reversed":
+        tensors[0] = tensors[0].flatten(0, 1)
+        tensors[:2] = [laid_out(each, layout) for each in tensors[:2]]
+    elif layout == "permuted":
+        tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
+    elif layout == "expanded":
+        tensors[2] = tensors[2][:1].expand(288)
+    else:
+        tensors[2] = torch.cat([tensors[2][:1], tensors[2]])[1:]
+    found = kernel_candidates(finished_step(tensors, "gelu", True), dtype, ON)
+    boxes = [way for way in found if isinstance(way, BoxCandidate)]
+    check(boxes, tensors, "gelu", True)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_of_many_tiles_give_the_same_bits_again() -> None:
+    tensors = [randn(4096, 512, dtype="bfloat16"), randn(4096, 512, dtype="bfloat16") / 8, randn(4096).bfloat16()]
+    for keeps in (False, True):
+        found = kernel_candidates(finished_step(tensors, "gelu", keeps), "bfloat16", ON)
+        for way in [way for way in found if isinstance(way, BoxCandidate)]:
+            first = finished(way, tensors, keeps)
+            check([way], tensors, "gelu", keeps)
+            for _ in range(5):
+                assert all(map(torch.equal, first, finished(way, tensors, keeps)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_chosen_by_measurement(activation: str, dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    torch_linear._way.cache_clear()
+    tensors = [
+        leaf(randn(2, 640, 512, dtype=dtype)),
+        leaf(randn(1024, 512, dtype=dtype)),
+        leaf(randn(1024).to(dtype=getattr(torch, dtype))),
+    ]
+    found = gradients(partial(ops.linear, activation=activation), tensors)
+    exact = expected_gradients([leaf(each.detach().double()) for each in tensors], activation)
+    for got, wanted, theirs in zip(found, exact, expected_gradients(tensors, activation), strict=True):
+        assert_near(got, wanted, theirs, 3.0)

@@ -1,0 +1,423 @@
+"""linear_cross_entropy: in chunks, with gradients made forward or backward, by kernels and by torch's functions."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from math import prod
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import (  # noqa: E402
+    DEVICE,
+    LAYOUTS,
+    assert_near,
+    cross_entropy,
+    gradients,
+    kernels,
+    laid_out,
+    leaf,
+    randn,
+    targets,
+)
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
+from einops_fast.backends.torch.ops import linear_cross_entropy as torch_linear_cross_entropy  # noqa: E402
+from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+WEIGHT = randn(21, seed=1).abs()
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "everything": {"weight": WEIGHT, "label_smoothing": 0.3, "z_loss": 0.1, "ignore_index": 3},
+}
+
+
+def problem(*rows: int, dtype: str = "float64", classes: int = 21, features: int = 6) -> tuple[list[Any], Any]:
+    """Input, weight and bias, and targets. The classes are no whole number of vectors."""
+    sizes = (*rows, features), (classes, features), (classes,)
+    return [leaf(randn(*each, dtype=dtype, seed=at)) for at, each in enumerate(sizes)], targets(*rows, classes=classes)
+
+
+def expected(x: Any, matrix: Any, bias: Any = None, **options: Any) -> Any:
+    return cross_entropy(torch.nn.functional.linear(x, matrix, bias), **options)
+
+
+def found_by(target: Any, **options: Any) -> Any:
+    def function(x: Any, matrix: Any, bias: Any = None) -> Any:
+        return ops.linear_cross_entropy(x, matrix, target, bias, **options)
+
+    return function
+
+
+def where(by_kernels: bool) -> Any:
+    return kernels() if by_kernels else nullcontext()
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients(option: str, reduction: str, by_kernels: bool) -> None:
+    tensors, target = problem(2, 5)
+    options = {**OPTIONS[option], "reduction": reduction}
+    target = target.masked_fill(target == -100, options.get("ignore_index", -100))
+    with where(by_kernels):
+        found = gradients(found_by(target, chunk=4, **options), tensors)
+    for got, each in zip(found, gradients(partial(expected, target=target, **options), tensors), strict=True):
+        assert_near(got, each)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_how_often_logits_are_made(by_kernels: bool) -> None:
+    """Once; and only the products that are needed follow. Twice where what comes backward isn't one number."""
+    (x, matrix, _), target = problem(10)
+    on_gpu = by_kernels or DEVICE == "cuda"
+    made: list[Any] = []
+    multiply = torch_logit_chunks.multiply
+
+    def counted(a: Any, b: Any, out: Any, plus: Any = None) -> None:
+        made.append(tuple(out.shape))
+        multiply(a, b, out, plus)
+
+    def products(x: Any, matrix: Any, reduction: str = "mean") -> list[Any]:
+        made.clear()
+        with where(by_kernels), mock.patch.object(torch_logit_chunks, "multiply", counted):
+            loss = ops.linear_cross_entropy(x, matrix, target, reduction=reduction, chunk=10)
+            if loss.requires_grad:
+                loss.sum().backward()
+        return made
+
+    def split(*shape: int) -> list[tuple[int, ...]]:
+        """On a GPU the last class is multiplied on its own."""
+        if not on_gpu:
+            return [shape]
+        return [tuple(each if size == 21 else size for size in shape) for each in (1, 20)]
+
+    logits, of_matrix, of_x = split(10, 21), split(21, 6), [(10, 6)] * (1 + on_gpu)
+    assert products(x, matrix) == logits + of_x + of_matrix
+    assert products(x, matrix.detach()) == logits + of_x
+    assert products(x.detach(), matrix) == logits + of_matrix
+    assert products(x.detach(), matrix.detach()) == logits
+    assert products(x, matrix, "none") == logits + logits + of_x + of_matrix
+    with torch.no_grad():
+        assert products(x, matrix) == logits
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str) -> None:
+    tensors, target = problem(2, 5)
+    strided = [leaf(laid_out(each.detach(), layout)) for each in tensors]
+    with kernels():
+        found = gradients(found_by(laid_out(target, layout), chunk=4), strided)
+        row = leaf(tensors[0][:1, :1].detach().expand(2, 5, 6))
+        same = ops.linear_cross_entropy(row, strided[1], target)
+    for got, each in zip(found, gradients(partial(expected, target=target), tensors), strict=True):
+        assert_near(got, each)
+    assert_near(same, expected(row, strided[1], target=target))
+
+
+SLICES: dict[str, Any] = {
+    "shifted": lambda x: x[:, :-1, 0],
+    "the last axis of rows": lambda x: x[:, :, :-1],
+    "of three": lambda x: x[:, :-1, :-1],
+    "transposed": lambda x: x[:, :, 0].transpose(0, 1),
+    "features first": lambda x: x[:, :, 0].transpose(1, 2).contiguous().transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@pytest.mark.parametrize("rows", SLICES)
+def test_rows_that_do_not_lie_evenly(rows: str, reduction: str, by_kernels: bool) -> None:
+    """The values and the gradients of a copy, in chunks longer and shorter than what does lie evenly, and compiled."""
+    whole, matrix, bias = (randn(*each, seed=at) for at, each in enumerate([(3, 4, 5, 6), (7, 6), (7,)]))
+    x = SLICES[rows](whole)
+    target = targets(*x.shape[:-1], classes=7)
+    tensors = [leaf(x), leaf(matrix), leaf(bias)]
+    right = gradients(partial(expected, target=target, reduction=reduction), [leaf(x.contiguous()), *tensors[1:]])
+    with where(by_kernels):
+        for chunk in (None, 100, 8, 2):
+            function = found_by(target, chunk=chunk, reduction=reduction)
+            for got, each in zip(gradients(function, tensors), right, strict=True):
+                assert got.shape == each.shape
+                assert_near(got, each)
+        if reduction == "mean":  # to compile takes long, and doesn't depend on that
+            torch.compiler.reset()
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            for got, each in zip(gradients(compiled, tensors), right, strict=True):
+                assert_near(got, each)
+
+
+class Copies(TorchDispatchMode):
+    """The operators that write as many elements as one tensor has without computing anything."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.size = x.numel()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name in ("clone", "copy_", "_to_copy", "cat", "stack", "_reshape_copy") and result.numel() >= self.size:
+            self.found.append(name)
+        return result
+
+
+@pytest.mark.parametrize("rows", [(4, 300), (300, 5)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_hidden_states_that_are_shifted_are_not_copied(reduction: str, rows: tuple[int, int]) -> None:
+    """Neither where a chunk has all rows, nor where torch's function would do, nor for a gradient."""
+    x = leaf(randn(1, *rows, 64, dtype="float32")[:, :, :-1])
+    target, matrix = targets(*x.shape[:-1], classes=5), leaf(randn(5, 64, dtype="float32", seed=1))
+    for options in ({}, {"chunk": 2048}, {"chunk": 100}):
+        for recorded in (True, False):
+            with torch.set_grad_enabled(recorded), Copies(x) as copies:
+                loss = ops.linear_cross_entropy(x, matrix, target, reduction=reduction, **options)
+                if recorded:
+                    loss.sum().backward()
+            assert not copies.found, (options, recorded, copies.found)
+
+
+@pytest.mark.parametrize("chunk", [256, 64, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_precision(dtype: str, chunk: int) -> None:
+    """Gradients of the weight are added up in its dtype for few chunks, and in float32 for many."""
+    tensors, target = problem(256, dtype=dtype, classes=45, features=32)
+    exact = [leaf(each.double()) for each in tensors]
+
+    def native(x: Any, matrix: Any, bias: Any) -> Any:
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, matrix, bias), target)
+
+    theirs = gradients(native, tensors)
+    right = gradients(partial(expected, target=target), exact)
+    # Triton's interpreter cuts bfloat16 off.
+    for by_kernels in (False,) if dtype == "bfloat16" and DEVICE == "cpu" else (False, True):
+        with where(by_kernels):
+            found = gradients(found_by(target, chunk=chunk), tensors)
+        for at, (got, other, each) in enumerate(zip(found, theirs, right, strict=True)):
+            assert got.dtype == other.dtype
+            assert_near(got, each, other, 3.0 if at else 2.0)
+
+
+def test_gradients_of_few_digits_are_scaled_up_before_they_are_rounded() -> None:
+    """The mean of so many rows has gradients that float16 has not, and gets them when the loss is scaled."""
+    (x, matrix, _), _ = problem(4096, dtype="float16", features=4)
+    target = torch.full((4096,), 2, device=DEVICE)
+    exact = [leaf(each.double()) for each in (x, matrix)]
+    with kernels():
+        (found,) = torch.autograd.grad(found_by(target)(x, matrix).float() * 16384, x)
+    (right,) = torch.autograd.grad(expected(*exact, target=target) * 16384, exact[0])
+    assert_near(found / 16384, right / 16384)
+    assert float((found - right).norm() / right.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_backward_twice(factor: float, by_kernels: bool) -> None:
+    tensors, target = problem(9)
+    exact = gradients(partial(expected, target=target), tensors)[1:]
+    cotangent = float(randn(seed=7))
+    with where(by_kernels):
+        loss = found_by(target, chunk=4)(*tensors) * factor
+        for retained in (True, True, False):
+            found = torch.autograd.grad(loss, tensors, retain_graph=retained)
+            for got, each in zip(found, exact, strict=True):
+                assert_near(got, each * (factor / cotangent))
+            if retained:
+                for each in found:  # they belong to whoever asked for them
+                    each.fill_(torch.nan)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, tensors)
+
+
+def test_what_is_kept_becomes_the_gradient() -> None:
+    """Without a copy, whatever the loss is multiplied by."""
+    (x, matrix, _), target = problem(9)
+    for factor in (1.0, 3.0):
+        with kernels():
+            loss = ops.linear_cross_entropy(x, matrix, target)
+            kept = loss.grad_fn.saved_tensors[-2].data_ptr()
+            matrix.grad = None
+            (loss * factor).backward()
+        assert matrix.grad.data_ptr() == kept
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_for_any_sizes(strict: bool) -> None:
+    class Loss(torch.nn.Module):
+        def forward(self, hidden: Any, classes: Any, target: Any) -> Any:
+            return ops.linear_cross_entropy(hidden, classes, target)
+
+    def operands(*sizes: int, classes: int) -> list[Any]:
+        return [
+            randn(*sizes, 8),
+            randn(classes, 8, seed=1),
+            torch.arange(prod(sizes), device=DEVICE).view(sizes) % classes,
+        ]
+
+    any_size = torch.export.Dim.DYNAMIC
+    shapes = {0: any_size, 1: any_size}, {0: any_size}, {0: any_size, 1: any_size}
+    exported = torch.export.export(Loss(), (*operands(3, 5, classes=7),), dynamic_shapes=shapes, strict=strict).module()
+    others = operands(4, 6, classes=9)
+    torch.testing.assert_close(exported(*others), ops.linear_cross_entropy(*others))
+
+
+def test_small_integers_are_classes_too() -> None:
+    hidden, classes = leaf(randn(4, 8)), randn(300, 8, seed=1)
+    target = torch.tensor([156, 3, 1, 0], device=DEVICE)  # of which the first is -100 to 8 bits
+    found = ops.linear_cross_entropy(hidden, classes, target.to(torch.uint8), chunk=3)
+    torch.testing.assert_close(found, ops.linear_cross_entropy(hidden, classes, target, chunk=3))
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_other_derivatives(reduction: str, by_kernels: bool) -> None:
+    tensors, target = problem(4, features=3)
+    function = found_by(target, reduction=reduction, label_smoothing=0.1, z_loss=0.1, chunk=3)
+    directions = [randn(*each.shape, seed=9) for each in tensors]
+
+    def right(*given: Any) -> Any:
+        return expected(*given, target=target, reduction=reduction, label_smoothing=0.1, z_loss=0.1)
+
+    def forward_mode(function: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(*pair) for pair in zip(tensors, directions, strict=True)]
+            return torch.autograd.forward_ad.unpack_dual(function(*duals)).tangent
+
+    with where(by_kernels):
+        assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+        of_function = torch.func.grad(lambda *given: function(*given).sum())(*[each.detach() for each in tensors])
+    assert_near(of_function, torch.autograd.grad(right(*tensors).sum(), tensors[0])[0])
+    assert_near(forward_mode(function), forward_mode(right))
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiles(reduction: str, by_kernels: bool) -> None:
+    torch.compiler.reset()
+    tensors, target = problem(9, dtype="float32")
+    function = found_by(target, reduction=reduction, chunk=4)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with where(by_kernels):
+        for got, each in zip(gradients(compiled, tensors), gradients(function, tensors), strict=True):
+            torch.testing.assert_close(got, each)
+
+
+def test_autocast() -> None:
+    tensors, target = problem(9, dtype="float32")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        found = gradients(found_by(target, chunk=4), tensors)
+        native = gradients(
+            lambda x, w, b: torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w, b), target), tensors
+        )
+    exact = gradients(partial(expected, target=target), [leaf(each.double()) for each in tensors])
+    for got, each, theirs in zip(found, exact, native, strict=True):
+        assert got.dtype == torch.float32
+        assert_near(got, each, theirs, 3.0)
+    half = [leaf(each.bfloat16()) for each in tensors]
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert found_by(target)(*half).dtype == torch.float32
+    assert found_by(target)(*half).dtype == torch.bfloat16
+
+
+def test_rows_that_do_not_count_and_no_rows() -> None:
+    (x, matrix, _), _ = problem(4)
+    with kernels():
+        ignored = torch.full((4,), -100, device=DEVICE)
+        assert found_by(ignored)(x, matrix).isnan()
+        for each in torch.autograd.grad(found_by(ignored, reduction="sum")(x, matrix), (x, matrix)):
+            assert not each.any()
+    for empty in (x[:0], x.unflatten(0, (2, 2))[:, :0]):
+        none = found_by(targets(*empty.shape[:-1]), reduction="sum")(empty, matrix)
+        assert none == 0
+        assert not torch.autograd.grad(none, matrix)[0].any()
+    if DEVICE == "cpu":
+        with pytest.raises(IndexError):
+            found_by(ignored.fill_(21))(x, matrix)
+
+
+@pytest.mark.parametrize("little", [10**6, 0], ids=["few", "many"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_few_logits_on_a_cpu_are_made_at_once(option: str, reduction: str, little: int) -> None:
+    tensors, target = problem(2, 5)
+    tensors, target = [leaf(each.detach().cpu()) for each in tensors], target.cpu()
+    options = {**OPTIONS[option], "reduction": reduction}
+    if "weight" in options:
+        options["weight"] = options["weight"].cpu()
+    target = target.masked_fill(target == -100, options.get("ignore_index", -100))
+    in_one = torch_linear_cross_entropy.linear_cross_entropy_in_one
+    with (
+        mock.patch.object(torch_linear_cross_entropy, "_LITTLE", little),
+        mock.patch.object(torch_linear_cross_entropy, "linear_cross_entropy_in_one", wraps=in_one) as chunked,
+    ):
+        found = gradients(found_by(target, **options), tensors)
+    assert chunked.call_count == (little == 0)
+    for got, each in zip(found, gradients(partial(expected, target=target, **options), tensors), strict=True):
+        assert_near(got, each)
+
+
+def test_subclasses_go_to_torch_functions() -> None:
+    class Other(torch.Tensor):
+        pass
+
+    (x, matrix, _), target = problem(9)
+    with mock.patch.object(torch_linear_cross_entropy, "linear_cross_entropy_in_one", None):
+        found = found_by(target, chunk=4)(x.detach().as_subclass(Other), matrix)
+    assert_near(torch.Tensor(found), expected(x, matrix, target=target))
+
+
+def test_chunks() -> None:
+    """Few enough logits at a time, in even chunks, and more of them where the weight is larger."""
+
+    def rows(count: int, features: int, classes: int, **options: bool) -> int:
+        x, matrix = (
+            torch.empty(*each, dtype=torch.bfloat16, device="meta") for each in ((count, features), (classes, features))
+        )
+        return torch_logit_chunks.chunk_rows(x, matrix, **options)
+
+    with kernels(queued=False):
+        assert rows(8192, 2048, 50_257, gradients=False) == 1280
+        assert rows(8192, 2048, 50_257, gradients=True) == 2816
+        assert rows(8192, 4096, 32_000, gradients=True) == 4096
+        assert rows(16_384, 4096, 128_256, gradients=True) == 4096
+        assert rows(32_768, 1024, 50_257, gradients=True) == 3072
+        assert rows(100, 8, 1000, gradients=True) == 256
+        assert rows(100, 8, 1 << 27, gradients=False) == 1
+    assert rows(8192, 2048, 50_257, gradients=True) == 2048
+
+
+def test_errors() -> None:
+    with pytest.raises(ShapeError, match=r"^axis 1 of linear_weight .* 4, .* 3"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2))
+    with pytest.raises(ShapeError, match=r"^axis 0 of target .* 3, .* 2"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(3))
+    for chunk in (0, 1.5):
+        with pytest.raises(EinsumError, match=f"chunk .* not {chunk}"):
+            ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long(), chunk=chunk)
+    with pytest.raises(OperandError, match=r"target .* not float32"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2))
+    with pytest.raises(ShapeError, match="input has no axis"):
+        ops.linear_cross_entropy(torch.tensor(1.0), torch.ones(5, 3), torch.tensor(0))
+    with pytest.raises(OperandError, match=r"^linear_weight has dtype float64, input float32"):
+        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())
+
+
+def test_a_batch_of_gradients() -> None:
+    """What the forward pass has kept isn't written over by several gradients at a time."""
+    x, matrix = leaf(randn(8, 6)), leaf(randn(10, 6))
+    loss = ops.linear_cross_entropy(x, matrix, targets(8, classes=10), chunk=2)
+    seeds = randn(3)
+    found = torch.autograd.grad(loss, (x, matrix), seeds, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(loss, (x, matrix), seed, retain_graph=True) for seed in seeds]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -1,0 +1,302 @@
+"""layer_norm, rms_norm and dropout_add_layer_norm: kernels, torch's functions, other frameworks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
+from einops_fast.backends.torch.ops import norm as torch_norm  # noqa: E402
+from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
+from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+TILES = {
+    "whole": RowTiling(4, 32, True),
+    "pieces": RowTiling(4, 8, True, pieces=4),
+    "looped": RowTiling(4, 16, False),
+    "split": RowTiling(4, 16, False, 2),
+}
+
+
+def oracle(x: Any, weight: Any = None, bias: Any = None, dim: int = -1, rms: bool = False, eps: float = 1e-5) -> Any:
+    """By the definition, in the dtype of ``x``."""
+    if not rms:
+        x = x - x.mean(dim, keepdim=True)
+    found = x / ((x * x).mean(dim, keepdim=True) + eps).sqrt()
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    found = found if weight is None else found * weight.view(shape)
+    return found if bias is None else found + bias.view(shape)
+
+
+def norm(x: Any, weight: Any = None, bias: Any = None, dim: int = -1, rms: bool = False) -> Any:
+    function = ops.rms_norm if rms else ops.layer_norm
+    return function(x, weight=weight, bias=bias, eps=1e-5, dim=dim)
+
+
+@pytest.fixture(params=TILES)
+def tiles(request: pytest.FixtureRequest) -> Any:
+    """Every way to run the kernels, on rows that their blocks don't divide."""
+    tiling = TILES[request.param]
+    of_gradient = [replace(tiling, programs=2)] if tiling.whole else []
+    with (
+        mock.patch.object(norm_plan, "row_tilings", return_value=[tiling]),
+        mock.patch.object(norm_plan, "gradient_tilings", return_value=of_gradient),
+        mock.patch.object(norm_plan, "sums_tilings", return_value=[tiling]),
+        mock.patch.object(norm_plan, "column_tilings", return_value=[RowTiling(2, 16, False, 2)]),
+    ):
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    torch_norm._forward_plan.cache_clear()
+    torch_norm._gradient_plan.cache_clear()
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("parameters", ["", "weight", "bias", "weight bias"])
+def test_kernels(rms: bool, parameters: str, tiles: Any) -> None:
+    x, weight, bias = leaf(randn(3, 2, 21) + 3), leaf(randn(21, seed=1)), leaf(randn(21, seed=2))
+    tensors = [x, weight if "weight" in parameters else None, bias if "bias" in parameters else None]
+    with kernels():
+        found = gradients(partial(norm, rms=rms), tensors)
+    for got, expected in zip(found, gradients(partial(oracle, rms=rms), tensors), strict=True):
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_precision(rms: bool, dtype: str) -> None:
+    tensors = [leaf(randn(9, 200, dtype=dtype)), *(leaf(randn(200, dtype=dtype, seed=at)) for at in (1, 2))]
+    exact = [leaf(each.double()) for each in tensors]
+    back = randn(9, 200, dtype=dtype, seed=7)
+    with kernels():
+        result = norm(*tensors, rms=rms)
+        found = torch.autograd.grad(result, tensors, back)
+    native = oracle(*tensors, rms=rms)
+    natives = torch.autograd.grad(native, tensors, back)
+    expected = oracle(*exact, rms=rms)
+    assert result.dtype == native.dtype
+    assert_near(result, expected, native)
+    for got, wanted, each in zip(found, torch.autograd.grad(expected, exact, back.double()), natives, strict=True):
+        assert got.dtype == each.dtype
+        assert_near(got, wanted, each, 3.0)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dim: int, layout: str) -> None:
+    values = randn(3, 18, 5, dtype="float32")
+    size = values.shape[dim]
+    tensors = [
+        leaf(laid_out(values, layout)),
+        leaf(randn(size, 2, dtype="float32", seed=1)[:, 1]),
+        leaf(randn(size, dtype="float32", seed=2)),
+    ]
+    back = laid_out(randn(3, 18, 5, dtype="float32", seed=1), layout)
+    with kernels():
+        result = norm(*tensors, dim=dim)
+        found = torch.autograd.grad(result, tensors, back)
+    exact = [leaf(each.double()) for each in tensors]
+    expected = oracle(*exact, dim=dim)
+    assert_near(result, expected, norm(*tensors, dim=dim))
+    natives = torch.autograd.grad(oracle(*tensors, dim=dim), tensors, back)
+    for got, wanted, native in zip(found, torch.autograd.grad(expected, exact, back.double()), natives, strict=True):
+        assert_near(got, wanted, native, 3.0)
+
+
+def test_several_axes() -> None:
+    x, weight = leaf(randn(3, 4, 5)), leaf(randn(4, 5, seed=1))
+    expected = gradients(lambda x, w: torch.nn.functional.layer_norm(x, (4, 5), w), [x, weight])
+    with kernels():
+        for layout in ("contiguous", "reversed"):
+            for got, wanted in zip(
+                gradients(lambda x, w: ops.layer_norm(x, (4, 5), w), [leaf(laid_out(x, layout)), weight]),
+                expected,
+                strict=True,
+            ):
+                assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("columns", [1, 33_001])
+def test_long_rows(columns: int) -> None:
+    x, weight, bias = leaf(randn(2, columns) + 100), leaf(randn(columns, seed=1)), leaf(randn(columns, seed=2))
+    with kernels():
+        found = gradients(norm, [x, weight, bias])
+    for got, expected in zip(found, gradients(oracle, [x, weight, bias]), strict=True):
+        assert_near(got, expected, expected + 1e-9)
+
+
+def test_expanded_and_empty() -> None:
+    x = randn(1, 7).expand(5, 7)
+    with kernels():
+        assert_near(ops.rms_norm(x, eps=0.5), oracle(x, rms=True, eps=0.5))
+        weight = torch.ones(7, device=DEVICE, requires_grad=True)
+        found = ops.layer_norm(torch.empty(0, 7, device=DEVICE), weight=weight)
+        assert found.shape == (0, 7)
+        assert not torch.autograd.grad(found.sum(), weight)[0].any()
+
+
+def test_nan_and_infinity_as_torch(tiles: Any) -> None:
+    x = randn(4, 21, dtype="float32")
+    x[0, 3], x[1, 20], x[2] = torch.nan, torch.inf, 0.0
+    with kernels():
+        torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (21,)), equal_nan=True)
+        # torch has two: on a GPU infinity makes the whole row NaN.
+        torch.testing.assert_close(norm(x, rms=True), oracle(x, rms=True), equal_nan=True)
+
+
+def test_only_some_gradients() -> None:
+    x, weight, bias = randn(3, 9), randn(9, seed=1), randn(9, seed=2)
+    with kernels():
+        for wanted in ([x], [weight], [bias], [weight, bias]):
+            tensors = [leaf(each) if any(each is one for one in wanted) else each for each in (x, weight, bias)]
+            for got, expected in zip(gradients(norm, tensors), gradients(oracle, tensors), strict=True):
+                assert_near(got, expected)
+
+
+def test_derivatives() -> None:
+    tensors = [leaf(randn(2, 5)), leaf(randn(5, seed=1)), leaf(randn(5, seed=2))]
+    with kernels():
+        assert torch.autograd.gradcheck(norm, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(partial(norm, rms=True), tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x, b: ops.layer_norm(x, bias=b), tensors[::2], fast_mode=True)
+        assert torch.autograd.gradgradcheck(
+            lambda x, r: ops.dropout_add_layer_norm(x, r), [tensors[0], leaf(randn(2, 5, seed=3))], fast_mode=True
+        )
+        found = torch.func.grad(lambda x: (norm(x) ** 3).sum())(tensors[0].detach())
+    assert_near(found, torch.autograd.grad((oracle(tensors[0]) ** 3).sum(), tensors[0])[0])
+
+
+def test_residual(tiles: Any) -> None:
+    tensors = [leaf(randn(3, 2, 21)), leaf(randn(2, 1, seed=3)), leaf(randn(21, seed=1)), leaf(randn(21, seed=2))]
+    with kernels():
+        found = gradients(ops.dropout_add_layer_norm, tensors)
+    expected = gradients(lambda x, r, w, b: (oracle(x + r, w, b), x + r), tensors)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_a_number_as_a_residual_has_a_dtype_too(by_kernels: bool) -> None:
+    x = randn(2, 4, dtype="bfloat16")
+    with kernels() if by_kernels else nullcontext():
+        _, summed = ops.dropout_add_layer_norm(x, torch.tensor(0.5, device=DEVICE))
+    torch.testing.assert_close(summed, x.float() + 0.5)
+
+
+def test_dropout(tiles: Any) -> None:
+    """What is dropped follows from the sum: with it as a mask all else must come out."""
+    x, residual = leaf(laid_out(randn(4, 7, 21) + 9, "reversed")), leaf(randn(4, 7, 21, seed=3))
+    with kernels():
+        torch.manual_seed(3)
+        _, summed = ops.dropout_add_layer_norm(x, None, p=0.25)
+        kept = (summed != 0).double() / 0.75
+        torch.manual_seed(3)
+        found = gradients(lambda x, r: ops.dropout_add_layer_norm(x, r, p=0.25), [x, residual])
+    expected = gradients(lambda x, r: (oracle(x * kept + r), x * kept + r), [x, residual])
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+    assert abs(float(kept.mean()) - 1) < 0.1
+
+
+def test_dropout_of_nothing_and_everything() -> None:
+    x, residual = randn(4, 9), randn(4, 9, seed=1)
+    with kernels():
+        for options in ({"p": 0.0}, {"p": 0.5, "training": False}):
+            _, summed = ops.dropout_add_layer_norm(x, residual, **options)
+            assert torch.equal(summed, x + residual)
+        found, summed = ops.dropout_add_layer_norm(x * torch.inf, residual, p=1.0)
+        assert torch.equal(summed, residual)
+        assert_near(found, oracle(residual))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles(dynamic: bool) -> None:
+    torch.compiler.reset()
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        found, summed = ops.dropout_add_layer_norm(x, x.flip(0), weight, bias, p=0.0)
+        return ops.rms_norm(found, weight=weight) + summed
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with kernels():
+        for rows in (3, 5):
+            tensors = [leaf(randn(rows, 7)), leaf(randn(7, seed=1)), leaf(randn(7, seed=2))]
+            for got, wanted in zip(gradients(compiled, tensors), gradients(function, tensors), strict=True):
+                torch.testing.assert_close(got, wanted)
+        dropped = torch.compile(ops.dropout_add_layer_norm, fullgraph=True, backend="aot_eager")
+        x = leaf(randn(30, 7))
+        _, summed = dropped(x, p=0.5)
+        (gradient,) = torch.autograd.grad(summed.sum(), x)
+        assert torch.equal(summed, gradient * x)
+        assert {0.0, 2.0} == set(gradient.unique().tolist())
+
+
+def test_checkpoint_and_autocast() -> None:
+    x, weight = leaf(randn(3, 9, dtype="bfloat16")), leaf(randn(9, dtype="float32", seed=1))
+    with kernels(), torch.autocast(DEVICE, dtype=torch.bfloat16):
+        plain = gradients(norm, [x, weight])
+        again = gradients(lambda x, w: torch.utils.checkpoint.checkpoint(norm, x, w, use_reentrant=False), [x, weight])
+    assert [each.dtype for each in plain] == [torch.float32, torch.bfloat16, torch.float32]
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+    assert_near(plain[0], oracle(x.double(), weight.double()), plain[0] + 1e-6)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_other_frameworks(framework: str, rms: bool) -> None:
+    xp = namespace(framework)
+    x, weight, bias = randn(3, 5, 2), randn(5, seed=1), randn(5, seed=2)
+    own = [xp.array(each.cpu().numpy()) for each in (x, weight, bias)]
+    found = norm(*own, dim=1, rms=rms)
+    found = found.asnumpy() if hasattr(found, "asnumpy") else found.get() if hasattr(found, "get") else found
+    expected = oracle(x, weight, bias, 1, rms)
+    np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_errors() -> None:
+    x = np.ones((2, 3))
+    with pytest.raises(ShapeError, match=r"axis 0 of weight .* size 2, but axis 1 of input .* size 3"):
+        ops.layer_norm(x, weight=np.ones(2))
+    with pytest.raises(ShapeError, match=r"normalized_shape .* size 2 in axis 1, .* size 3"):
+        ops.rms_norm(x, (2, 2))
+    with pytest.raises(EinsumError, match=r"normalized_shape .* not 3\.0"):
+        ops.rms_norm(x, 3.0)
+    for sizes in (np.int64(3), [3], torch.Size([3])):
+        np.testing.assert_array_equal(ops.layer_norm(x, sizes), ops.layer_norm(x))
+    with pytest.raises(EinsumError, match="eps is a number"):
+        ops.layer_norm(x, eps="small")
+    with pytest.raises(EinsumError, match="together"):
+        ops.layer_norm(x, 3, dim=1)
+    with pytest.raises(OperandError, match=r"^dropout_add_layer_norm .* torch"):
+        ops.dropout_add_layer_norm(x)
+    with pytest.raises(EinsumError, match="probability"):
+        ops.dropout_add_layer_norm(torch.ones(2), p=2)
+    with pytest.raises(ShapeError, match=r"^axis 0 of residual .* size 2, but axis 1 of input .* size 3"):
+        ops.dropout_add_layer_norm(torch.ones(2, 3), torch.ones(2))
+
+
+def test_a_batch_of_gradients() -> None:
+    """Of several at a time, torch calls the operator for each."""
+    x, weight, bias = leaf(randn(5, 9)), leaf(randn(9)), leaf(randn(9, seed=1))
+    with kernels():
+        found = norm(x, weight, bias)
+        seeds = randn(3, 5, 9, seed=2)
+        one_by_one = [torch.autograd.grad(found, (x, weight, bias), seed, retain_graph=True) for seed in seeds]
+        batch = torch.autograd.grad(found, (x, weight, bias), seeds, is_grads_batched=True)
+    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -1,0 +1,386 @@
+"""softmax and log_softmax: the kernels, on a GPU or in Triton's interpreter, torch's functions and other frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
+from optional_mxnet import mxnet_or_skip  # noqa: E402
+
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops  # noqa: E402
+from einops_fast.backends.torch.ops import softmax as torch_softmax  # noqa: E402
+from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
+from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+FUNCTIONS: list[Callable[..., Any]] = [ops.softmax, ops.log_softmax]
+
+TILES = {
+    "whole": RowTiling(4, 32, True),
+    "pieces": RowTiling(4, 8, True, pieces=4),
+    "looped": RowTiling(4, 16, False),
+    "split": RowTiling(4, 16, False, 2),
+}
+
+
+def oracle(
+    function: Any, x: Any, dim: int = -1, mask: Any = None, causal: Any = False, temperature: float = 1.0
+) -> Any:
+    """By the definition, in the dtype of ``x``."""
+    score = x / temperature
+    if mask is not None:
+        score = score.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else score + mask
+    if causal:
+        queries, length = x.shape[-2:]
+        shift = length - queries if causal == "bottom_right" else 0
+        seen = torch.ones(queries, length, dtype=torch.bool, device=x.device).tril(shift)
+        score = score.masked_fill(~seen, -torch.inf)
+    hidden = score == -torch.inf
+    weights = torch.exp(score - score.amax(dim, keepdim=True).nan_to_num(neginf=0.0).detach())
+    total = weights.sum(dim, keepdim=True)
+    total = torch.where(total == 0, 1.0, total)
+    if function is ops.softmax:
+        return weights / total
+    logs = score - score.amax(dim, keepdim=True).nan_to_num(neginf=0.0).detach() - torch.log(total)
+    return torch.where(hidden, -torch.inf, torch.where(hidden, 0.0, logs))
+
+
+@pytest.fixture(params=TILES)
+def tiles(request: pytest.FixtureRequest) -> Any:
+    """Every way to run the kernels, on rows that their blocks don't divide."""
+    with mock.patch.object(softmax_plan, "row_tilings", return_value=[TILES[request.param]]):
+        torch_softmax._forward_plan.cache_clear()
+        torch_softmax._gradient_plan.cache_clear()
+        yield
+    torch_softmax._forward_plan.cache_clear()
+    torch_softmax._gradient_plan.cache_clear()
+
+
+def allowed(*shape: int) -> Any:
+    mask = randn(*shape, seed=3) > 0.2
+    mask[..., :1, :] = False  # a row without anything
+    return mask
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "bool mask": {"mask": allowed(2, 3, 21)},
+    "broadcast mask": {"mask": allowed(3, 1), "causal": True},
+    "added mask": {"mask": randn(2, 1, 21, seed=4)},
+    "causal": {"causal": True},
+    "last facing last": {"causal": "bottom_right", "temperature": 2.0},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_kernels(function: Any, option: str, tiles: Any) -> None:
+    options = OPTIONS[option]
+    x = leaf(randn(2, 3, 21))
+    with kernels():
+        found = gradients(lambda x: function(x, **options), [x])
+    for got, expected in zip(found, gradients(lambda x: oracle(function, x, **options), [x]), strict=True):
+        if option == "broadcast mask" and got is found[1]:
+            # The row without anything has no gradient; torch's is NaN or not, by how it is written.
+            expected = expected.nan_to_num()
+        assert_near(got, expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_torch_functions(function: Any, option: str) -> None:
+    x = leaf(randn(2, 3, 21))
+    options = OPTIONS[option]
+    if DEVICE == "cuda":
+        pytest.skip("there the kernels are called")
+    found = gradients(lambda x: function(x, **options), [x])
+    for got, expected in zip(found, gradients(lambda x: oracle(function, x, **options), [x]), strict=True):
+        assert_near(got, expected.nan_to_num() if got is found[1] else expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+def test_precision(function: Any, dtype: str) -> None:
+    x = leaf(randn(3, 200, dtype=dtype))
+    with kernels():
+        found = gradients(function, [x])
+    native = gradients(lambda x: oracle(function, x), [x])
+    expected = gradients(lambda x: oracle(function, x), [leaf(x.double())])
+    # The gradients of the result are rounded in the same way.
+    expected = torch.autograd.grad(
+        oracle(function, y := leaf(x.double())), [y], randn(3, 200, dtype=dtype, seed=7).double()
+    )
+    assert found[0].dtype == x.dtype
+    assert_near(found[0], oracle(function, x.double()), native[0])
+    assert_near(found[1], expected[0], native[1], 3.0)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dim: int, layout: str) -> None:
+    values = randn(3, 18, 5, dtype="float32")
+    x = leaf(laid_out(values, layout))
+    back = laid_out(randn(3, 18, 5, dtype="float32", seed=1), layout)
+    mask = (randn(18, 5) > -1.0).T.contiguous().T
+    with kernels():
+        found = ops.softmax(x, dim, mask=mask)
+        (gradient,) = torch.autograd.grad(found, x, back)
+    x64 = leaf(values.double())
+    expected = oracle(ops.softmax, x64, dim, mask)
+    assert_near(found, expected)
+    assert_near(gradient, torch.autograd.grad(expected, x64, back.double())[0].nan_to_num())
+    # Nothing was copied into another order.
+    order = [sorted(range(3), key=lambda at: -each.stride(at)) for each in (x, found)]
+    assert order[0] == order[1]
+
+
+def test_expanded_and_empty() -> None:
+    row = leaf(randn(1, 7))
+    with kernels():
+        found = ops.softmax(row.expand(4, 7), 0)
+        assert_near(found, torch.full((4, 7), 0.25, dtype=torch.float64, device=DEVICE))
+        for shape in ((0, 3), (3, 0)):
+            x = torch.empty(shape, device=DEVICE, requires_grad=True)
+            assert ops.log_softmax(x).shape == shape
+            assert torch.autograd.grad(ops.softmax(x).sum(), x)[0].shape == shape
+        assert ops.softmax(randn(1)[0]).item() == 1
+
+
+@pytest.mark.parametrize("columns", [1, 40_000, 70_001])
+def test_long_rows(columns: int) -> None:
+    """With the tiles that are chosen for them: of the last in parts."""
+    x = leaf(randn(1, columns, dtype="float32"))
+    with kernels():
+        found = gradients(ops.log_softmax, [x])
+    expected = gradients(lambda x: torch.log_softmax(x, -1), [leaf(x.double())])
+    assert_near(found[0], expected[0])
+    exact = leaf(x.double())
+    back = randn(1, columns, dtype="float32", seed=7).double()
+    assert_near(found[1], torch.autograd.grad(torch.log_softmax(exact, -1), exact, back)[0])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+def test_nan_and_infinity_as_torch(function: Any, tiles: Any) -> None:
+    x = randn(6, 21, dtype="float32")
+    inf = torch.inf
+    x[0, 3], x[1, 20], x[2], x[3, 5], x[4, 0] = torch.nan, inf, -inf, -inf, -inf
+    x[4, 1:] = 3e38
+    with kernels():
+        found = function(x)
+    native = torch.softmax(x, -1) if function is ops.softmax else torch.log_softmax(x, -1)
+    torch.testing.assert_close(found, native, equal_nan=True)
+
+
+def test_mask_gradient(tiles: Any) -> None:
+    x, mask = leaf(randn(3, 2, 21)), leaf(randn(2, 1, seed=2))
+    with kernels():
+        found = gradients(lambda x, mask: ops.softmax(x, mask=mask, temperature=3.0), [x, mask])
+    expected = gradients(lambda x, mask: oracle(ops.softmax, x, mask=mask, temperature=3.0), [x, mask])
+    for got, wanted in zip(found, expected, strict=True):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+def test_derivatives(function: Any) -> None:
+    x = leaf(randn(2, 5))
+    mask = randn(2, 5, seed=1) > -1
+    with kernels():
+        assert torch.autograd.gradcheck(lambda x: function(x, temperature=2.0), x, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x: function(x, mask=mask).nan_to_num(neginf=0.0), x, fast_mode=True)
+        found = torch.func.grad(lambda x: (function(x) ** 2).sum())(x.detach())
+    (expected,) = torch.autograd.grad((oracle(function, x) ** 2).sum(), x)
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles(dynamic: bool) -> None:
+    torch.compiler.reset()
+
+    def function(x: Any, mask: Any) -> Any:
+        return ops.softmax(x.mT, 1, mask=mask, causal="bottom_right") + ops.log_softmax(x.mT)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with kernels():
+        for length in (6, 9):
+            x, mask = leaf(randn(4, length)), randn(4, seed=1) > -9
+            found = gradients(partial(compiled, mask=mask), [x])
+            for got, wanted in zip(found, gradients(partial(function, mask=mask), [x]), strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_compiles_with_a_mask_of_known_sizes_for_any_sizes() -> None:
+    torch.compiler.reset()
+    mask = torch.ones(8, 8, device=DEVICE).tril().bool()
+    compiled = torch.compile(lambda x: ops.softmax(x, mask=mask), fullgraph=True, backend="aot_eager", dynamic=True)
+    x = randn(2, 8, 8)
+    torch.testing.assert_close(compiled(x), ops.softmax(x, mask=mask))
+
+
+def test_checkpoint_and_autocast() -> None:
+    x = leaf(randn(3, 9, dtype="float16"))
+    with kernels():
+        plain = gradients(ops.softmax, [x])
+        again = gradients(lambda x: torch.utils.checkpoint.checkpoint(ops.softmax, x, use_reentrant=False), [x])
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            found = ops.softmax(x)
+        assert found.dtype == ops.softmax(x, dtype=torch.float32).dtype == torch.float32
+        assert torch.autograd.grad(found.sum(), x)[0].dtype == torch.float16
+    assert_near(found, oracle(ops.softmax, x.double()))
+
+
+def as_array(xp: Any, value: Any) -> Any:
+    return xp.array(value.cpu().numpy(), dtype=str(value.dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_other_frameworks(framework: str, function: Any, option: str) -> None:
+    xp = namespace(framework)
+    options = OPTIONS[option]
+    own = {name: as_array(xp, value) if torch.is_tensor(value) else value for name, value in options.items()}
+    x = randn(2, 3, 21)
+    found = function(xp.array(x.cpu().numpy().astype("float32")), **own)
+    found = found.asnumpy() if hasattr(found, "asnumpy") else found.get() if hasattr(found, "get") else found
+    assert found.dtype == np.float32
+    assert_near(torch.tensor(found, device=DEVICE), oracle(function, x, **options))
+
+
+def test_mxnet_gradient() -> None:
+    namespace("mxnet")
+    import mxnet as mx
+
+    x = mx.np.array(randn(3, 5).cpu().numpy())
+    x.attach_grad()
+    with mx.autograd.record():
+        found = (ops.softmax(x, 0, causal=False, mask=mx.np.array([[1.0]])) ** 2).sum()
+    found.backward()
+    y = leaf(randn(3, 5))
+    (expected,) = torch.autograd.grad((torch.softmax(y, 0) ** 2).sum(), y)
+    np.testing.assert_allclose(x.grad.asnumpy(), expected.cpu().numpy(), rtol=1e-6, atol=1e-8)
+
+
+def test_names_and_errors() -> None:
+    x = np.ones((2, 3))
+    np.testing.assert_allclose(ops.softmax(x, "i", pattern="ij").sum(0), 1)
+    np.testing.assert_allclose(ops.softmax(x, "row", pattern="row column").sum(0), 1)
+    with pytest.raises(SubscriptsError, match="no axis 'k'"):
+        ops.softmax(x, "k", pattern="ij")
+    with pytest.raises(SubscriptsError, match="pattern"):
+        ops.softmax(x, "k")
+    with pytest.raises(ShapeError, match="axis 2 of an array with 2 axes"):
+        ops.softmax(x, 2)
+    with pytest.raises(ShapeError, match=r"^axis 1 of mask .* size 2, but axis 1 of input .* size 3"):
+        ops.softmax(x, mask=np.ones((2, 2), bool))
+    with pytest.raises(ShapeError, match=r"^mask .* 1 axes, more than the 0 of input"):
+        ops.softmax(torch.tensor(2.0), mask=torch.ones(3, dtype=torch.bool))
+    assert ops.softmax(torch.tensor(2.0), mask=torch.tensor(False)) == 0
+    with pytest.raises(EinsumError, match="temperature"):
+        ops.softmax(x, temperature=0)
+    with pytest.raises(ShapeError, match="causal"):
+        ops.softmax(x[0], causal=True)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
+def test_lowest_numbers_as_masks(framework: str) -> None:
+    xp = namespace(framework)
+    x, mask = (xp.array(each, dtype="float32") for each in (np.zeros((1, 3)), np.full(3, np.finfo("float32").min)))
+    assert [round(float(each), 4) for each in ops.softmax(x, mask=mask)[0]] == [0.3333] * 3
+    assert [round(float(each), 4) for each in ops.log_softmax(x, mask=mask)[0]] == [-1.0986] * 3
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_nan_beside_what_is_hidden(by_kernels: bool) -> None:
+    x, mask = torch.tensor([[torch.nan, 1.0, 2.0]], device=DEVICE), torch.tensor([True, True, False], device=DEVICE)
+    with kernels() if by_kernels else nullcontext():
+        assert ops.softmax(x, mask=mask).isnan().all()
+        assert ops.log_softmax(x, mask=mask).isnan().all()
+    assert np.isnan(ops.log_softmax(x.cpu().numpy(), mask=mask.cpu().numpy())).all()
+
+
+def test_nan_beside_what_is_hidden_in_mxnet() -> None:
+    """As in the others: what isn't seen doesn't matter, and has no gradient."""
+    mx = mxnet_or_skip()
+    x = mx.np.array([[float("nan"), 1.0, 2.0], [float("inf"), 1.0, 2.0]])
+    mask, weights = np.array([False, True, True]), np.array([1.0, 2.0, 3.0])
+    x.attach_grad()
+    with mx.autograd.record():
+        found = ops.softmax(x, mask=mx.np.array(mask, dtype="bool"))
+        total = (found * mx.np.array(weights)).sum()
+    total.backward()
+    exact = torch.tensor([[0.0, 1.0, 2.0]] * 2, dtype=torch.float64, requires_grad=True)
+    expected = ops.softmax(exact, mask=torch.from_numpy(mask))
+    (expected * torch.from_numpy(weights)).sum().backward()
+    np.testing.assert_allclose(found.asnumpy(), expected.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(x.grad.asnumpy(), exact.grad.numpy(), atol=1e-6)
+    assert ops.softmax(mx.np.array(1.0)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": torch.tensor([1, 0, 1])}, "mask is boolean or has floating-point numbers"),
+        ({"dtype": torch.int32}, "dtype is a floating-point type"),
+        ({"dtype": "foo"}, "dtype is a floating-point type"),
+        ({"dim": 1.0}, "dim is the number of an axis"),
+        ({"pattern": 3}, "pattern has the names"),
+        ({"causal": torch.ones(2)}, "causal is True"),
+        ({"temperature": "hot"}, "temperature is a positive number"),
+        ({"temperature": 10**400}, "temperature is a positive number"),
+        ({"temperature": torch.tensor(2.0)}, "temperature is a number"),
+        ({"mask": torch.ones(3, device="meta")}, "mask is on meta, the input on cpu"),
+    ],
+)
+def test_what_is_no_option(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EinsumError, match=message):
+        ops.softmax(torch.zeros(2, 3), **options)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+def test_jagged_tensors(function: Any, compiled: bool) -> None:
+    """Masks that are jagged alike, and those that are broadcast, as of each part; what torch can't do is an error."""
+    torch.compiler.reset()
+    run = torch.compile(function, fullgraph=True, backend="eager") if compiled else function
+    parts = [randn(2, 4), randn(3, 4)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    seen = randn(5, 4, seed=1) > 0
+    seen[1] = False
+    rows = torch.tensor([[[True, False, True, True]], [[False] * 4]], device=DEVICE)
+    for mask, of_parts in (
+        (rows[0, 0], (rows[0], rows[0])),
+        (rows, rows),
+        (torch.nested.nested_tensor_from_jagged(seen, x.offsets()), seen.split([2, 3])),
+        (parts[0][0], (parts[0][0],) * 2),
+        (None, (None, None)),
+    ):
+        x = x.detach().requires_grad_()
+        found = run(x, mask=mask)
+        if function is ops.softmax:  # the gradient of the other one is what torch hasn't
+            leaves = [leaf(each) for each in parts]
+            results = [function(part, mask=own) for part, own in zip(leaves, of_parts, strict=True)]
+            back = randn(5, 4, seed=2)
+            (gradient,) = torch.autograd.grad(found.values(), x, back)
+            torch.testing.assert_close(
+                gradient.values(), torch.cat(torch.autograd.grad(torch.cat(results), leaves, back))
+            )
+        for got, part, own in zip(found.unbind(), parts, of_parts, strict=True):
+            torch.testing.assert_close(got, function(part, mask=own))
+    for message, options in (
+        ("axis 1 of the input has several lengths", {"dim": 1, "mask": rows}),
+        ("causal needs rows of one length", {"causal": True}),
+    ):
+        with pytest.raises(RuntimeError if compiled else OperandError, match=message):
+            run(x, **options)

@@ -1,0 +1,128 @@
+"""What `dropout_add_layer_norm` takes beside rows and weights, approximate GELU, and NaN and infinity on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from finished_steps import finished, finished_step  # noqa: E402
+from fused_steps import ON  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from row_problems import native_norm  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+
+inf, nan = torch.inf, torch.nan
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_sum_and_norm_along_any_axis(dim: int, rms: bool, by_kernels: bool) -> None:
+    shape = (6, 9, 5)
+    tensors = [leaf(randn(*shape)), leaf(randn(9, 1, seed=1)), leaf(randn(shape[dim], seed=2))]
+    tensors.append(leaf(randn(shape[dim], seed=3)))
+
+    def function(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        return ops.dropout_add_layer_norm(x, residual, weight, bias, rms=rms, dim=dim)
+
+    def native(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        summed = x + residual
+        return native_norm(rms, summed.movedim(dim, -1), weight, bias).movedim(-1, dim), summed
+
+    if by_kernels:
+        with kernels():
+            found = gradients(function, tensors)
+    else:
+        found = gradients(function, tensors)
+    for got, wanted in zip(found, gradients(native, tensors), strict=True):
+        assert_near(got, wanted)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wider_residual(dtype: str, rms: bool) -> None:
+    """The sum is as wide as that; so is the gradient that goes there."""
+    tensors = [leaf(randn(7, 33, dtype=dtype)), leaf(randn(7, 33, dtype="float32", seed=1))]
+    tensors.append(leaf(randn(33, dtype=dtype, seed=2)))
+    exact = [leaf(each.double()) for each in tensors]
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(*tensors, rms=rms)
+        backs = [randn(7, 33, dtype=str(each.dtype)[6:], seed=at) for at, each in enumerate((found, summed), 3)]
+        got = torch.autograd.grad([found, summed], tensors, backs)
+    assert summed.dtype == torch.float32
+    assert_near(summed, exact[0] + exact[1])
+    expected = native_norm(rms, exact[0] + exact[1], exact[2])
+    assert_near(found, expected)
+    wanted = torch.autograd.grad([expected, exact[0] + exact[1]], exact, [each.double() for each in backs])
+    for each, gradient, tensor in zip(got, wanted, tensors, strict=True):
+        assert each.dtype == tensor.dtype
+        scale = 1 / max(float(gradient.abs().max()), 1.0)
+        assert_near((each.double() * scale).to(each.dtype), gradient * scale)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_nan_and_infinity_through_sum_and_norm(rms: bool) -> None:
+    x, residual = randn(6, 20, dtype="float32"), randn(6, 20, dtype="float32", seed=1)
+    x[0, 1], x[1, 2], residual[2, 3], residual[3, 4], x[4, 5], residual[4, 5] = nan, inf, inf, nan, inf, -inf
+    weight = randn(20, dtype="float32", seed=2)
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(x, residual, weight, rms=rms)
+    torch.testing.assert_close(summed, x + residual, equal_nan=True)
+    square = (x + residual) * (x + residual)
+    # Written out: torch has two of RMS norm, of which one makes the whole row NaN.
+    expected = (x + residual) * (square.mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    expected = expected if rms else native_norm(False, x + residual, weight)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_values_of_gelu(approximate: str, by_kernels: bool) -> None:
+    """By their definitions, written out."""
+    x, bias = leaf(randn(5, 37) * 2), leaf(randn(37, seed=1))
+
+    def native(x: Any, bias: Any) -> Any:
+        x = x + bias
+        if approximate == "none":
+            return x * (1 + torch.erf(x * 0.5**0.5)) / 2
+        return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+    def function(x: Any, bias: Any) -> Any:
+        return ops.bias_gelu(x, bias, approximate=approximate)
+
+    if by_kernels:
+        with kernels():
+            found = gradients(function, [x, bias])
+    else:
+        found = gradients(function, [x, bias])
+    for got, wanted in zip(found, gradients(native, [x, bias]), strict=True):
+        assert_near(got, wanted)
+    other = ops.bias_gelu(x, bias, approximate={"none": "tanh", "tanh": "none"}[approximate])
+    assert 1e-5 < float((other - found[0]).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_and_infinity_through_an_epilogue(activation: str, dtype: str) -> None:
+    x = torch.ones(9, 20, device=DEVICE)
+    x[:, 0] = torch.tensor([nan, inf, -inf, 0.0, -0.0, 2.0, -2.0, 6e4, -6e4])
+    weight, bias = torch.zeros(17, 20, device=DEVICE), torch.zeros(17, device=DEVICE)
+    weight[:, 0] = 1
+    tensors = [each.to(getattr(torch, dtype)) for each in (x, weight, bias)]
+    way = kernel_candidates(finished_step(tensors, activation, True), dtype, ON)[0]
+    found, before = finished(way, tensors, True)
+    expected = torch.nn.functional.linear(*[each.double() for each in tensors])
+    torch.testing.assert_close(before, expected.to(before.dtype), equal_nan=True)
+    expected = activation_by_torch(expected, None, activation)
+    if activation == "gelu":
+        expected[1] = inf  # on some CPUs it is NaN
+    torch.testing.assert_close(found, expected.to(found.dtype), equal_nan=True)

@@ -1,0 +1,552 @@
+"""The replacement of a framework's einsum: that it is there, that it goes, that nobody can tell."""
+
+import functools
+import inspect
+import pickle
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from python_process import run_python
+
+from einops_fast import OperandError, patch, patched, profile, unpatch
+from einops_fast.backends import get_backend
+from einops_fast.runtime.plan_cache import clear_plans
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    "numpy": ["numpy", "numpy.core.einsumfunc" if np.__version__ < "2" else "numpy._core.einsumfunc"],
+    "torch": ["torch", "torch.functional"],
+    "mxnet": ["mxnet.numpy", "mxnet.numpy.multiarray"],
+}
+NUMPY_NATIVE = np.einsum
+
+
+@pytest.fixture(autouse=True)
+def _all_native():
+    yield
+    unpatch()
+    assert np.einsum is NUMPY_NATIVE
+    assert not runs_ours(np)
+
+
+def runs_ours(module, einsum=None):
+    """Whether the einsum of a module, or this one, goes through a plan of ours."""
+    with profile() as seen:
+        (einsum or module.einsum)("ij,jk->ik", module.ones((2, 3)), module.ones((3, 4)))
+    return bool(seen.rows)
+
+
+@pytest.fixture(params=MODULES)
+def home(request):
+    """Name and main module of each framework."""
+    if find_spec(request.param) is None:
+        pytest.skip(f"needs {request.param}")
+    get_backend(request.param)  # imports MXNet where a plain import can't
+    return request.param, import_module(MODULES[request.param][0])
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def mnp():
+    if find_spec("mxnet") is None:
+        pytest.skip("needs mxnet")
+    get_backend("mxnet")
+    return import_module("mxnet.numpy")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a spy in the place of a framework's native einsum; returns its calls."""
+
+    def install(module):
+        seen = []
+        native = module.einsum
+        framework = "numpy" if module is np else "torch"
+        get_backend(framework)  # which keeps the native function for its own use
+
+        def einsum(*operands, **options):
+            seen.append(operands)
+            return native(*operands, **options)
+
+        for name in MODULES[framework]:
+            monkeypatch.setattr(import_module(name), "einsum", einsum)
+        return seen
+
+    return install
+
+
+# ---- in its place, and back
+
+
+def test_the_function_stays_the_same_object_and_runs_ours(home):
+    name, module = home
+    modules = [import_module(module) for module in MODULES[name]]
+    natives = [module.einsum for module in modules]
+    assert not runs_ours(module)
+    patch(name)
+    assert [module.einsum for module in modules] == natives
+    assert all(runs_ours(module, einsum) for einsum in natives)  # references from before too
+    unpatch(name)
+    assert [module.einsum for module in modules] == natives
+    assert not runs_ours(module)
+
+
+def test_looks_like_the_native_function(home):
+    name, module = home
+    einsum = module.einsum
+    attributes = ("__name__", "__qualname__", "__module__", "__doc__")
+    expected = [getattr(einsum, attribute) for attribute in attributes]
+    signature, source = inspect.signature(einsum), inspect.getsource(einsum)
+    with patched(name):
+        assert [getattr(einsum, attribute) for attribute in attributes] == expected
+        assert (inspect.signature(einsum), inspect.getsource(einsum)) == (signature, source)
+        if name != "mxnet":
+            assert pickle.loads(pickle.dumps(einsum)) is einsum
+    assert (inspect.signature(einsum), inspect.getsource(einsum)) == (signature, source)
+
+
+def test_patching_twice_is_patching_once(home):
+    name, module = home
+    patch(name)
+    patch(name, name)
+    assert runs_ours(module)
+    unpatch(name)
+    assert not runs_ours(module)
+    unpatch(name)
+    assert not runs_ours(module)
+
+
+def test_blocks_nest(home):
+    name, module = home
+    with patched(name):
+        with patched(name):
+            assert runs_ours(module)
+        assert runs_ours(module)
+    assert not runs_ours(module)
+
+
+def test_the_switch_and_the_blocks_do_not_cut_each_other_short():
+    with patched("numpy"):
+        patch("numpy")
+    assert runs_ours(np)
+    with patched("numpy"):
+        unpatch("numpy")
+        assert runs_ours(np)
+    assert not runs_ours(np)
+
+
+def test_a_block_is_left_by_an_exception():
+    with pytest.raises(KeyError), patched("numpy"):
+        raise KeyError
+    assert not runs_ours(np)
+
+
+def test_decorates_a_function():
+    @patched("numpy")
+    def current():
+        return runs_ours(np)
+
+    assert not runs_ours(np)
+    assert current()
+    assert current()
+    assert not runs_ours(np)
+
+
+def test_without_names_all_imported_frameworks(home):
+    _, module = home
+    with patched():
+        assert runs_ours(module)
+        assert runs_ours(np)
+    patch()
+    assert runs_ours(module)
+    unpatch()
+    assert not runs_ours(module)
+
+
+def test_without_names_imports_nothing():
+    script = "import einops_fast, sys; einops_fast.patch(); print('numpy' in sys.modules, 'torch' in sys.modules)"
+    assert run_python("-c", script) == "False False\n"
+
+
+@pytest.mark.parametrize("function", [patch, unpatch, lambda *names: patched(*names).__enter__()])
+def test_an_unknown_framework_changes_nothing(function):
+    with pytest.raises(OperandError, match="'jax'"):
+        function("numpy", "jax")
+    assert not runs_ours(np)
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
+def test_a_missing_framework_changes_nothing():
+    with pytest.raises(ImportError):
+        patch("numpy", "cupy")
+    assert not runs_ours(np)
+
+
+def test_leaves_what_somebody_put_over_it():
+    try:
+        with patched("numpy"):
+            np.einsum = len
+        assert np.einsum is len
+    finally:
+        np.einsum = NUMPY_NATIVE
+
+
+def test_leaves_code_that_somebody_exchanged_for_ours(torch):
+    own = torch.einsum.__code__
+    try:
+        with patched("torch"):
+            torch.einsum.__code__ = (lambda *operands: "theirs").__code__
+        assert torch.einsum() == "theirs"
+    finally:
+        torch.einsum.__code__ = own
+
+
+def test_goes_beneath_a_wrapper_that_tells_what_it_wraps(torch, monkeypatch):
+    seen = []
+
+    @functools.wraps(torch.einsum)
+    def counted(*operands):
+        seen.append(operands)
+        return counted.__wrapped__(*operands)
+
+    monkeypatch.setattr(torch, "einsum", counted)
+    with patched("torch"):
+        assert runs_ours(torch)
+    assert len(seen) == 1
+
+
+def test_many_threads_patch_and_call():
+    a, b = _arrays((4, 3), (3, 5))
+    expected = a @ b
+    wrong = []
+
+    def work(turn):
+        for _ in range(200):
+            if turn % 3 == 0:
+                with patched("numpy"):
+                    result = np.einsum("ij,jk->ik", a, b)
+            else:
+                (patch if turn % 3 == 1 else unpatch)("numpy")
+                result = np.einsum("ij,jk->ik", a, b)
+            if not np.allclose(result, expected):
+                wrong.append(result)
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    unpatch()
+    assert not wrong
+    assert not runs_ours(np)
+
+
+# ---- what it does
+
+
+def test_computes_without_the_native_function(calls):
+    native_calls = calls(np)
+    a, b, c = _arrays((4, 3), (3, 5), (5, 2))
+    with patched("numpy"):
+        for _ in range(2):
+            np.testing.assert_allclose(np.einsum("ij,jk->ki", a, b), (a @ b).T)
+            np.testing.assert_allclose(np.einsum("ij,jk,kl", a, b, c), a @ b @ c)
+            np.testing.assert_allclose(np.einsum(a, [0, 1], b, [1, 2], [2, 0]), (a @ b).T)
+            np.testing.assert_allclose(np.einsum(a, [..., 1], b, [1, 30]), a @ b)
+    assert not native_calls
+
+
+def test_computes_without_the_native_function_in_torch(torch, calls):
+    native_calls = calls(torch)
+    a, b = torch.rand(2, 4, 3), torch.rand(2, 3, 5)
+    with patched("torch"):
+        for _ in range(2):
+            torch.testing.assert_close(torch.einsum("bij,bjk->bki", a, b), (a @ b).mT)
+            torch.testing.assert_close(torch.einsum("bij,bjk->bki", [a, b]), (a @ b).mT)
+            torch.testing.assert_close(torch.einsum(a, [..., 0, 1], b, [..., 1, 2], [..., 2, 0]), (a @ b).mT)
+    assert not native_calls
+
+
+def test_einsum_of_opt_einsum(torch, calls):
+    native_calls = calls(torch)
+    opt_einsum = pytest.importorskip("opt_einsum")
+    a, b, c = torch.rand(2, 4, 3), torch.rand(2, 3, 5), torch.rand(2, 5, 6)
+    with patched("torch"):
+        torch.testing.assert_close(opt_einsum.contract("bij,bjk,bkl->bil", a, b, c), a @ b @ c)
+    assert not native_calls
+
+
+def test_default_device_of_torch(torch):
+    with patched("torch"), torch.device("cpu"):
+        assert runs_ours(torch)
+
+
+def test_differentiates(torch):
+    a, b = torch.rand(4, 3, requires_grad=True), torch.rand(3, 5)
+    with patched("torch"):
+        torch.einsum("ij,jk->ki", a, b).sum().backward()
+    torch.testing.assert_close(a.grad, b.sum(1).expand(4, 3))
+
+
+def test_reads_letters_only():
+    with patched("numpy"):
+        # As words it would be a product of two matrices.
+        with pytest.raises(ValueError, match="too many subscripts"):
+            np.einsum("row mid, mid column -> row column", *_arrays((2, 3), (3, 4)))
+        assert np.einsum("a b, b c -> a c", *_arrays((2, 3), (3, 4))).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32", "casting": "same_kind"},
+        {"dtype": "complex128"},
+        {"order": "F"},
+        {"order": "C"},
+        {"order": "A"},
+        {"optimize": False},
+        {"optimize": True},
+        {"optimize": "optimal"},
+        {"optimize": ("greedy", 100)},
+        {"optimize": ["einsum_path", (1, 2), (0, 1)]},
+        {"dtype": np.dtype("float32"), "casting": "unsafe", "order": "F", "optimize": "greedy"},
+    ],
+    ids=str,
+)
+def test_options_of_numpy(options):
+    operands = _arrays((4, 3), (3, 5), (5, 4))
+    expected = np.einsum("ij,jk,kl->il", *operands, **options)
+    with patched("numpy"):
+        for _ in range(2):
+            result = np.einsum("ij,jk,kl->il", *operands, **options)
+            np.testing.assert_allclose(result, expected, rtol=1e-5)
+            assert result.dtype == expected.dtype
+            if "order" in options:
+                assert result.flags.f_contiguous == expected.flags.f_contiguous
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+def test_out_of_numpy(dtype):
+    a, b = (array.astype("float32") for array in _arrays((4, 3), (3, 5)))
+    out = np.zeros((5, 4), dtype).T
+    with patched("numpy"):
+        assert np.einsum("ij,jk->ik", a, b, out=out) is out
+    np.testing.assert_allclose(out, a @ b, rtol=1e-5)
+
+
+def test_out_may_be_an_operand():
+    a = _arrays((3, 3))[0]
+    expected = a @ a.T
+    with patched("numpy"):
+        np.einsum("ij,kj->ik", a, a, out=a)
+    np.testing.assert_allclose(a, expected)
+
+
+def test_out_for_one_object():
+    a, b = np.array([1, 2, 3], dtype=object), np.ones((2, 3), "i4")
+    out = np.empty((), object)
+    with patched("numpy"):
+        assert np.einsum("k,jk->", a, b, out=out) is out
+    assert out.item() == 12
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_results_have_views_where_native_ones_have(torch, dtype):
+    strided = (((2, 3, 2), (0, 2, 1)), ((2, 2, 3, 3), (18, 9, 3, 1)))
+    a, b = (torch.arange(200.0).to(getattr(torch, dtype)).as_strided(*each) for each in strided)
+    expected = torch.einsum("fca,fdbc->dcfa", a, b).view(-1)
+    with patched("torch"):
+        found = torch.einsum("fca,fdbc->dcfa", a, b).view(-1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_view_stays_a_writable_view():
+    a = np.zeros((3, 3))
+    with patched("numpy"):
+        np.einsum("ii->i", a)[:] = 1
+        assert np.shares_memory(np.einsum("ij->ji", a), a)
+    np.testing.assert_array_equal(a, np.eye(3))
+
+
+def test_gluon_block(mnp):
+    gluon, autograd = import_module("mxnet.gluon"), import_module("mxnet.autograd")
+
+    class Product(gluon.HybridBlock):
+        def forward(self, a, b):
+            return mnp.einsum("bij,bjk->bki", a, b)
+
+    a, b = mnp.random.uniform(size=(2, 4, 3)), mnp.random.uniform(size=(2, 3, 5))
+    expected = (a.asnumpy() @ b.asnumpy()).swapaxes(1, 2)
+    a.attach_grad()
+    with patched("mxnet"):
+        block = Product()
+        np.testing.assert_allclose(block(a, b).asnumpy(), expected, rtol=1e-5)
+        block.hybridize()
+        for _ in range(2):
+            with autograd.record():
+                result = block(a, b)
+            result.backward()
+            np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-5)
+        assert block(mnp.ones((7, 4, 3)), mnp.ones((7, 3, 5))).shape == (7, 5, 4)
+    # A graph that was made while patched goes on working.
+    np.testing.assert_allclose(block(a, b).asnumpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(a.grad.asnumpy(), np.repeat(b.asnumpy().sum(2)[:, None], 4, 1), rtol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("mxnet") is None, reason="needs MXNet")
+def test_makes_mxnet_importable():
+    script = "import einops_fast; einops_fast.patch('mxnet'); import mxnet; print(mxnet.np.einsum.__name__)"
+    assert run_python("-c", script) == "einsum\n"
+
+
+# ---- what it leaves to the native function
+
+
+def test_errors_are_the_native_ones(home):
+    name, module = home
+    a, b = module.ones((2, 3)), module.ones((3, 4))
+    bad = [
+        (),
+        ("ij",),
+        ("ij,jk->iz", a, b),
+        ("ijk,jk", a, b),
+        ("ij,jk,kl", a, b),
+        ("ij,jk", a),
+    ]
+    if name != "mxnet":  # which reports other mistakes late, or dies of them
+        bad += [
+            ("ij,jk", a, None),
+            ("ij,jk", a, a),
+            ("ii", a),
+            ("ij,jk->ii", a, b),
+            ("ij;jk", a, b),
+            ("ij->j->i", a),
+            ("ij\t->i", a),
+            (a, [0, 1, 2]),
+            (a, [0, 1], b, [1, 99]),
+            (a, [0, 1], b),
+        ]
+        _same_error(module.einsum, name, module, ("ij", a), {"nonsense": 1})
+    for operands in bad:
+        _same_error(module.einsum, name, module, operands, {})
+
+
+def _same_error(native, name, module, operands, options):
+    with pytest.raises(Exception) as expected:  # noqa: PT011
+        native(*operands, **options)
+    with patched(name), pytest.raises(expected.type) as error:
+        module.einsum(*operands, **options)
+    if name != "mxnet":  # whose messages have stack addresses
+        assert str(error.value) == str(expected.value)
+
+
+def test_bad_options_of_numpy():
+    a, b = _arrays((2, 3), (3, 4))
+    for options in [
+        {"dtype": "float32"},  # not a safe cast
+        {"order": "Z"},
+        {"optimize": 0},
+        {"out": np.zeros((2, 5))},
+        {"out": np.zeros((2, 4), "float32")},
+        {"dtype": [("x", int)]},
+    ]:
+        _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), options)
+
+
+def test_an_ellipsis_that_the_output_drops():
+    a = np.ones((2, 3))
+    with pytest.raises(ValueError, match="broadcast"):
+        NUMPY_NATIVE("i...->i", a)
+    with patched("numpy"), pytest.raises(ValueError, match="broadcast"):
+        np.einsum("i...->i", a)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("make", [np.asmatrix, lambda a: np.ma.array(a, mask=a > 2)], ids=["matrix", "masked"])
+def test_subclasses_of_arrays(make, calls):
+    a, b = _arrays((2, 3), (3, 4))
+    expected = np.einsum("ij,jk", make(a), b)
+    native_calls = calls(np)
+    with patched("numpy"):
+        result = np.einsum("ij,jk", make(a), b)
+    np.testing.assert_array_equal(result, expected)
+    assert type(result) is type(expected)
+    assert len(native_calls) == 1
+
+
+def test_scalars_and_lists(calls):
+    native_calls = calls(np)
+    with patched("numpy"):
+        np.testing.assert_array_equal(np.einsum(",i->i", 3, [1, 2]), [3, 6])
+    assert len(native_calls) == 1
+
+
+class Wrapped:
+    """An array of another library, as far as NumPy can tell."""
+
+    def __array_function__(self, function, types, args, kwargs):
+        return function, args
+
+
+def test_array_function_sees_the_native_function():
+    wrapped = Wrapped()
+    with patched("numpy"):
+        assert np.einsum("ij,jk", wrapped, np.ones((3, 4)))[0] is NUMPY_NATIVE
+        assert np.einsum("ij,jk", np.ones((3, 4)), wrapped)[0] is NUMPY_NATIVE
+        assert np.einsum(wrapped, [0, 1])[0] is NUMPY_NATIVE
+
+
+@pytest.mark.parametrize("names", [("numpy",), ("numpy", "mxnet")], ids=str)
+def test_numpy_einsum_of_mxnet_arrays(names, mnp):
+    with patched(*names):
+        result = np.einsum("ij,jk", mnp.ones((2, 3)), mnp.ones((3, 4)))
+    assert type(result) is mnp.ndarray
+    assert (result == 3).all()
+
+
+def test_torch_function_sees_the_native_function(torch):
+    native = torch.einsum
+    seen = []
+
+    class Tagged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    a, b = torch.rand(2, 3), torch.rand(3, 4)
+    with patched("torch"):
+        torch.einsum("ij,jk", a, b)  # the plan for plain tensors is no excuse
+        assert type(torch.einsum("ij,jk", a, b.as_subclass(Tagged))) is Tagged
+        assert seen == [native]
+        with Mode():
+            torch.einsum("ij,jk", a, b)
+        assert seen == [native, native]
+
+
+def test_no_plan_of_its_own(calls):
+    native_calls = calls(np)
+    clear_plans()
+    a, b = np.ones((2, 3), int), np.ones((3, 4), int)
+    with patched("numpy"):
+        for _ in range(2):
+            np.testing.assert_array_equal(np.einsum("ij,jk", a, b), a @ b)
+    assert len(native_calls) == 2
+
+
+def _arrays(*shapes):
+    generator = np.random.default_rng(0)
+    return [generator.normal(size=shape) for shape in shapes]

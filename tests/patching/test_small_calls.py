@@ -1,0 +1,220 @@
+"""Small calls of a patched numpy.einsum, and of fast_einsum, go to NumPy's loops at once.
+
+Results, errors and observers are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einops_fast import ShapeError, fast_einsum, patched, profile
+from einops_fast.patching import small_calls
+from einops_fast.runtime.plan_cache import clear_plans, compiled
+
+A, B = np.arange(4.0).reshape(2, 2), np.arange(6.0).reshape(2, 3)
+V = np.arange(1024.0)
+CALLS = {
+    "matrices": ("ij,jk->ik", A, B),
+    "implicit": ("ij, jk", A, B),
+    "dot product": ("i,i->", V, V),
+    "trace": ("ii->", A),
+    "view": ("ij->ji", B),
+    "ellipsis": ("...i,ij->...j", A, B),
+    "three operands": ("ij,ixy,ji->xy", A, np.ones((2, 3, 3)), A),
+    "lists": (A, [0, 1], B, [1, 2], [0, 2]),
+    "lists without an output": (A, [0, 1], B, [1, 2]),
+    "one list": (A, [0, 0]),
+}
+BAD: list[tuple[Any, ...]] = [
+    (),
+    ("ij",),
+    ("ij,jk", A),
+    ("ij,jk", A, V),
+    ("ij,jk->iz", A, B),
+    ("ij;jk", A, B),
+    ("->", A),
+    ("", A),
+    ("ij", A, B),
+    (A, [0, 1], B),
+    (A, [0, 1], B, [1, 99]),
+]
+
+
+@pytest.fixture
+def plans() -> Any:
+    """The plans that were made since the test began."""
+    clear_plans()
+    return compiled
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"out": None}, {"optimize": False}, {"optimize": True}, {"order": "C"}, {"dtype": "f8"}],
+    ids=str,
+)
+@pytest.mark.parametrize("operands", CALLS.values(), ids=CALLS)
+def test_no_plan_is_made(operands: Any, options: dict[str, Any], plans: Any) -> None:
+    # With optimize=True, NumPy lays some results out in another order, and gives others as arrays without axes.
+    expected = np.einsum(*operands, **{name: options[name] for name in options if name != "optimize"})
+    with patched("numpy"):
+        result = np.einsum(*operands, **options)
+        assert not plans
+    np.testing.assert_array_equal(result, expected)
+    assert type(result) is type(expected)
+    assert result.strides == expected.strides
+    assert np.may_share_memory(result, operands[1] if isinstance(operands[0], str) else A) == np.may_share_memory(
+        expected, operands[1] if isinstance(operands[0], str) else A
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": False}], ids=str)
+def test_out_is_filled(options: dict[str, Any], plans: Any) -> None:
+    out = np.empty((3, 2)).T
+    with patched("numpy"):
+        assert np.einsum("ij,jk->ik", A, B, out=out, **options) is out
+        assert not plans
+    np.testing.assert_array_equal(out, A @ B)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"optimize": False}, {"nonsense": 1}, {"out": B}, {"optimize": np.ones(2)}, {"optimize": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("operands", BAD, ids=str)
+def test_errors_are_native(operands: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(Exception) as expected:  # noqa: PT011
+        np.einsum(*operands, **options)
+    with patched("numpy"), pytest.raises(expected.type) as error:
+        np.einsum(*operands, **options)
+    assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("operands", [CALLS["matrices"], CALLS["lists"]], ids=["equation", "lists"])
+def test_observers_see_each_call(operands: Any) -> None:
+    with patched("numpy"):
+        np.einsum(*operands)
+        with profile() as seen:
+            np.einsum(*operands)
+            np.einsum(*operands)
+        assert sum(row.calls for row in seen.rows) == 2
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        ("ij,jk->ik", np.ones((64, 64)), np.ones((64, 64))),
+        ("i,i->", np.ones(1 << 20), np.ones(1 << 20)),
+        ("ij,jk,kl,lm,mn,no->io", *[A] * 6),
+        ("ij,njk->nik", A, np.ones((1000, 2, 2))),
+        ("ij,jk->ik", np.ones((12, 12), complex), np.ones((12, 12))),
+        ("ij,jk->ik", np.ones((1000, 4)), np.ones((4, 4))),
+        (np.ones((64, 64)), [0, 1], np.ones((64, 64)), [1, 2]),
+    ],
+    ids=lambda operands: operands[0] if isinstance(operands[0], str) else "lists",
+)
+def test_others_are_planned(operands: Any, plans: Any) -> None:
+    assert not small_calls.loops_suffice(operands)
+    with patched("numpy"):
+        np.einsum(*operands, optimize=True)
+        np.einsum(*operands)
+    assert plans
+
+
+@pytest.mark.parametrize("side", [2, 16])
+def test_products_as_small_as_matrices_of_16_rows_are_the_loops(side: int) -> None:
+    assert small_calls.loops_suffice(("ij,jk->ik", *[np.ones((side, side))] * 2))
+
+
+STACK = ("nij,nj->ni", np.ones((1000, 4, 4)), np.ones((1000, 4)))
+
+
+def test_calls_whose_plan_is_the_loops_go_there_at_once(plans: Any) -> None:
+    assert not small_calls.loops_suffice(STACK)
+    with patched("numpy"):
+        wanted = np.einsum(*STACK)
+        assert plans
+        plans.clear()
+        assert small_calls.loops_suffice(STACK)
+        np.testing.assert_array_equal(np.einsum(*STACK), wanted)
+        np.testing.assert_array_equal(np.einsum(*STACK, optimize=True), wanted)
+        assert not plans
+        a, b = STACK[1:]
+        for other in (a.transpose(0, 2, 1), a.astype("f4"), a[:999], a[:, :3], a.tolist()):
+            assert not small_calls.loops_suffice((STACK[0], other, b[: len(other)]))
+        with profile():
+            assert not small_calls.loops_suffice(STACK)
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": "F"}, {"optimize": "greedy"}, {"casting": "no", "optimize": True}], ids=str
+)
+def test_the_loops_take_the_other_options(options: dict[str, Any]) -> None:
+    wanted = np.einsum(*STACK, **options)
+    with patched("numpy"):
+        for _ in range(2):
+            result = np.einsum(*STACK, **options)
+            np.testing.assert_array_equal(result, wanted)
+            assert result.strides == wanted.strides
+
+
+SMALL = ["matrices", "implicit", "dot product", "trace", "view", "ellipsis"]
+
+
+@pytest.mark.parametrize("operands", [CALLS[name] for name in SMALL], ids=SMALL)
+def test_small_calls_of_fast_einsum_are_the_loops_from_the_second_on(operands: Any, plans: Any) -> None:
+    wanted = fast_einsum(*operands)
+    assert plans
+    plans.clear()
+    result = fast_einsum(*operands)
+    assert not plans
+    np.testing.assert_array_equal(result, wanted, strict=True)
+    assert np.shares_memory(result, operands[1]) == np.shares_memory(wanted, operands[1])
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        ("ij,jk->ik", A.tolist(), B),
+        ("ij,jk->ik", A, B.view(np.recarray)),
+        ("ij,jk->ik", A, np.ones((99, 99))[:2]),
+        ("batch row, row column -> batch column", A, B),
+    ],
+    ids=["list", "subclass", "large", "words"],
+)
+def test_other_calls_of_fast_einsum_are_planned(operands: Any, plans: Any) -> None:
+    fast_einsum("ij,jk->ik", A, B)
+    wanted = fast_einsum(*operands)
+    plans.clear()
+    result = fast_einsum(*operands)
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, wanted, strict=True)
+
+
+def test_errors_of_small_calls_stay_ours() -> None:
+    for _ in range(2):
+        fast_einsum("ij,jk->ik", A, B)
+        with pytest.raises(ShapeError, match="j"):
+            fast_einsum("ij,jk->ik", B, B)
+
+
+def test_observers_see_small_calls_of_fast_einsum() -> None:
+    fast_einsum("ij,jk->ik", A, B)
+    fast_einsum("ij,jk->ik", A, B)
+    with profile() as seen:
+        fast_einsum("ij,jk->ik", A, B)
+        fast_einsum("ij,jk->ik", A, B)
+    assert sum(row.calls for row in seen.rows) == 2
+
+
+def test_signature_and_dispatcher_come_back() -> None:
+    module = inspect.getmodule(inspect.unwrap(np.einsum))
+    functions = inspect.unwrap(np.einsum), module._einsum_dispatcher  # type: ignore[union-attr]
+    before = [(function.__code__, inspect.signature(function)) for function in functions]
+    with patched("numpy"):
+        assert [inspect.signature(function) for function in functions] == [signature for _, signature in before]
+    assert [(function.__code__, inspect.signature(function)) for function in functions] == before

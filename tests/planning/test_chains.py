@@ -1,0 +1,143 @@
+"""Which operands form a chain that one kernel multiplies, and when a plan has it do that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from gpu_plans import TARGET, plan
+
+from einops_fast.explanation import explanation_of
+from einops_fast.planning.chains import chain_of, chain_order, products
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import make_plan
+from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm
+from einops_fast.planning.target import Numerics, Operand
+
+CHAIN = "ai,ij,jk,kb->ab"
+
+
+def reads(steps: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [step.reads for step in steps]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_order_is_that_of_the_shared_labels(order: tuple[int, ...]) -> None:
+    terms = [["ai", "ij", "jk", "kb"][at] for at in order]
+    assert chain_order(terms, "ab") == tuple(order.index(at) for at in range(4))
+    assert chain_order(terms, "ba") == tuple(order.index(at) for at in range(4))[::-1]
+
+
+@pytest.mark.parametrize(
+    ("equation", "why"),
+    [
+        ("ai,ib->ab", "two operands"),
+        ("ij,jk,ki->", "a ring"),
+        ("ai,ij,j->a", "no columns"),
+        ("ai,ij,ib->ajb", "a label in three operands"),
+        ("ai,bi,ci->abc", "a star"),
+        ("ai,ij,ij,jb->ab", "labels in three operands"),
+        ("ai,ib,cj,jd->abcd", "two chains"),
+        ("ai,ij,jk,b->abk", "a factor of its own"),
+        ("aii,ij,jb->ab", "a diagonal"),
+        ("ai,ij,jk,kl,lm,mb->ab", "more matrices than a kernel takes"),
+    ],
+)
+def test_what_is_no_chain(equation: str, why: str) -> None:
+    inputs, _, output = equation.partition("->")
+    assert chain_order(inputs.split(","), output) is None, why
+
+
+def test_a_small_chain_is_one_step() -> None:
+    made = plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64)
+    (step,) = made.steps
+    assert isinstance(step, Fused)
+    assert step.reads == (0, 1, 2, 3)
+    assert step.any_order
+    assert [type(each) for each in step.library] == [Gemm] * 3
+    assert sorted(slot for each in step.library for slot in each.reads) == list(range(6))
+    chain = chain_of(step.loops)
+    assert chain is not None
+    assert (chain.sides, chain.depths) == ((1, 4096, 4096), (64, 64, 64))
+
+
+def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
+    (step,) = plan("jk,kb,ij,ai->ba", a=4096, b=4096, i=64, j=32, k=16).steps
+    assert isinstance(step, Fused)
+    assert step.reads == (1, 0, 2, 3)
+    terms = ["kb", "jk", "ij", "ai"]
+    for each in step.library:
+        left, right = (set(terms[slot]) for slot in each.reads)
+        assert left & right  # no outer product of matrices that aren't neighbours
+        terms.append(each.labels)
+    assert terms[-1] == "ba"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        ("float16", {"i": 64, "j": 512, "k": 64}),  # no tile holds it
+        ("float32", {"i": 64, "j": 64, "k": 64}),  # without tensor cores, no tile holds so much
+        ("float16", {"i": 200, "j": 16, "k": 16}),
+    ],
+)
+def test_large_matrices_are_multiplied_in_pairs(dtype: str, sizes: dict[str, int]) -> None:
+    steps = plan(CHAIN, dtype, a=4096, b=4096, **sizes).steps
+    assert [len(step.reads) for step in steps] == [2, 2, 2]
+
+
+def test_the_cheaper_plan_is_taken() -> None:
+    """One kernel saves launches and memory traffic, but repeats some products."""
+    whole = plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64)
+    pairs = plan(CHAIN, optimize="optimal", a=4096, b=4096, i=64, j=64, k=64)
+    assert len(whole.steps) == 1 < len(pairs.steps)
+    assert whole.seconds < pairs.seconds
+    assert sum(cost.moved for cost in whole.costs) < sum(cost.moved for cost in pairs.costs)
+    slow = replace(TARGET, ceilings=replace(TARGET.ceilings, call=0.0, flops={"float16": 1e11, "float32": 1e11}))
+    terms, sizes = ["ai", "ij", "jk", "kb"], {"a": 4096, "b": 4096, "i": 128, "j": 128, "k": 16}
+    shapes = [tuple(sizes[label] for label in term) for term in terms]
+    operands = [Operand(shape, contiguous_strides(shape), "float16") for shape in shapes]
+    bound = make_plan(parse(CHAIN, (2, 2, 2, 2)), operands, slow, Numerics("float16", "float16"))
+    assert len(bound.steps) == 3  # arithmetic is what takes time there, and pairs have less of it
+
+
+def test_an_order_that_was_asked_for_is_kept() -> None:
+    sizes = dict.fromkeys("ab", 4096) | dict.fromkeys("ijk", 64)
+    assert reads(plan(CHAIN, optimize=False, **sizes).steps) == [(0, 1), (2, 4), (3, 5)]
+    assert reads(plan(CHAIN, optimize=[(0, 1, 2, 3)], **sizes).steps) == [(0, 1, 2, 3)]
+
+
+def test_there_are_no_chains_without_kernels() -> None:
+    sizes = dict.fromkeys("ab", 4096) | dict.fromkeys("ijk", 64)
+    made = plan(CHAIN, "float64", **sizes)
+    assert [type(step) for step in made.steps] == [Gemm] * 3
+
+
+def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
+    operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
+    operands.append(Operand((16, 512), (512, 1), "float16"))
+    steps = make_plan(parse("ai,ij,jb->ab", (2, 2, 2)), operands, TARGET, Numerics("float16", "float16")).steps
+    assert [type(step) for step in steps] == [Cast, Fused]
+    assert sorted(steps[1].reads) == [1, 2, 3]
+    steps = plan("ai,ijj,jb->ab", a=512, b=512, i=16, j=16).steps
+    assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
+
+
+def test_products_of_a_chain_are_those_of_its_pairs() -> None:
+    (step,) = plan(CHAIN, a=100, b=200, i=3, j=5, k=7).steps
+    assert isinstance(step, Fused)
+    assert products(step.loops) == 100 * (3 * 5 + 5 * 7 + 7 * 200)
+
+
+def test_explain_says_that_it_is_one_kernel() -> None:
+    told = explanation_of(plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64))
+    (step,) = told.steps
+    assert (step.kind, step.equation, step.reads) == ("fused", CHAIN, (0, 1, 2, 3))
+    assert step.cost.flops == told.flops == 2 * 4096 * (64 * 64 * 2 + 64 * 4096)
+    assert step.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
+    assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
+    assert told.largest_intermediate == 0

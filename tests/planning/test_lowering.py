@@ -1,0 +1,370 @@
+"""Which steps an equation becomes for given shapes and strides. Steps are data: no framework is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from math import prod
+from typing import Any
+
+import opt_einsum
+import pytest
+from equations import Case, contractions
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einops_fast.planning.cost import Ceilings
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.notation import bind_sizes, parse
+from einops_fast.planning.plan import Plan, make_plan
+from einops_fast.planning.steps import (
+    Arrange,
+    Cast,
+    Contraction,
+    Diagonal,
+    Gemm,
+    Multiply,
+    Native,
+    Select,
+    Step,
+    Sum,
+    View,
+)
+from einops_fast.planning.target import Numerics, Operand, Target
+
+SIZE = 64  # of every axis: large enough for GEMMs to be worth it
+
+CEILINGS = Ceilings(
+    bandwidth=1e10, runs=5e9, gather=2e9, flops={"float32": 1e11}, call=1e-6, again=1e-6, item=1e-8, broadcast=5e9
+)
+STRIDED = Target("pure", "cpu", CEILINGS)
+UNSTRIDED = replace(STRIDED, strided=False, broadcasts=False, writes=False, drops_expanded=False)
+FLOAT = Numerics("float32", "float32")
+
+
+def operand(term: str, memory: str = "", sizes: dict[str, int] | None = None, dtype: str = "float32") -> Operand:
+    """An operand whose axes ``term`` lie in the order ``memory``, outermost first.
+
+    An axis that ``memory`` lacks is expanded; a ``'_'`` there is an axis of a larger array, left out by slicing.
+    """
+    sizes = {**dict.fromkeys(term, SIZE), "_": 2, **(sizes or {})}
+    order = memory or term
+    strides = dict(zip(order, contiguous_strides([sizes[label] for label in order]), strict=True))
+    return Operand(tuple(sizes[label] for label in term), tuple(strides.get(label, 0) for label in term), dtype)
+
+
+def plan(
+    equation: str, *memory: str, target: Target = STRIDED, numerics: Numerics = FLOAT, optimize: Any = "auto"
+) -> Plan:
+    """The plan for operands that lie in these orders in memory; in C order if none are given."""
+    terms = equation.partition("->")[0].split(",")
+    operands = [operand(term, order) for term, order in zip(terms, memory or terms, strict=True)]
+    return make_plan(parse(equation, tuple(map(len, terms))), operands, target, numerics, optimize)
+
+
+def steps(equation: str, *memory: str, **options: Any) -> tuple[Step, ...]:
+    return plan(equation, *memory, **options).steps
+
+
+def kinds(steps: Sequence[Step]) -> list[type[Step]]:
+    return [type(step) for step in steps]
+
+
+def arrangements(step: Step) -> list[Arrange]:
+    """How a step reads its operands."""
+    if isinstance(step, View):
+        return [step.how]
+    return [step.left, step.right] if isinstance(step, (Gemm, Multiply)) else []
+
+
+def copies(steps: Sequence[Step]) -> list[str]:
+    """Why operands are copied, for every copy."""
+    return [how.moves for how in chain.from_iterable(map(arrangements, steps)) if how.moves]
+
+
+def only_gemm(steps: Sequence[Step]) -> Gemm:
+    (step,) = steps
+    assert isinstance(step, Gemm)
+    return step
+
+
+# ---- what every plan is
+
+
+def pure_plan(data: st.DataObject, case: Case, target: Target) -> Plan:
+    terms = case.letters.partition("->")[0].split(",")
+    subscripts = parse(case.letters, case.ranks)
+    sizes = bind_sizes(subscripts, case.shapes)
+    operands = [operand(term, "".join(data.draw(st.permutations(term))), sizes) for term in terms]
+    return make_plan(subscripts, operands, target, FLOAT, data.draw(st.sampled_from(["auto", False])))
+
+
+@pytest.mark.parametrize("target", [STRIDED, UNSTRIDED], ids=["strided", "unstrided"])
+@given(data=st.data())
+def test_steps_form_a_program(target: Target, data: st.DataObject) -> None:
+    """Steps read what is there already, say which axes they make, and the last one makes the output's."""
+    case = data.draw(contractions(max_operands=4, max_size=40))
+    made = pure_plan(data, case, target)
+    slots = len(case.shapes)
+    for step in made.steps:
+        assert all(slot < slots for slot in step.reads)
+        assert step.shape == tuple(made.sizes[label] for label in step.labels)
+        slots += 1
+    assert made.steps[-1].labels == made.subscripts.output
+    read = list(chain.from_iterable(step.reads for step in made.steps))
+    assert sorted(read) == list(range(slots - 1))  # each of them once: nothing is made in vain
+    assert made.seconds >= 0
+
+
+@given(data=st.data())
+def test_plans_for_any_size_know_nothing_but_equations(data: st.DataObject) -> None:
+    case = data.draw(contractions(max_operands=4, max_size=40))
+    made = pure_plan(data, case, replace(UNSTRIDED, any_size=True))
+    assert set(kinds(made.steps)) <= {Contraction, Cast}
+    assert all(len(step.reads) <= 2 for step in made.steps)
+    assert made.steps[-1].labels == made.subscripts.output
+
+
+# ---- views
+
+
+@pytest.mark.parametrize("equation", ["ij->ij", "ij->ji", "ii->i", "iji->ji"])
+def test_views_stay_views(equation: str) -> None:
+    assert set(kinds(steps(equation))) <= {Diagonal, View}
+    assert not copies(steps(equation))
+
+
+def test_where_there_are_no_strides_a_permutation_is_a_copy() -> None:
+    assert copies(steps("ij->ji", target=UNSTRIDED))
+
+
+def test_nothing_is_cast_for_a_view() -> None:
+    half = [operand("ij", dtype="float16")]
+    numerics = Numerics("float32", "float16")
+    (step,) = make_plan(parse("ij->ji", (2,)), half, STRIDED, numerics).steps
+    assert isinstance(step, View)
+    with_sum = make_plan(parse("ij->i", (2,)), half, STRIDED, numerics).steps
+    assert kinds(with_sum) == [Cast, Sum, Cast]
+
+
+# ---- before pairs are contracted
+
+
+def test_each_operand_first_loses_what_it_has_alone() -> None:
+    assert kinds(steps("ij,kl->ik")) == [Sum, Sum, Multiply]
+    first, *_ = steps("iij,jk->ik")
+    assert isinstance(first, Diagonal)
+    assert first.groups == ((0, 1), (2,))
+
+
+def test_expanded_axes_are_dropped() -> None:
+    """A factor that is the same for every ``b`` is multiplied in once."""
+    select, product = steps("bij,bjk->bik", "ij", "bjk")
+    assert isinstance(select, Select)
+    assert select.axes == (0,)
+    assert isinstance(product, Gemm)
+
+
+def test_expanded_axes_stay_where_nothing_else_has_them() -> None:
+    assert not any(isinstance(step, Select) for step in steps("bij,jk->bik", "ij", "jk"))
+
+
+def test_expanded_axes_stay_where_their_gradient_is_wanted() -> None:
+    target = replace(STRIDED, drops_expanded=False)
+    assert kinds(steps("bij,bjk->bik", "ij", "bjk", target=target)) == [Gemm]
+
+
+# ---- what is a GEMM
+
+
+@pytest.mark.parametrize("equation", ["i,j->ij", "ij,ij->ij", "ij,jk->ijk", "bi,bj->ijb", "i,j,k->ijk", ",ij->ij"])
+@pytest.mark.parametrize("target", [STRIDED, UNSTRIDED], ids=["strided", "unstrided"])
+def test_products_without_a_sum_are_no_gemms(equation: str, target: Target) -> None:
+    assert set(kinds(steps(equation, target=target))) <= {Multiply, View}
+
+
+@pytest.mark.parametrize("left", ["ik", "ki"])
+@pytest.mark.parametrize("right", ["kj", "jk"])
+@pytest.mark.parametrize("batch", ["", "b"])
+def test_strided_matrices_are_read_as_they_lie(batch: str, left: str, right: str) -> None:
+    """Whether the axes are named in another order, or lie in another order, makes no difference."""
+    by_name = only_gemm(steps(f"{batch}{left},{batch}{right}->{batch}ij"))
+    in_memory = only_gemm(steps(f"{batch}ik,{batch}kj->{batch}ij", batch + left, batch + right))
+    assert not copies([by_name, in_memory])
+    assert by_name.batch == in_memory.batch == ((SIZE,) if batch else ())
+
+
+@pytest.mark.parametrize("left", ["ik", "ki"])
+@pytest.mark.parametrize("right", ["kj", "jk"])
+def test_unstrided_matrices_are_transposed_by_the_gemm(left: str, right: str) -> None:
+    step = only_gemm(steps(f"b{left},b{right}->bij", target=UNSTRIDED))
+    assert (step.transpose_left, step.transpose_right) == (left == "ki", right == "jk")
+    assert step.left.trivial
+    assert step.right.trivial
+
+
+@pytest.mark.parametrize(
+    ("equation", "extents"),
+    [
+        ("aik,kj->aij", (1, SIZE**2, SIZE, SIZE)),
+        ("iab,abj->ij", (1, SIZE, SIZE, SIZE**2)),
+        ("ab,bcd->acd", (1, SIZE, SIZE**2, SIZE)),
+        ("abik,abkj->abij", (SIZE**2, SIZE, SIZE, SIZE)),
+        ("ijab,abkl->ijkl", (1, SIZE**2, SIZE**2, SIZE**2)),
+    ],
+)
+@pytest.mark.parametrize("target", [STRIDED, UNSTRIDED], ids=["strided", "unstrided"])
+def test_neighbours_become_one_axis(equation: str, extents: tuple[int, ...], target: Target) -> None:
+    step = only_gemm(steps(equation, target=target))
+    assert (prod(step.batch), step.m, step.n, step.k) == extents
+    assert not copies([step])
+
+
+def test_neighbours_in_memory_need_not_be_neighbours_in_the_term() -> None:
+    """A matrix product of the ``(ji, k)`` and ``(k, l)`` matrices, seen in another order."""
+    product, view = steps("ijk,kl->ijl", "jik", "kl")
+    assert isinstance(product, Gemm)
+    assert (product.batch, product.m) == ((), SIZE**2)
+    assert isinstance(view, View)
+    assert not copies([product, view])
+
+
+def test_axis_in_the_way_becomes_a_batch_axis() -> None:
+    step = only_gemm(steps("ikj,kl->ijl"))
+    assert not copies([step])
+    assert step.batch == (SIZE,)
+    assert step.right.shape == (1, SIZE, SIZE)  # which the other operand lacks
+
+
+@pytest.mark.parametrize("memory", ["ik_", "k_i_"])
+def test_gaps_between_all_elements_are_a_reason_to_copy(memory: str) -> None:
+    (reason,) = copies([only_gemm(steps("ik,kj->ij", memory, "kj"))])
+    assert "merge" in reason
+
+
+def test_gaps_between_rows_are_not() -> None:
+    assert not copies([only_gemm(steps("ik,kj->ij", "i_k", "k_j"))])
+
+
+# ---- attention: batch axes that don't merge
+
+SCORES = "bind,bjnd->bnij"
+
+
+def test_two_batch_axes_at_once() -> None:
+    step = only_gemm(steps(SCORES, target=replace(STRIDED, batch_axes=2)))
+    assert not copies([step])
+    assert (step.batch, step.buffer) == ((SIZE, SIZE), None)
+
+
+def test_two_batch_axes_where_one_is_allowed_are_looped_over() -> None:
+    """Each product is written to its place, and nothing is copied, because that would cost more here."""
+    step = only_gemm(steps(SCORES))
+    assert not copies([step])
+    assert step.buffer is not None
+    assert sorted(step.batch) == [SIZE, SIZE]
+
+
+def test_two_batch_axes_are_merged_by_a_copy_where_loops_cost_more() -> None:
+    target = replace(STRIDED, ceilings=replace(CEILINGS, call=1.0, again=1.0))
+    step = only_gemm(steps(SCORES, target=target))
+    assert step.batch == (SIZE * SIZE,)
+    assert copies([step])
+
+
+def test_two_batch_axes_are_merged_by_a_copy_where_nothing_can_be_written_in_place() -> None:
+    step = only_gemm(steps(SCORES, target=replace(STRIDED, writes=False)))
+    assert step.batch == (SIZE * SIZE,)
+    assert copies([step])
+
+
+@pytest.mark.parametrize("memory", [("bnid", "bnjd"), ("bnid", "bndj")])
+def test_batch_axes_that_merge_in_memory_need_neither(memory: tuple[str, str]) -> None:
+    step = only_gemm(steps(SCORES, *memory))
+    assert (step.batch, step.buffer) == ((SIZE * SIZE,), None)
+    assert not copies([step])
+
+
+# ---- results
+
+
+def test_result_is_written_in_the_order_asked_for() -> None:
+    step = only_gemm(steps("bik,bkj->ibj"))
+    assert step.labels == "ibj"
+    assert step.buffer == Arrange(perm=(1, 0, 2))
+
+
+def test_result_is_a_view_where_nothing_can_be_written_in_place() -> None:
+    product, view = steps("bik,bkj->ibj", target=replace(STRIDED, writes=False))
+    assert isinstance(product, Gemm)
+    assert product.buffer is None
+    assert isinstance(view, View)
+    assert not copies([view])
+
+
+@pytest.mark.parametrize("target", [STRIDED, UNSTRIDED], ids=["strided", "unstrided"])
+@pytest.mark.parametrize(
+    "equation", ["ij,jk,kl->il", "bij,bjk,bkl->bil", "bij,bkj,bkl->bil", "bij,jk,kl->bil", "ij,jk,kl,lm->im"]
+)
+def test_chains_of_products_copy_nothing(equation: str, target: Target) -> None:
+    made = steps(equation, target=target)
+    assert set(kinds(made)) == {Gemm}
+    assert not copies(made)
+
+
+# ---- dtypes without a GEMM
+
+
+def test_native_einsum_takes_over() -> None:
+    numerics = Numerics("int8", "int8", "int8 has no GEMM")
+    operands = [operand(term, dtype="int8") for term in ("ij", "jk", "kl")]
+    (pair,) = make_plan(parse("ij,jk->ik", (2, 2)), operands[:2], STRIDED, numerics).steps
+    assert isinstance(pair, Native)
+    assert (pair.equation, pair.reason) == ("ij,jk->ik", "int8 has no GEMM")
+    three = parse("ij,jk,kl->il", (2, 2, 2))
+    assert kinds(make_plan(three, operands, STRIDED, numerics).steps) == [Native, Native]
+    assert kinds(make_plan(three, operands, STRIDED, replace(numerics, whole=True)).steps) == [Native]
+
+
+def test_native_einsum_gets_the_dtype_asked_for() -> None:
+    numerics = Numerics("int64", "int64", "int64 has no GEMM")
+    operands = [operand("ij", dtype="int64"), operand("jk", dtype="int8")]
+    cast, native = make_plan(parse("ij,jk->ik", (2, 2)), operands, STRIDED, numerics).steps
+    assert isinstance(cast, Cast)
+    assert (cast.reads, cast.dtype) == ((1,), "int64")
+    assert native.reads == (0, 2)
+
+
+def test_native_einsum_gets_letters_that_it_knows() -> None:
+    terms = [chr(0x3B1 + at) for at in range(30)]
+    equation = f"{terms[0]}{terms[1]},{terms[1]}{terms[29]}"
+    numerics = Numerics("int8", "int8", "int8 has no GEMM")
+    operands = [Operand((2, 2), (2, 1), "int8")] * 2
+    (step,) = make_plan(parse(equation, (2, 2)), operands, STRIDED, numerics).steps
+    assert isinstance(step, Native)
+    assert step.equation.isascii()
+
+
+# ---- the order of contraction
+
+
+def test_two_operands_never_ask_for_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("asked for a path")
+
+    monkeypatch.setattr(opt_einsum.paths, "get_path_fn", refuse)
+    steps("ij->i")
+    steps("ij,jk->ik", optimize="optimal")
+    with pytest.raises(AssertionError, match="asked for a path"):
+        steps("ij,jk,kl,lm->im")
+    steps("ij,jk,kl,lm->im", optimize=False)
+    steps("ij,jk,kl,lm->im", optimize=[(1, 2), (0, 1), (0, 1)])
+
+
+def test_order_of_contraction_is_that_of_the_path() -> None:
+    def pairs(optimize: Any) -> list[set[int]]:
+        return [set(step.reads) for step in steps("ij,jk,kl->il", optimize=optimize)]
+
+    assert pairs(False) == [{0, 1}, {2, 3}]
+    assert pairs([(1, 2), (0, 1)]) == [{1, 2}, {0, 3}]

@@ -1,0 +1,189 @@
+"""README and docs say what kept results, docstrings and folders say; results of any age can be read."""
+
+import doctest
+import json
+import re
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from einops_fast.profiles.cases import ITEM_SIZES
+from einops_fast.profiles.contraction.extra_cases import FAMILIES
+from einops_fast.profiles.reporting import documents, sections_einsum
+from einops_fast.profiles.reporting.records import ALL, Ceiling, Row, skipped
+from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result
+
+every_document = pytest.mark.parametrize(
+    "path", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+
+
+@every_document
+def test_document_is_up_to_date(path):
+    text = path.read_text("utf-8")
+    assert documents.updated(text) == text, "run: make report"
+
+
+def test_every_section_stands_somewhere():
+    text = "".join(path.read_text("utf-8") for path in documents.DOCUMENTS)
+    begun, ended = (sorted(re.findall(rf"<!-- {mark}((?:results|reference):[\w-]+) -->", text)) for mark in ("", "/"))
+    assert begun == ended
+    assert set(begun) == documents.SECTIONS.keys()
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+# Links and paths
+
+
+def headings(path):
+    """The anchors of a document, as GitHub makes them of its headings."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+def broken_links(path):
+    """The relative links that lead to no file, or to no heading of a document."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"\w+:", target):
+            name, _, anchor = target.partition("#")
+            file = path.parent / name if name else path
+            if not file.exists() or (anchor and anchor not in headings(file)):
+                yield target
+
+
+@every_document
+def test_links_lead_somewhere(path):
+    assert not list(broken_links(path))
+
+
+def test_a_broken_link_is_found(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(
+        "# `A` title\n[a](page.md#a-title) [b](#no) [c](none.md) [d](https://x.org/none)\n```\n[e](f)\n```\n"
+    )
+    assert list(broken_links(path)) == ["#no", "none.md"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda path: path.stem)
+def test_design_names_files_that_are_there(path):
+    named = re.findall(r"`((?:einops_fast|backends|profiles|tests)/[\w/]+(?:\.py)?)`", path.read_text("utf-8"))
+    assert named
+    # A checkout has the folders beside the package, an sdist in it.
+    assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "einops_fast" / name).exists()] == []
+
+
+def test_a_section_is_what_was_measured(monkeypatch):
+    real = read_result
+
+    def slower(path):
+        result = real(path)
+        rows = [Row(**{**row.to_dict(), "seconds": 2 * row.seconds}) if row.seconds else row for row in result.rows]
+        return Result(**{each.name: getattr(result, each.name) for each in fields(result)} | {"rows": tuple(rows)})
+
+    before = documents.SECTIONS["results:overhead"]()
+    monkeypatch.setattr(sections_einsum, "read_result", slower)
+    after = documents.SECTIONS["results:overhead"]()
+    numbers, doubled = ([float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, after))
+    assert doubled == pytest.approx([2 * number for number in numbers], abs=0.11)
+
+
+def test_what_is_around_a_section_stays():
+    text = "before\n<!-- results:backward -->\nold\n<!-- /results:backward -->\nafter\n"
+    made = documents.updated(text)
+    assert made.startswith("before\n<!-- results:backward -->\n\nForward and backward")
+    assert made.endswith("\n\n<!-- /results:backward -->\nafter\n")
+    assert documents.updated(made) == made
+    with pytest.raises(KeyError):
+        documents.updated(text.replace("backward", "nothing"))
+
+
+# Kept results
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_can_be_read(path):
+    result = read_result(path)
+    assert result.rows
+    assert result.study in path.name
+    if result.study == "contraction":
+        forward = [row for row in result.measured if not row.backward]
+        cases = {case.name: case for case in (*FAMILIES["all"], *FAMILIES["models"])}
+        # Bytes and FLOPs, which older files don't have, follow from the cases.
+        assert all(row.moved and row.flops for row in forward)
+        if "h200" in path.name:
+            assert all(row.moved == sum(cases[row.case].elements) * ITEM_SIZES[row.dtype] for row in forward)
+        assert {(each.framework, each.dtype) for each in result.ceilings} == {
+            (row.framework, row.dtype) for row in forward
+        }
+        # The floor is what follows from these.
+        for row in forward:
+            ceiling = next(
+                each for each in result.ceilings if (each.framework, each.dtype) == (row.framework, row.dtype)
+            )
+            least = max(row.moved / ceiling.bandwidth, row.flops / ceiling.flops)
+            assert row.floor == pytest.approx(least, rel=0.06)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    rows = (
+        Row("torch", "a", "fast_einsum", "float32", "e", "s", 1.0, 0.1, 2.0, 0.5, moved=4, kernel_seconds={"k": 1.0}),
+        skipped("cupy", "everything", "no GPU", details="Traceback"),
+    )
+    written = Result(
+        "contraction",
+        "GPU",
+        2,
+        "2026-01-01",
+        False,
+        {"torch": "2"},
+        ("note",),
+        rows,
+        (Ceiling("torch", "float32", 1.0, 2.0),),
+        {"torch": {"CPU": "some"}},
+        ({"title": "t"},),
+    )
+    assert read_result(written.write_json(tmp_path / "r.json")) == written
+    assert [row.case for row in written.measured] == ["a"]
+    assert rows[1].case == ALL
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"colour": 1}]}'])
+def test_what_is_no_result_is_told(text, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no result of a study"):
+        read_result(path)
+
+
+def test_an_unmeasured_field_is_not_in_the_file(tmp_path):
+    result = Result("overhead", "CPU", 1, "d", True, {}, (), (Row("numpy", "a", "b", seconds=1.0),))
+    [row] = json.loads(result.write_json(tmp_path / "r.json").read_text("utf-8"))["rows"]
+    assert row == {"framework": "numpy", "case": "a", "what": "b", "seconds": 1.0}
+
+
+# Examples
+
+PROFILES = Path(documents.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".".join(path.relative_to(PROFILES).with_suffix("").parts)
+        for path in sorted(PROFILES.rglob("*.py"))
+        if ">>>" in path.read_text("utf-8")
+    ],
+)
+def test_examples_are_right(name):
+    done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))
+    assert done.attempted
+    assert not done.failed

@@ -1,0 +1,257 @@
+"""The listing of kernels, from small files in every format, written by hand as the profilers write them."""
+
+import gzip
+import json
+import os
+import sqlite3
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from einops_fast.profiles import frameworks
+from einops_fast.profiles.profilers import kernel_table, traces
+from einops_fast.profiles.profilers.mxnet_profiler import configure
+from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels
+from einops_fast.profiles.reporting.records import Row
+from einops_fast.profiles.timing import ranges
+
+GEMM, COPY = "void gemm<float, 4>(float*)", "copy_kernel(int, int)"
+EXPECTED = {GEMM: pytest.approx(3e-3), COPY: pytest.approx(2e-5)}
+
+TORCH_GPU = {
+    "schemaVersion": 1,
+    "traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 0},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::bmm", "pid": 1, "tid": 1, "ts": 0, "dur": 9000},
+        {"ph": "X", "cat": "kernel", "name": GEMM, "pid": 0, "tid": 7, "ts": 10, "dur": 1000},
+        {"ph": "X", "cat": "kernel", "name": GEMM, "pid": 0, "tid": 7, "ts": 2010, "dur": 2000},
+        {"ph": "X", "cat": "kernel", "name": COPY, "pid": 0, "tid": 7, "ts": 5000, "dur": 20},
+    ],
+}
+
+NSYS_SUMMARY = f"""Processing [report1.sqlite] with [cuda_gpu_kern_sum.py]...
+
+Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+99.3,3000000,2,1500000.0,1500000.0,1000000,2000000,0.0,"{GEMM}"
+0.7,20000,1,20000.0,20000.0,20000,20000,0.0,"{COPY}"
+"""
+
+NSYS_TRACE = f"""Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,Device,Strm,Name
+100,1000000,1,8,8,1,128,NVIDIA H200 (0),7,"{GEMM}"
+200,2000000,2,8,8,1,128,NVIDIA H200 (0),7,"{GEMM}"
+300,20000,3,8,8,1,128,NVIDIA H200 (0),7,"{COPY}"
+"""
+
+NCU_RAW = f"""==PROF== Connected to process 12
+==PROF== Disconnected from process 12
+"ID","Process ID","Kernel Name","Block Size","gpu__time_duration.sum","sm__cycles.avg"
+"","","","","usecond","cycle"
+"0","12","{GEMM}","(128, 1, 1)","1,000.00","5"
+"1","12","{GEMM}","(128, 1, 1)","2,000.00","5"
+"2","12","{COPY}","(128, 1, 1)","20.00","5"
+"""
+
+NCU_DETAILS = f"""==PROF== Connected to process 12
+"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","12","{GEMM}","GPU Speed Of Light Throughput","Duration","msecond","3.00"
+"0","12","{GEMM}","GPU Speed Of Light Throughput","SM Frequency","cycle/nsecond","1.2"
+"1","12","{COPY}","GPU Speed Of Light Throughput","Duration","usecond","20.00"
+"""
+
+NVPROF_SUMMARY = f"""==12== NVPROF is profiling process 12, command: python profile_einsum.py
+==12== Profiling result:
+"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"
+,%,ms,,ms,ms,ms,
+"GPU activities",99.3,3.000000,2,1.5,1.0,2.0,"{GEMM}"
+"GPU activities",0.7,0.020000,1,0.02,0.02,0.02,"{COPY}"
+"API calls",98.0,250.000000,3,80.0,1.0,200.0,"cudaMalloc"
+"""
+
+NVPROF_TRACE = f"""==12== Profiling result:
+"Start","Duration","Grid X","Device","Name"
+ms,us,,,
+1.5,1000.0,8,"Tesla V100 (0)","{GEMM}"
+2.5,2000.0,8,"Tesla V100 (0)","{GEMM}"
+5.5,20.0,8,"Tesla V100 (0)","{COPY}"
+"""
+
+TEXTS = {
+    "torch.json": json.dumps(TORCH_GPU),
+    "list.json": json.dumps(TORCH_GPU["traceEvents"]),
+    "nsys-summary.csv": NSYS_SUMMARY,
+    "nsys-trace.csv": NSYS_TRACE,
+    "ncu-raw.csv": NCU_RAW,
+    "ncu-details.csv": NCU_DETAILS,
+    "nvprof-summary.csv": NVPROF_SUMMARY,
+    "nvprof-trace.csv": NVPROF_TRACE,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_kernels_of_every_format(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(TEXTS[name], encoding="utf-8")
+    assert read_kernels(path) == EXPECTED
+
+
+def test_a_trace_may_be_packed(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(TORCH_GPU).encode()))
+    assert read_kernels(path) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("table", "strings", "key", "name"),
+    [
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "id", "demangledName"),
+        ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable", "_id_", "name"),
+    ],
+    ids=["nsys", "nvprof"],
+)
+def test_kernels_of_a_database(table, strings, key, name, tmp_path):
+    path = tmp_path / "report.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute(f"CREATE TABLE {strings} ({key} INTEGER, value TEXT)")
+        database.execute(f"CREATE TABLE {table} (start INTEGER, end INTEGER, {name} INTEGER)")
+        database.executemany(f"INSERT INTO {strings} VALUES (?, ?)", [(1, GEMM), (2, COPY)])
+        spans = [(0, 1000000, 1), (0, 2000000, 1), (5, 20005, 2)]
+        database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", spans)
+    database.close()
+    assert read_kernels(path) == EXPECTED
+
+
+def test_operators_of_a_cpu_are_told_without_what_they_call(tmp_path):
+    def operator(name, start, lasts, thread=1):
+        return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": thread, "ts": start, "dur": lasts}
+
+    events = [operator("einsum", 0, 100), operator("bmm", 10, 60), operator("copy_", 75, 5), operator("bmm", 20, 7, 2)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = {name: round(seconds * 1e6) for name, seconds in read_kernels(path).items()}
+    assert found == {"einsum": 35, "bmm": 67, "copy_": 5}
+
+
+def test_beginnings_and_ends_of_mxnet(tmp_path):
+    events = [
+        {"name": name, "cat": "operator", "ph": kind, "ts": ts, "pid": 0, "tid": 1}
+        for name, kind, ts in (("dot", "B", 0), ("dot", "E", 30), ("dot", "B", 50), ("dot", "E", 60), ("copy", "E", 70))
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_kernels(path) == {"dot": pytest.approx(40e-6)}
+
+
+@pytest.mark.parametrize("name", ["torch", "mxnet"])
+def test_our_own_traces_are_read(name, tmp_path):
+    if find_spec(name) is None:
+        pytest.skip(f"{name} isn't installed")
+    framework = frameworks.load(name, "cpu", 1)
+    left, right = framework.normal([(4, 64, 64)] * 2, "float32", 0)
+    row = Row(name, "square", "matmul", "float32", seconds=1e-4)
+    # The second of MXNet's traces is written in another way than the first.
+    for _ in range(2):
+        [note] = traces.write_trace(str(tmp_path), row, framework, lambda: partial(framework.matmul, left, right))
+        assert note.text.startswith("wrote ")
+        times = read_kernels(tmp_path / f"{traces.trace_name(row)}.json")
+        assert all(seconds > 0 for seconds in times.values())
+        assert any("bmm" in kernel or "batch_dot" in kernel for kernel in times)
+
+
+def test_what_has_no_profiler_says_so(tmp_path):
+    framework = frameworks.load("numpy", "cpu", 1)
+    [note] = traces.write_trace(str(tmp_path), Row("numpy", "a", "b"), framework, lambda: None)
+    assert note.text == "no traces of numpy: numpy has no profiler of its own"
+
+
+def test_a_trace_that_fails_is_a_note(tmp_path):
+    torch = pytest.importorskip("torch")
+    framework = frameworks.load("torch", "cpu", 1)
+    [note] = traces.write_trace(
+        str(tmp_path), Row("torch", "a", "b", "float32"), framework, lambda: partial(torch.zeros, -1)
+    )
+    assert note.text.startswith("no trace of torch-float32-a-b-forward: RuntimeError")
+
+
+# The command
+
+
+def test_listing(tmp_path, capsys):
+    path = tmp_path / "nsys.csv"
+    path.write_text(NSYS_SUMMARY)
+    assert kernel_table.main([str(path)]) == 0
+    head = ["     Time | Kernel", "--------- | ------"]
+    assert capsys.readouterr().out.splitlines() == [*head, f" 3.000 ms | {GEMM}", f" 0.020 ms | {COPY}"]
+    assert kernel_table.main([str(path), "--top", "1", "--calls", "2", "--short"]) == 0
+    assert capsys.readouterr().out.splitlines() == [*head, " 1.500 ms | gemm"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no line of it"),
+        ("a,b\n1,2\n", "no line of it"),
+        ("{", "isn't"),
+        ('{"traceEvents": []}', "no kernels"),
+        ("Name,Size,Calls\nx,1,2\n", "none of its columns is a time"),
+        ('"Kernel Name","sm__cycles.avg"\n"","cycle"\n"k","5"\n', "let ncu collect that"),
+        ('"Kernel Name","gpu__time_duration.sum"\n"","cycle"\n"k","5"\n', "no unit of time"),
+    ],
+)
+def test_what_is_not_understood_is_told(text, message, tmp_path, capsys):
+    path = tmp_path / "file"
+    path.write_text(text)
+    assert kernel_table.main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_database_of_something_else(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE notes (text TEXT)")
+    database.close()
+    with pytest.raises(UnknownFormat, match="no kernels of CUDA"):
+        read_kernels(path)
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    assert kernel_table.main([str(tmp_path / "nothing")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+# Ranges, and what a profiler around the process records
+
+
+def test_ranges_and_gates_are_for_profilers_only(monkeypatch):
+    from einops_fast.profiles.cases import Case
+    from einops_fast.profiles.timing import measure
+    from einops_fast.profiles.ways import Way
+
+    case = Case("small", "ij,jk->ik", ((2, 3), (3, 4)))
+    framework = frameworks.load("numpy", "cpu", 1)
+    log = []
+    real = ranges.ranged
+    monkeypatch.setattr(measure, "ranged", lambda name: log.append(name) or real(name))
+    monkeypatch.setattr(framework, "capture", log.append)
+    ways = [Way("native", lambda *operands: framework.einsum(case.equation, *operands), framework)]
+    for name in ranges.WATCHED:
+        monkeypatch.delenv(name, raising=False)
+    measure.compare(case, ways, "float32", effort=measure.QUICK)
+    assert log == []
+    monkeypatch.setenv(ranges.WATCHED[0], "1")
+    measure.compare(case, ways, "float32", effort=measure.QUICK)
+    assert log == [True, *["small/native/forward"] * 3, False]
+
+
+def test_mxnet_is_not_told_to_write_to_the_null_device(tmp_path):
+    class Profiler:
+        def set_config(self, filename, **options):
+            self.filename = Path(filename)
+
+    profiler = Profiler()
+    configure(profiler)
+    assert profiler.filename != Path(os.devnull)
+    assert profiler.filename.parent.is_dir()
+    configure(profiler, tmp_path / "trace.json")
+    assert profiler.filename == tmp_path / "trace.json"

@@ -1,0 +1,162 @@
+"""The reference says what docstrings say, of every public name."""
+
+import re
+
+import pytest
+
+from einops_fast.profiles.reporting import sections_reference
+from einops_fast.profiles.reporting.sections_reference import PAGES, REFERENCE, names_of, public_names
+
+SAMPLE = '''
+from einops_fast.errors import ShapeError
+
+__all__ = ["LIMIT", "Pair", "ShapeError", "double"]
+
+LIMIT = 3
+"""The most that :func:`double` takes."""
+
+
+def double(value: int, /, *rest: int, times: int = 2, **options: object) -> int:
+    """Multiply ``value``, see :func:`~sample_of_reference.Pair` and :mod:`einops_fast`.
+
+    Args:
+        value: a number, which
+            goes on in another line.
+        *rest: more numbers.
+
+    Returns:
+        Twice the number.
+
+    Example:
+        >>> double(2)
+        4
+    """
+
+
+class Pair:
+    """Two numbers."""
+
+    left: int
+    """The first: of two
+    lines."""
+    _hidden: int
+
+    def swap(self, at: int, some_argument: dict[str, int], another_argument: list[str], a_last_argument: bool) -> None:
+        """Change places."""
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+
+    @property
+    def size(self) -> int:
+        return 2
+
+    def undocumented(self) -> None: ...
+'''
+
+PAGE = """### `LIMIT`
+
+`from sample_of_reference import LIMIT`
+
+```python
+LIMIT = 3
+```
+
+The most that [`double`](sample.md#double) takes.
+
+### `Pair`
+
+`from sample_of_reference import Pair`
+
+Two numbers.
+
+**Attributes**
+
+- `left: int`: The first: of two lines.
+
+#### `Pair.swap`
+
+```python
+swap(
+    at: int,
+    some_argument: dict[str, int],
+    another_argument: list[str],
+    a_last_argument: bool,
+) -> None
+```
+
+Change places.
+
+#### `Pair.total`
+
+`int`: The sum.
+
+#### `Pair.size`
+
+`int`
+
+### `ShapeError`
+
+`from sample_of_reference import ShapeError`
+
+The equation is well formed, but an axis has two different sizes or an operand the wrong rank.
+
+### `double`
+
+`from sample_of_reference import double`
+
+```python
+double(value: int, /, *rest: int, times: int = 2, **options: object) -> int
+```
+
+Multiply `value`, see [`Pair`](sample.md#pair) and `einops_fast`.
+
+**Arguments**
+
+- `value`: a number, which
+  goes on in another line.
+- `*rest`: more numbers.
+
+**Returns**
+
+Twice the number.
+
+```python
+>>> double(2)
+4
+
+```"""
+
+
+def test_page_has_signatures_and_docstrings_as_markdown(tmp_path, monkeypatch):
+    (tmp_path / "sample_of_reference.py").write_text(SAMPLE)
+    (tmp_path / "einops_fast").symlink_to(sections_reference.ROOT / "einops_fast")
+    monkeypatch.setattr(sections_reference, "ROOT", tmp_path)
+    monkeypatch.setitem(PAGES, "sample", {"sample_of_reference": ()})
+    sections_reference._places.cache_clear()
+    try:
+        assert sections_reference._page("sample") == PAGE
+    finally:
+        sections_reference._places.cache_clear()
+
+
+def test_name_that_a_module_lacks_is_told():
+    with pytest.raises(LookupError, match="einops_fast neither defines nor imports nothing"):
+        sections_reference._definition("einops_fast", "nothing")
+
+
+@pytest.mark.parametrize(
+    "module", ["einops_fast", "einops_fast.attention", "einops_fast.metrics", "einops_fast.nn", "einops_fast.ops"]
+)
+def test_every_public_name_is_on_a_page(module):
+    listed = {name for page in PAGES for _, name in names_of(page)}
+    assert set(public_names(module)) <= listed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_has_its_docstring(page):
+    text = REFERENCE[page]()
+    for module, name in names_of(page):
+        assert f"### `{name}`\n\n`from {module} import {name}`" in text
+    assert not re.search(r":(func|class|mod|data|meth):`|``", text.replace("```", ""))

@@ -1,0 +1,160 @@
+"""How choices by measurement are made: which mode holds where, and what a wrong one costs."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from einops_fast import EinsumError, autotune
+from einops_fast.runtime.tuning import MODES, current_mode
+
+ROOT = Path(__file__).parents[2]
+
+
+def _default(value, script="print(current_mode())"):
+    """What a process prints whose environment says so."""
+    environment = {name: kept for name, kept in os.environ.items() if name != "EINOPS_FAST_AUTOTUNE"}
+    if value is not None:
+        environment["EINOPS_FAST_AUTOTUNE"] = value
+    script = f"import os, einops_fast\nfrom einops_fast.runtime.tuning import current_mode\n{script}"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"), [(None, "auto"), ("", "auto"), ("auto", "auto"), ("never", "never"), ("always", "always")]
+)
+def test_the_environment_says_what_the_default_is(value, mode):
+    assert _default(value) == mode
+
+
+def test_the_environment_is_read_once():
+    assert _default("never", "os.environ['EINOPS_FAST_AUTOTUNE'] = 'always'\nprint(current_mode())") == "never"
+
+
+def test_a_wrong_environment_is_an_error_at_the_first_use_only():
+    script = """
+for use in (current_mode, current_mode, lambda: current_mode('always')):
+    try:
+        print(use())
+    except einops_fast.EinsumError as error:
+        print(error)
+with einops_fast.autotune('never'):
+    print(current_mode())
+"""
+    message = "EINOPS_FAST_AUTOTUNE is one of 'auto', 'never' and 'always', not 'Never'"
+    assert _default("Never", script).splitlines() == [message, message, "always", "never"]
+
+
+def test_an_argument_and_a_block_overrule_the_environment():
+    assert _default("never", "with einops_fast.autotune('always'): print(current_mode())") == "always"
+    assert _default("never", "print(current_mode('auto'))") == "auto"
+
+
+def test_an_argument_of_a_call_overrules_a_wrong_environment():
+    script = """
+import numpy as np
+for mode in ('never', 'Never'):
+    try:
+        print(einops_fast.fast_einsum('i->', np.ones(3), autotune=mode))
+    except einops_fast.EinsumError as error:
+        print(error)
+"""
+    wrong = "the mode of autotune is one of 'auto', 'never' and 'always', not 'Never'"
+    assert _default("Never", script).splitlines() == ["3.0", wrong]
+
+
+def test_blocks_nest():
+    before = current_mode()
+    with autotune("never"):
+        assert current_mode() == "never"
+        with autotune("always"):
+            assert current_mode() == "always"
+            with autotune("auto"):
+                assert current_mode() == "auto"
+            assert current_mode() == "always"
+        assert current_mode() == "never"
+    assert current_mode() == before
+
+
+def test_an_exception_ends_a_block():
+    before = current_mode()
+    for mode in MODES:
+        with pytest.raises(ZeroDivisionError), autotune(mode):
+            raise ZeroDivisionError
+        assert current_mode() == before
+
+
+def test_decorates_a_function():
+    @autotune("always")
+    def inner(again):
+        return current_mode(), inner(again=False) if again else None
+
+    with autotune("never"):
+        assert inner(again=True) == ("always", ("always", None))
+        assert current_mode() == "never"
+
+
+def test_an_argument_overrules_a_block():
+    with autotune("never"):
+        assert [current_mode(mode) for mode in (None, *MODES)] == ["never", *MODES]
+
+
+@pytest.mark.parametrize("mode", ["sometimes", "", "AUTO", None, True])
+def test_no_such_mode(mode):
+    message = f"the mode of autotune is one of 'auto', 'never' and 'always', not {mode!r}"
+    before = current_mode()
+    with pytest.raises(EinsumError) as of_block, autotune(mode):
+        pass
+    assert str(of_block.value) == message
+    assert current_mode() == before
+    if mode is not None:
+        with pytest.raises(EinsumError) as of_argument:
+            current_mode(mode)
+        assert str(of_argument.value) == message
+
+
+def test_each_thread_has_its_own():
+    default = current_mode()
+    inside = threading.Barrier(len(MODES), timeout=60)
+    seen = {}
+
+    def work(mode):
+        first = current_mode()
+        with autotune(mode):
+            inside.wait()  # all are in their blocks
+            seen[mode] = first, current_mode()
+            inside.wait()
+
+    # In a block, which the threads don't see: only builds without a global lock have them inherit it.
+    with autotune("never"):
+        threads = [threading.Thread(target=work, args=[mode]) for mode in MODES]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    first = "never" if getattr(sys.flags, "thread_inherit_context", False) else default
+    assert seen == {mode: (first, mode) for mode in MODES}
+
+
+def test_each_task_has_its_own():
+    async def work(mode):
+        with autotune(mode):
+            await asyncio.sleep(0)  # the others enter their blocks
+            child = await asyncio.create_task(read())
+            return current_mode(), child
+
+    async def read():
+        return current_mode()
+
+    async def all_of_them():
+        return await asyncio.gather(*map(work, MODES))
+
+    before = current_mode()
+    assert asyncio.run(all_of_them()) == [(mode, mode) for mode in MODES]
+    assert current_mode() == before

@@ -1,0 +1,271 @@
+"""Small attentions for the kernels' tests: a spec and its tensors, checked against the oracle with poisoned memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from attention_oracle import oracle  # noqa: E402
+
+from einops_fast.attention import attend  # noqa: E402
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
+from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
+from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
+from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
+from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
+from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
+from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.call import HopperCall  # noqa: E402
+from einops_fast.backends.triton.launching.launch import accumulator, interpreted  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and not interpreted():
+    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
+
+SMALL = Tiling(16, 16, 4, 1)
+"""So small that a few dozen positions are several blocks."""
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+
+
+class Poisoned(TorchMemory):
+    """Memory that is full of NaN when it is handed out."""
+
+    def here(self, like: Any) -> Any:
+        return lambda shape, strides, dtype: new_here(like.device)(shape, strides, dtype).fill_(float("nan"))
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        found = super().workspace(like, elements, dtype)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+
+needs_hopper = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+"""What is marked with it runs kernels that aren't interpreted."""
+
+
+@contextmanager
+def hopper_calls() -> Iterator[list[bool]]:
+    """Whether each of Hopper's kernels could be queued; memory is poisoned, no plan is known, nothing is short."""
+    found: list[bool] = []
+    call = HopperCall.__call__
+
+    def recorded(self: HopperCall, *arguments: Any) -> bool:
+        found.append(call(self, *arguments))
+        return found[-1]
+
+    with (
+        mock.patch.object(HopperCall, "__call__", recorded),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
+        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
+    ):
+        yield found
+
+
+@contextmanager
+def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> Iterator[None]:
+    """Kernels with these tiles, on poisoned memory; none that has all positions in one."""
+    chosen = backward or BackwardTilings(SMALL, SMALL, SMALL)
+    with (
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(torch_attention_runs, "forward_tilings", return_value=[forward]),
+        mock.patch.object(torch_attention_gradients, "backward_tilings", return_value=[chosen]),
+        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
+        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
+    ):
+        yield
+
+
+def _anywhere(self: Triton, device: str) -> None:
+    """Triton's kernels run on any device; torch.compile can follow this, and no mock."""
+
+
+@contextmanager
+def whole_calls() -> Iterator[None]:
+    """Calls of `attention` by the kernels, which are for CPUs too then; nothing is known of calls before."""
+    with (
+        mock.patch.object(Triton, "unavailable", _anywhere),
+        mock.patch.object(attend, "_calls", {}),
+        tiles(),
+    ):
+        clear_plans()
+        yield
+    clear_plans()
+
+
+def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(DEVICE, getattr(torch, dtype))
+
+
+def attention(
+    batch: Sequence[int] = (2, 2),
+    q_len: int = 21,
+    kv_len: int = 37,
+    head_dim: int = 16,
+    v_head_dim: int | None = None,
+    dtype: str = "float32",
+    q_batch: Sequence[int] | None = None,
+    k_batch: Sequence[int] | None = None,
+    v_batch: Sequence[int] | None = None,
+    bias: Sequence[int] | None = None,
+    mask: Sequence[int] | None = None,
+    alibi: Sequence[int] | None = None,
+    sinks: Sequence[int] | None = None,
+    segments: Sequence[int] | None = None,
+    **options: Any,
+) -> tuple[AttentionSpec, AttentionInputs]:
+    """A spec and random tensors; of extras, their shapes are given (of segments, the number of batch axes)."""
+    batch = tuple(batch)
+    q_batch, k_batch = tuple(q_batch or batch), tuple(k_batch or batch)
+    v_batch = tuple(v_batch or k_batch)
+    v_head_dim = v_head_dim or head_dim
+    generator = torch.Generator().manual_seed(7)
+    spec = AttentionSpec(
+        batch, q_batch, k_batch, v_batch, q_len, kv_len, head_dim, v_head_dim, dtype,
+        scale=options.pop("scale", 1 / math.sqrt(head_dim)),
+        bias=None if bias is None else tuple(bias),
+        mask=None if mask is None else tuple(mask),
+        alibi=alibi is not None,
+        sinks=sinks is not None,
+        segments=segments is not None,
+        lse=options.pop("lse", True),
+        **options,
+    )  # fmt: skip
+    inputs = AttentionInputs(
+        randn(*q_batch, q_len, head_dim, dtype=dtype),
+        randn(*k_batch, kv_len, head_dim, dtype=dtype, seed=1),
+        randn(*v_batch, kv_len, v_head_dim, dtype=dtype, seed=2),
+    )
+    if bias is not None:
+        inputs.bias = randn(*bias, dtype=dtype, seed=3)
+    if mask is not None:
+        inputs.mask = (torch.rand(tuple(mask), generator=generator) < 0.6).to(DEVICE)
+    if alibi is not None:
+        inputs.alibi_slopes = torch.rand(tuple(alibi), generator=generator).to(DEVICE)
+    if sinks is not None:
+        inputs.sinks = randn(*sinks, dtype=accumulator(dtype), seed=4)
+    if segments is not None:
+        inputs.q_segments = torch.randint(0, 3, (*segments, q_len), generator=generator).sort()[0].int().to(DEVICE)
+        inputs.kv_segments = torch.randint(0, 3, (*segments, kv_len), generator=generator).sort()[0].int().to(DEVICE)
+    return spec, inputs
+
+
+def leaves(inputs: AttentionInputs, cast: Any = None, wanted: Sequence[str] = DIFFERENTIABLE) -> AttentionInputs:
+    """The same tensors, of which the differentiable ones are leaves, with the same strides; some want gradients."""
+    found = {}
+    for name, each in vars(inputs).items():
+        if name in DIFFERENTIABLE and each is not None:
+            each = each.detach() if cast is None else each.detach().to(cast)
+            each = each.requires_grad_(name in wanted)
+        found[name] = each
+    return AttentionInputs(**found)
+
+
+def run(
+    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, way: Any = None,
+    wanted: Sequence[str] = DIFFERENTIABLE,
+) -> dict[str, Any]:  # fmt: skip
+    """Result, logarithms, and the gradients ``wanted`` through both, by name."""
+    way = way or torch_attention.triton_attention
+    if not gradients:
+        out, lse = way(spec, inputs)
+        return {"out": out, "lse": lse}
+    inputs = leaves(inputs, wanted=wanted)
+    out, lse = way(spec, inputs)
+    d_out = randn(*out.shape, seed=5).to(out.dtype)
+    d_lse = randn(*lse.shape, seed=6).to(lse.dtype)
+    of = {name: getattr(inputs, name) for name in wanted if getattr(inputs, name) is not None}
+    # Where there is no key, the logarithm is -inf whatever the operands are.
+    finite = torch.where(lse == -math.inf, 0.0, lse)
+    found = torch.autograd.grad([out, finite], list(of.values()), [d_out, d_lse])
+    return {"out": out, "lse": lse, **dict(zip(of, found, strict=True))}
+
+
+def check(
+    spec: AttentionSpec, inputs: AttentionInputs, gradients: bool = True, kept: Any = None, tolerance: float = 0.0,
+    wanted: Sequence[str] = DIFFERENTIABLE,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything is as in float64, up to rounding."""
+    tolerance = tolerance or (1e-12 if spec.dtype == "float64" else 3e-5)
+    assert Triton().lacks(replace(spec, gradients=gradients)) is None
+    found = run(spec, inputs, gradients, wanted=wanted)
+    doubles = AttentionInputs(
+        **{
+            name: each.double() if name in DIFFERENTIABLE and each is not None else each
+            for name, each in vars(inputs).items()
+        }
+    )
+    expected = run(spec, doubles, gradients, lambda spec, inputs: oracle(spec, inputs, kept))
+    for name, value in found.items():
+        exact = expected[name]
+        assert value.shape == exact.shape, name
+        infinite = exact == -math.inf
+        assert torch.equal(value == -math.inf, infinite), name
+        value, exact = (each.detach().double().masked_fill(infinite, 0) for each in (value, exact))
+        assert not value.isnan().any(), name
+        if value.numel():
+            error = float((value - exact).abs().max())
+            assert error <= tolerance * max(1.0, float(exact.abs().max())), (name, error)
+    return found
+
+
+def in_its_precision(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+    """The same maths as separate calls in the dtype of the operands, as one would write it."""
+    score = (inputs.q @ inputs.k.mT) * spec.scale
+    if spec.softcap:
+        score = torch.tanh(score / spec.softcap) * spec.softcap
+    if inputs.bias is not None:
+        score = score + inputs.bias.to(score.dtype)
+    i = torch.arange(spec.q_len, device=score.device)[:, None]
+    j = torch.arange(spec.kv_len, device=score.device)[None, :]
+    facing = i + (spec.kv_len - spec.q_len if spec.alignment == "bottom_right" else 0)
+    left, right = spec.window
+    hidden = (j < facing - left) if left is not None else torch.zeros_like(j > i)
+    hidden = hidden | (j > facing + right) if right is not None else hidden
+    hidden = hidden | (j > facing) if spec.causal else hidden
+    hidden = hidden | ~inputs.mask if inputs.mask is not None else hidden
+    # A row without keys has weight nowhere.
+    nothing = hidden.all(-1, keepdim=True)
+    score = score.masked_fill(hidden & ~nothing, -math.inf)
+    weights = torch.where(nothing, 0.0, torch.softmax(score, -1)).to(score.dtype)
+    return weights @ inputs.v, torch.where(nothing[..., 0], -math.inf, torch.logsumexp(score.float(), -1))
+
+
+def rms(found: Any, expected: Any) -> float:
+    return float((found.double() - expected.double()).square().mean().sqrt())
+
+
+def check_low_precision(spec: AttentionSpec, inputs: AttentionInputs) -> None:
+    """Errors are at most twice those of separate calls in the same precision, of gradients three times."""
+    doubles = AttentionInputs(
+        *(each if each is None or each.dtype == torch.bool else each.double() for each in vars(inputs).values())
+    )
+    expected, theirs, found = (
+        {name: torch.nan_to_num(value, nan=math.nan, neginf=0.0) for name, value in run(spec, of, way=way).items()}
+        for of, way in ((doubles, oracle), (inputs, in_its_precision), (inputs, None))
+    )
+    eps = torch.finfo(inputs.q.dtype).eps
+    for name, value in found.items():
+        most = (2 if name in ("out", "lse") else 3) * rms(theirs[name], expected[name])
+        # Weights and results are rounded. Of few elements, how far theirs are off is chance.
+        roundings = 2 if value.numel() < 256 else 0.5
+        least = eps * roundings * float(expected[name].double().square().mean().sqrt())
+        assert rms(value, expected[name]) <= max(most, least), name

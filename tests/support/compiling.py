@@ -1,0 +1,48 @@
+"""Programs that compile kernels for GPUs that needn't be here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FINISH = """
+import re
+
+from triton._C.libtriton import llvm
+from triton.backends.nvidia.compiler import CUDABackend
+
+_whole = llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin
+
+
+def _named(self, source, metadata, options, capability):
+    metadata["name"] = re.search(r"^define .*@(\\w+)\\(", source, re.MULTILINE)[1]
+    return source
+
+
+def finish(whole):
+    # Whether LLVM and ptxas make machine code of what follows, which takes more than half of the time; else it is
+    # lowered to LLVM's language, shared memory included, which is what all of Triton's own passes can fail at.
+    llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin = (
+        _whole if whole else (lambda *given: None, _named, lambda *given: b"")
+    )
+"""
+"""Defines ``finish`` for a program."""
+
+
+def printed(program: str, folder: Path, *given: str) -> list[str]:
+    """Lines that a program prints. Whether Triton interprets is decided when it is imported: hence a new process.
+
+    Args:
+        program: its text.
+        folder: an empty one, for what is cached.
+        given: its arguments.
+    """
+    # Line numbers take the compiler some time, and nobody reads them here.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+    environment |= dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), str(folder))
+    command, root = [sys.executable, "-c", program, *given], Path(__file__).parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()

@@ -1,0 +1,31 @@
+"""Products with a bias and an activation in their kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fused_steps import fused_step
+
+pytest.importorskip("triton")
+
+from kernel_problems import MEMORY
+
+from einops_fast.backends.triton.contraction.ways import Candidate
+from einops_fast.planning.steps import Epilogue, Fused
+
+
+def finished_step(tensors: Sequence[Any], activation: str, keeps: bool = False) -> Fused:
+    """The step of ``linear`` for an input, a weight and perhaps a bias."""
+    x, _, *bias = tensors
+    leading = "abc"[: x.dim() - 1]
+    step = replace(fused_step(f"{leading}k,nk->{leading}n", tensors[:2]), any_order=False)
+    strides = (0,) * (x.dim() - 1) + bias[0].stride() if bias else None
+    return replace(step, epilogue=Epilogue(activation, strides, keeps))
+
+
+def finished(way: Candidate, tensors: Sequence[Any], keeps: bool) -> tuple[Any, ...]:
+    found = way.run(MEMORY, 0)(*tensors)
+    return found if keeps else (found,)

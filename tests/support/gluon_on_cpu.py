@@ -1,0 +1,157 @@
+"""Kernels in Gluon run on a CPU, by NumPy and threads: what they compute, where, and in what order.
+
+The kernels' sources are executed with stand-ins for the functions of Gluon that they call. Of Hopper's kernels, those
+of attention and the one that contracts boxes, each warp group and the copying warp is a thread; barriers, phases and
+announced bytes are those of the hardware, so that a wrong count is a deadlock here, too. Of kernels for clusters, a
+program is a whole cluster. What is not here: layouts, registers, alignment, and that reading and writing take time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
+
+pytest.importorskip("triton")
+
+from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
+from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
+from einops_fast.backends.triton.attention.hopper.call import HopperCall
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
+from einops_fast.backends.triton.contraction.threads import kernel as fma_contraction
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
+from einops_fast.backends.triton.rows import cluster_tilings
+
+__all__ = ["boxes_on_cpu", "by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, tuple):
+        numbers = map(_numbers, value)
+        return tuple(numbers) if type(value) is tuple else type(value)(*numbers)
+    return tensor(np.int64(value) if isinstance(value, int) else np.float32(value))
+
+
+def _flat(array: Any) -> Any:
+    """The memory of a tensor from its first element on."""
+    array = array.detach().view(torch.uint8) if array.dtype == torch.bool else array.detach()
+    elements = array.untyped_storage().nbytes() // array.element_size() - array.storage_offset()
+    return torch.as_strided(array, (elements,), (1,)).numpy()
+
+
+def functions_on_cpu(module: str, program: int = 0, programs: int = 1) -> dict[str, Any]:
+    """The names of a module of Hopper's kernels; its functions take numbers and tuples of numbers."""
+    return executed(module, stand_ins(program, programs), {})
+
+
+@contextmanager
+def hopper_on_cpu() -> Iterator[list[str]]:
+    """Have Hopper's kernels chosen and executed here; gives the names of those that were, in order."""
+    ran: list[str] = []
+    begin = HopperCall.__init__
+
+    def remember(
+        self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int, **options: Any
+    ) -> None:
+        begin(self, function, tiling, arrays, scalars, numbers, programs, **options)
+        self.recorded = getattr(function, "fn", function), tiling, tuple(arrays.values()), scalars, numbers, programs
+
+    def execute(self: Any, memory: Any, device: int, *arrays: Any) -> bool:
+        function, tiling, described, scalars, numbers, programs = self.recorded
+        given: list[Any] = []
+        for array, seen in zip(arrays, described, strict=True):
+            assert (array is None) == (seen is None)
+            if array is None:
+                given.append(None)
+            elif seen.box:
+                given.append(Descriptor(_flat(array), seen.shape, seen.strides, seen.box))
+            else:
+                given.append(Pointer(_flat(array)))
+        for program in range(programs):
+            names = executed(function.__module__, stand_ins(program, programs), {})
+            names[function.__name__](*given, *map(_numbers, scalars.values()), _numbers(numbers), tiling)
+        ran.append(function.__name__)
+        return True
+
+    with (
+        mock.patch.object(HopperCall, "__init__", remember),
+        mock.patch.object(HopperCall, "__call__", execute),
+        mock.patch.object(hopper_plan, "interpreted", return_value=False),
+        mock.patch.object(hopper_decode_plan, "interpreted", return_value=False),
+    ):
+        yield ran
+
+
+def by_threads_on_cpu(tiling: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Execute the contraction kernel by threads here, program by program."""
+    given = [Pointer(_flat(array)) for array in (left, right, left, out, out)]
+    programs, parts, _ = tiling.grid
+    for program in range(programs):
+        for part in range(parts):
+            names = {**vars(fma_contraction), **stand_ins(program, programs, part)}
+            names = executed(fma_contraction.__name__, names, {})
+            names["fma_kernel"](*given, tiling, np.float32, False)
+
+
+@contextmanager
+def boxes_on_cpu(programs: int) -> Iterator[None]:
+    """Have contraction kernels with boxes chosen, and executed here by so many programs."""
+
+    def execute(
+        self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
+    ) -> None:
+        tiling = self.tiling
+        # Nothing is copied to the result where threads write.
+        piece, rest = tiling.leaving
+        views = [tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest]
+        result, kept = (operands[0], operands[0]) if tiling.by_threads else (out, before)
+        arrays = [_flat(each) for each in (*operands, result, kept, operands[1], result, kept)]
+        given = [
+            Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)
+            for array, view in zip(arrays, views, strict=True)
+        ]
+        for program in range(min(programs, tiling.total)):
+            names, done = stand_ins(program, min(programs, tiling.total)), {}
+            executed("einops_fast.backends.triton.contraction.epilogue", names, done)["_features"] = _features
+            names = executed("einops_fast.backends.triton.contraction.boxes.kernel", names, done)
+            names["box_kernel"](*given, None if bias is None else Pointer(_flat(bias)), Pointer(_flat(out)), tiling)
+
+    with (
+        mock.patch.object(BoxKernel, "launch", execute),
+        mock.patch.object(candidates, "copies_boxes", return_value=True),
+    ):
+        yield
+
+
+def _features(epilogue: Any, dtype: Any) -> Any:
+    return SimpleNamespace(kind=epilogue.activation, digits=11 if dtype.itemsize == 2 else 24)
+
+
+@contextmanager
+def rows_on_cpu() -> Iterator[None]:
+    """Have kernels for clusters chosen, and executed here."""
+    call = KernelCall.__call__
+
+    def execute(self: KernelCall, memory: Any, device: int, *arrays: Any) -> None:
+        function = self.function.fn
+        if ".cluster" not in function.__module__:
+            call(self, memory, device, *arrays)
+            return
+        given = [None if array is None else Pointer(_flat(array)) for array in arrays]
+        for program in range(self.grid[0]):
+            names = executed(function.__module__, stand_ins(program, self.grid[0]), {})
+            names[function.__name__](*given, *_numbers(self.tail), **self.constants)
+
+    with (
+        mock.patch.object(KernelCall, "__call__", execute),
+        mock.patch.object(cluster_tilings, "interpreted", return_value=False),
+    ):
+        yield

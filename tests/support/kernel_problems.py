@@ -1,0 +1,123 @@
+"""Problems for the kernels that contract, and the check against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+from fused_steps import fused_step
+
+torch: Any = pytest.importorskip("torch")
+
+pytest.importorskip("triton")
+
+from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
+from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+if DEVICE == "cpu" and not interpreted():
+    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
+
+
+class Poisoned(TorchMemory):
+    """Memory that is full of NaN when it is handed out."""
+
+    def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
+        return like.new_empty_strided(shape, strides).fill_(float("nan"))
+
+    def maker(self, dtype: str) -> Any:
+        return self.empty
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        return super().workspace(like, elements, dtype).fill_(float("nan"))
+
+
+MEMORY = Poisoned()
+
+
+def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
+    """Each way's error is at most twice that of torch in the same precision, or rounding."""
+    expected = torch.einsum(equation, *(each.double() for each in operands))
+    scale = torch.einsum(equation, *(each.double().abs() for each in operands)).clamp_min(1e-30)
+    eps = torch.finfo(operands[0].dtype).eps
+
+    def error(result: Any) -> float:
+        """Root mean square over the elements, each against the sum of its terms' magnitudes."""
+        return float(((result.double() - expected) / scale).square().mean().sqrt())
+
+    theirs = error(torch.einsum(equation, *operands))
+    read = [operands[slot] for slot in fused_step(equation, operands).reads]
+    for way in candidates:
+        result = way.run(MEMORY, 0)(*read)
+        assert result.dtype == operands[0].dtype
+        assert result.shape == expected.shape
+        assert error(result) <= max(2 * theirs, eps), way.name
+
+
+def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(DEVICE, getattr(torch, dtype))
+
+
+MATRICES = [
+    ("bnid,bnjd->bnij", (2, 3, 20, 16), (2, 3, 7, 16)),
+    ("bind,bjnd->bnij", (2, 20, 3, 16), (2, 7, 3, 16)),
+    ("bind,jnd->bnij", (2, 20, 3, 16), (7, 3, 16)),
+    ("bind,bine->bnde", (2, 33, 3, 17), (2, 33, 3, 5)),
+    ("bik,bjk->ij", (3, 9, 30), (3, 11, 30)),
+    ("dbea,ec->abcd", (4, 3, 9, 12), (9, 6)),
+    ("ecbfa,fd->abcde", (6, 5, 4, 6, 8), (6, 5)),
+    ("dega,gfbc->abcdef", (4, 5, 6, 7), (6, 3, 4, 5)),
+    ("acd,dbc->ab", (18, 10, 12), (12, 17, 10)),
+    ("aebf,fdec->abcd", (8, 4, 8, 12), (12, 9, 4, 10)),
+    ("aebf,dfce->abcd", (8, 4, 3, 12), (9, 12, 5, 4)),
+    ("ik,kj->ij", (1, 37), (37, 41)),
+    ("ik,kj->ji", (130, 3), (3, 90)),
+    ("ik,kj->ij", (17, 300), (300, 2)),
+    ("ijk,kj->i", (19, 6, 7), (7, 6)),
+]
+
+LOOPS = [
+    ("bnid,bnid->bni", (2, 3, 40, 16), (2, 3, 40, 16)),
+    ("bind,bind->bni", (2, 40, 3, 16), (2, 40, 3, 16)),
+    ("bij,bij->", (4, 30, 50), (4, 30, 50)),
+    ("bij,bij->b", (4, 30, 50), (4, 30, 50)),
+    ("bij,bj->bij", (4, 10, 50), (4, 50)),
+    ("bi,bj->bij", (4, 10), (4, 50)),
+    ("bi,bij,bj->b", (4, 10), (4, 10, 31), (4, 31)),
+    ("ij,j->i", (40, 103), (103,)),
+    ("ij,i->j", (40, 103), (40,)),
+    ("ij,ji->", (41, 30), (30, 41)),
+    ("ij,ji->ij", (41, 30), (30, 41)),
+    ("abc,c->ba", (50, 6, 20), (20,)),
+    ("abc->b", (13, 6, 20)),
+    ("ab->", (1, 1)),
+    ("i->", (2500,)),
+]
+
+
+def sliced(array: Any) -> Any:
+    wide = array.new_full([2 * size + 1 for size in array.shape], float("nan"))
+    window = tuple(slice(1, None, 2) for _ in array.shape)
+    wide[window] = array
+    return wide[window]
+
+
+def _expanded(array: Any) -> Any:
+    """The array without its first axis' differences: stride 0."""
+    return array[:1].expand(array.shape)
+
+
+LAYOUTS: dict[str, Callable[[Any], list[Any]]] = {
+    "permuted": lambda array: [
+        array.permute(order).contiguous().permute([order.index(at) for at in range(array.dim())])
+        for order in list(permutations(range(array.dim())))[1 :: 1 if array.dim() < 3 else 11]
+    ],
+    "sliced": lambda array: [sliced(array)],
+    "expanded": lambda array: [_expanded(array)],
+    "unaligned": lambda array: [torch.cat([array.new_zeros(1), array.flatten()])[1:].view(array.shape)],
+}
