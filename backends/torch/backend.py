@@ -13,7 +13,6 @@ from torch.autograd import forward_ad
 
 from einops_fast.attention import torch_state
 from einops_fast.backends.base import Likeness, Run, one_device
-from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch.autocast import (
     any_autocast,
@@ -23,15 +22,16 @@ from einops_fast.backends.torch.autocast import (
     torch_path,
     whole_dtype,
 )
+from einops_fast.backends.torch.ceilings import ceilings_of
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
-from einops_fast.backends.torch.steps import TorchSteps, stacked_product, without_onednn
+from einops_fast.backends.torch.steps import TorchSteps, stacked_product
 from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import private_copy
-from einops_fast.planning.cost import Ceilings, is_integer
+from einops_fast.planning.cost import is_integer
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Fused, Gemm, Native
@@ -57,9 +57,6 @@ _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
-_BLOCK = 1 << 18
-"""Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
-
 _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
 
@@ -167,7 +164,7 @@ class TorchBackend(TorchSteps):
         return Target(
             self.name,
             str(device),
-            _ceilings(device, operands[0].dtype in HALVES, torch.get_num_threads(), whole),
+            ceilings_of(device, operands[0].dtype in HALVES, torch.get_num_threads(), whole),
             folds_batch=True,
             writes=not (transformed or onednn),
             # MKL's batched product wants a contiguous result; without it bmm is a loop.
@@ -388,32 +385,3 @@ def _negated(operands: Sequence[Any]) -> bool:
 def fp32_precision() -> str:
     """How cuBLAS may multiply float32 numbers, by torch's settings: ``'ieee'`` or ``'tf32'``."""
     return "tf32" if _fp32_setting() in (True, "tf32") else "ieee"
-
-
-@lru_cache(maxsize=64)
-def _ceilings(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
-    if device.type == "cuda":
-        return gpu_ceilings(torch.cuda.get_device_name(device))
-    # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
-    # half-precision products, takes longer to set each one up.
-    rates = {"float32": 8e10, "float64": 4e10, "bfloat16": 2e11, "float16": 2e11}
-    return Ceilings(
-        bandwidth=2e10,
-        runs=8e9 * threads,
-        gather=4e9,
-        flops={dtype: rate * threads for dtype, rate in rates.items()},
-        call=2e-6,
-        again=6e-6,
-        item=4e-7 if half else 3e-8,
-        run=6e-9 / threads,
-        broadcast=2e10,
-        # Nothing can be written into blocks that a transform, or autograd, would have to follow.
-        block=_BLOCK if writes else 0,
-        blocked=1e9 * threads,
-        small=400,
-        small_rate=1.2e9 * threads,
-        small_item=1.2e-8,
-        dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
-        # Where oneDNN has none of halves, torch's own loops run, in float32.
-        dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),
-    )

@@ -15,6 +15,7 @@ from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.factors import right_operands, with_factor
 from einops_fast.planning.layout import Axis, Term, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
@@ -35,7 +36,7 @@ from einops_fast.planning.steps import (
 )
 from einops_fast.planning.target import Numerics, Operand, Target
 
-__all__ = ["lower", "right_operands"]
+__all__ = ["lower"]
 
 Path = Sequence[tuple[int, ...]]
 
@@ -65,24 +66,6 @@ def lower(
             followed where no kernel takes that many.
     """
     return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
-
-
-def right_operands(inputs: Sequence[str], output: str) -> tuple[int, ...]:
-    """For which of three operands the other two, multiplied element by element, make a left operand: their positions.
-
-    >>> right_operands(("bi", "oij", "bj"), "bo"), right_operands(("ki", "k", "kj"), "ij")
-    ((1,), (0, 2))
-    """
-    if len(inputs) != 3 or any(len(set(term)) < len(term) for term in inputs):
-        return ()
-    return tuple(right for right in range(3) if _is_right(inputs, right, set(output)))
-
-
-def _is_right(inputs: Sequence[str], right: int, kept: set[str]) -> bool:
-    columns = set(inputs[right])
-    left = set().union(*(inputs[at] for at in range(3) if at != right))
-    contracted, summed_alone = (left & columns) - kept, (left ^ columns) - kept
-    return bool(contracted and left - columns and columns - left and not summed_alone)
 
 
 class _Lowering:
@@ -255,7 +238,7 @@ class _Lowering:
         rights = right_operands(inputs, output)
         if not rights or ITEM_SIZES[self.numerics.compute] > 2:
             return None
-        return max((_with_factor(terms, right) for right in rights), key=lambda ordered: ordered[0].size)
+        return max((with_factor(terms, right) for right in rights), key=lambda ordered: ordered[0].size)
 
     def library(
         self, terms: Sequence[Term], given: Sequence[Term], operands: Sequence[Operand], path: Path
@@ -405,15 +388,3 @@ class _Lowering:
         if self.numerics.result != self.numerics.compute or self.numerics.widens:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
-
-
-def _with_factor(terms: Sequence[Term], at: int) -> tuple[Term, Term, Term]:
-    """A left operand, the right one and the left one's factor, of three terms.
-
-    The one that is contiguous along the same contracted axis as the right operand is the left one: it's gathered like
-    that. Next comes one that has that axis, and then the larger one.
-    """
-    right, others = terms[at], [term for index, term in enumerate(terms) if index != at]
-    others.sort(key=lambda term: (term.fastest == right.fastest, right.fastest in term.labels, term.size))
-    factor, left = others
-    return left, right, factor

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from einops_fast.observing.observers import watch_plan
 from einops_fast.planning.chains import chain_order
 from einops_fast.planning.cost import ITEM_SIZES, StepCost, step_costs
-from einops_fast.planning.lowering import lower, right_operands
+from einops_fast.planning.factors import right_operands
+from einops_fast.planning.lowering import lower
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, explicit_path
 from einops_fast.planning.steps import Step

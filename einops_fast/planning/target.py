@@ -19,9 +19,16 @@ class Operand:
     dtype: str
 
     @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie without gaps, the last axis being the fastest."""
+        return self._lies(contiguous_strides(self.shape))
+
+    @property
     def fortran(self) -> bool:
         """Whether the elements lie without gaps, the first axis being the fastest."""
-        dense = contiguous_strides(self.shape[::-1])[::-1]
+        return self._lies(contiguous_strides(self.shape[::-1])[::-1])
+
+    def _lies(self, dense: tuple[int, ...]) -> bool:
         return all(
             size == 1 or own == wanted for size, own, wanted in zip(self.shape, self.strides, dense, strict=True)
         )

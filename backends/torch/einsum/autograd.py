@@ -126,9 +126,11 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
     # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
     mode, precision = (current_mode(), allowed()) if plan.target.kernels else (None, None)
-    einsum: Run = partial(fast_einsum, equation, autotune=mode, precision=precision)
+    # Whatever made the operand reads its gradient next, and copies one that lies otherwise. Kernels write it like that.
+    order = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
+    einsum: Run = partial(fast_einsum, equation, order=order, autotune=mode, precision=precision)
     if plan.numerics.compute.startswith("complex"):
-        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), autotune=mode)  # noqa: E731
+        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), order=order, autotune=mode)  # noqa: E731
     if kept == labels:
         return einsum
     return lambda grad, other: spread(einsum(grad, other), labels, kept, shape)

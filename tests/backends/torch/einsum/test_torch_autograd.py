@@ -18,12 +18,17 @@ from hypothesis import strategies as st
 from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, tensors, terms_of
 
 from einops_fast import contract_expression, explain, fast_einsum, patched
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import make_plan
+from einops_fast.planning.target import Numerics, Operand
 from einops_fast.runtime.plan_cache import clear_plans
 
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.func import grad, hessian, jvp, vjp, vmap  # noqa: E402
+
+from einops_fast.backends.torch.einsum import autograd  # noqa: E402
 
 # ---- derivatives
 
@@ -453,3 +458,16 @@ def test_a_batch_of_gradients(equation: str, shapes: tuple[tuple[int, ...], ...]
         one_by_one = [torch.autograd.grad(result, operands, seed, retain_graph=True) for seed in seeds]
         found = torch.autograd.grad(result, operands, seeds, is_grads_batched=True, retain_graph=True)
         torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
+
+
+@pytest.mark.parametrize(("at", "order"), [(0, "C"), (1, "K")])
+def test_on_a_gpu_a_gradient_lies_as_its_operand(at: int, order: str) -> None:
+    """What made the operand, a softmax say, would copy a gradient that lies otherwise."""
+    from gpu_plans import TARGET
+
+    operands = [
+        Operand((4, 16, 32, 32), (16384, 1024, 32, 1), "float16"),
+        Operand((4, 32, 16, 8), (8, 512, 32, 1), "float16"),
+    ]
+    given = make_plan(parse("bhij,bjhd->bihd", (4, 4)), operands, TARGET, Numerics("float16", "float16"))
+    assert autograd._gradient(given, at, "bihd").keywords["order"] == order

@@ -1,0 +1,55 @@
+"""What torch's own functions reach: the rates that plans for tensors are priced with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch.steps import without_onednn
+from einops_fast.dtypes import dtype_name
+from einops_fast.planning.cost import Ceilings
+
+__all__ = ["ceilings_of"]
+
+_BLOCK = 1 << 18
+"""Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
+
+
+@lru_cache(maxsize=64)
+def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
+    """Return the ceilings of a device.
+
+    Args:
+        device: a ``torch.device``.
+        half: whether the operands are of half precision.
+        threads: of torch's functions on a CPU.
+        writes: whether results may be written block by block.
+    """
+    if device.type == "cuda":
+        return gpu_ceilings(torch.cuda.get_device_name(device))
+    # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
+    # half-precision products, takes longer to set each one up.
+    rates = {"float32": 8e10, "float64": 4e10, "bfloat16": 2e11, "float16": 2e11}
+    return Ceilings(
+        bandwidth=2e10,
+        runs=8e9 * threads,
+        gather=4e9,
+        flops={dtype: rate * threads for dtype, rate in rates.items()},
+        call=2e-6,
+        again=6e-6,
+        item=4e-7 if half else 3e-8,
+        run=6e-9 / threads,
+        broadcast=2e10,
+        # Nothing can be written into blocks that a transform, or autograd, would have to follow.
+        block=_BLOCK if writes else 0,
+        blocked=1e9 * threads,
+        small=400,
+        small_rate=1.2e9 * threads,
+        small_item=1.2e-8,
+        dots={"float16": 1.8e8 * threads, "bfloat16": 1.6e8 * threads},
+        # Where oneDNN has none of halves, torch's own loops run, in float32.
+        dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),
+    )
