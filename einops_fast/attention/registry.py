@@ -180,7 +180,7 @@ def _wake(names: tuple[str, ...]) -> bool:
                         what = f"made a {type(made).__name__}, which is no Implementation"
                         raise OperandError(f"the factory of attention {name!r} {what}")
                     _made[name] = made
-                except ImportError as error:
+                except (AttributeError, ImportError) as error:  # a library, or a private name of torch's that is gone
                     _made[name] = f"it isn't available: {error}"
     return True
 

@@ -148,8 +148,12 @@ def test_an_error_lists_every_implementation_with_its_reason(offer):
     def missing():
         raise ImportError("not installed")
 
+    def moved():
+        return registry._of_another_version
+
     register_implementation("three", "", missing)
     register_implementation("four", "cupy", missing)
+    register_implementation("five", "", moved)
     with pytest.raises(OperandError) as caught:
         attention(PATTERN, Q, Q, Q)
     lines = str(caught.value).splitlines()[1:]
@@ -158,6 +162,7 @@ def test_an_error_lists_every_implementation_with_its_reason(offer):
         "  two: it has no wheels",
         "  three: it isn't available: not installed",
         "  four: it takes cupy arrays only",
+        "  five: it isn't available: module 'einops_fast.attention.registry' has no attribute '_of_another_version'",
     ]
     with attention_backend("two"), pytest.raises(OperandError, match=r"not allowed by attention_backend: one, three"):
         attention(PATTERN, Q, Q, Q)
