@@ -14,7 +14,7 @@ from einops_fast.runtime.plan_cache import clear_plans
 
 torch = pytest.importorskip("torch")
 
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.torch import ceilings  # noqa: E402
 from einops_fast.backends.torch import steps as torch_steps  # noqa: E402
 from einops_fast.backends.torch.einsum.blocks import sum_in_blocks  # noqa: E402
 from einops_fast.backends.torch.types import HALVES  # noqa: E402
@@ -88,11 +88,11 @@ def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, rig
 def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether this CPU multiplies halves by oneDNN, as far as plans know; by two threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch_backend, "without_onednn", lambda: () if request.param else HALVES)
-    torch_backend._ceilings.cache_clear()
+    monkeypatch.setattr(ceilings, "without_onednn", lambda: () if request.param else HALVES)
+    ceilings.ceilings_of.cache_clear()
     clear_plans()
     yield request.param
-    torch_backend._ceilings.cache_clear()
+    ceilings.ceilings_of.cache_clear()
     clear_plans()
 
 
