@@ -1,4 +1,4 @@
-"""What torch's own functions reach: the rates that plans for tensors are priced with."""
+"""Price plans for tensors: the rates that torch's own functions reach on a device."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def choose_by_time(
             times = time_runs(makers, clock, ATTENTION)
         return record_of(times, list(makers), [way.name for way in ways if way.preferred], ATTENTION)
 
-    choice = Chooser[Implementation](budget, mode).choose(
+    choice = Chooser[Implementation](budget, mode, whole_calls=True).choose(
         key,
         by_name.get,
         near,
@@ -103,7 +103,6 @@ def choose_by_time(
         able[0],
         measured,
         lambda: call is not None and clock.may_measure(),
-        whole_calls=True,
     )
     if choice.record is not None:
         return Decision(choice.way, _BY_TIME, answers, predicted, _times(choice.record))

@@ -131,10 +131,11 @@ class Chooser(Generic[W]):
         kind: what the problem has in common with others that differ in sizes; they share the time for measuring.
         mode: see :func:`einops_fast.autotune`.
         at_once: seconds that the kind may take before any time has to pass.
+        whole_calls: as for :func:`measure_once`.
     """
 
-    def __init__(self, kind: Hashable, mode: str, at_once: float = AT_ONCE) -> None:
-        self.kind, self.mode, self._at_once = kind, mode, at_once
+    def __init__(self, kind: Hashable, mode: str, at_once: float = AT_ONCE, whole_calls: bool = False) -> None:
+        self.kind, self.mode, self._at_once, self._whole_calls = kind, mode, at_once, whole_calls
         self._unknown = False
 
     def waits(self) -> bool:
@@ -154,9 +155,8 @@ class Chooser(Generic[W]):
         measure: Callable[[Sequence[W]], Record | None],
         may_measure: Callable[[], bool] = lambda: True,
         pays: bool = True,
-        whole_calls: bool = False,
     ) -> Choice[W]:
-        """Choose a way. The parameters are the problem's; each is asked only if it comes to that.
+        """Choose a way. Each function is called only where the choice depends on it.
 
         Args:
             key: the problem and its :func:`circumstances`.
@@ -167,7 +167,6 @@ class Chooser(Generic[W]):
             measure: what measures.
             may_measure: whether it can be done now.
             pays: whether measuring takes less time than it may save.
-            whole_calls: as for :func:`measure_once`.
         """
         if not self._unknown:
             record = recall(key, self.mode)
@@ -184,7 +183,7 @@ class Chooser(Generic[W]):
             if len(ways) < 2:
                 return Choice(ways[0] if ways else predicted(), True)
             record = measure_once(
-                key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), whole_calls
+                key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), self._whole_calls
             )
             way = None if record is None else named(record["choice"])
             return Choice(meanwhile, True) if way is None else Choice(way, True, record)

@@ -17,7 +17,7 @@ from einops_fast.dtypes import dtype_name
 __all__ = ["gradients_instead", "refused", "result_instead"]
 
 _ORDER = 0, 3, 1, 2, 4
-"""Of the canonical result, whose heads are two axes: batch, positions, heads, features."""
+"""Order of axes of the canonical result, whose heads are two axes: batch, positions, heads, features."""
 
 
 def refused(error: Exception) -> bool:

@@ -34,7 +34,7 @@ _refused: dict[Hashable, bool] = emptied_with_plans({})
 def _unless_refused(
     name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...], run: Callable[[], Any], instead: Callable[..., Any]
 ) -> Any:
-    """What ``run`` returns, or ``instead`` of the error with which the library refuses; ``None`` from then on."""
+    """Call ``run``, or ``instead`` with the error of a library that refuses; from then on ``instead`` with ``None``."""
     if _refused and _kind(name, arrays, constants) in _refused:
         return instead(None)
     try:

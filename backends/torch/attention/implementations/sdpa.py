@@ -40,7 +40,7 @@ _BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-"""What torch calls the implementations that its function chooses among."""
+"""torch's names of the implementations that its function chooses among."""
 
 
 class Sdpa(OnFourAxes):

@@ -1,1 +1,1 @@
-"""What goes before and after the attention kernels: copies, bounds of masks, sums of parts."""
+"""Kernels around the attention kernels: copies of operands, bounds of masks, sums of parts."""
