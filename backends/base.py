@@ -117,8 +117,13 @@ class Backend(ABC):
         """Whether the framework's own einsum has products and sums of these."""
         return True
 
-    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
-        """The framework's own einsum, as :attr:`native`, for operands that it takes in less time than planning."""
+    def at_once(self, operands: Sequence[Any], full: int = 0) -> Callable[..., Any] | None:
+        """The framework's own einsum, as :attr:`native`, for operands that it takes in less time than planning.
+
+        Args:
+            operands: of a call without a plan.
+            full: multiply-adds without intermediates; 0 where that isn't known.
+        """
         return None
 
     def is_recording(self) -> bool:

@@ -28,6 +28,9 @@ __all__ = ["NumpyBackend"]
 # Before version 2, a scalar has the smallest dtype that holds its value.
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
+_AT_ONCE = {"b": 1 << 16, "i": 1 << 16, "u": 1 << 16, "f": 1 << 16, "c": 1 << 14}
+"""Multiply-adds up to which the loops take no longer than it takes to make a plan, by kind of dtype."""
+
 _FEW_LABELS = 12
 """The most labels for which a contraction of two elements along each takes no time."""
 
@@ -204,6 +207,14 @@ class NumpyBackend(NdarrayBackend):
                 raise
 
         return run
+
+    def at_once(self, operands: Sequence[Any], full: int = 0) -> Run | None:
+        dtypes = [operand.dtype for operand in operands]
+        few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes])
+        return self._in_loops if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
+
+    def _in_loops(self, equation: str, operands: Sequence[Any]) -> Any:
+        return self.loops(equation, *operands)
 
     def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
         # It depends on the order of the strides, whatever the sizes are: few elements tell as much as all.

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from einops_fast.backends import Backend, backend_for_type, get_backend
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_functions
 from einops_fast.planning.notation import Subscripts, parse, parse_interleaved
@@ -17,6 +17,7 @@ __all__ = [
     "hashable",
     "is_dispatched",
     "is_handed_over",
+    "known_backend",
     "label_list",
     "own_arrays",
     "read_call",
@@ -119,6 +120,14 @@ def _holds_arrays(values: Sequence[Any]) -> bool:
     if is_tracing():
         return True  # torch.compile can't follow the search for a backend, and has nothing but tensors
     return bool(values) and all(backend_for_type(type(value)) is not None or is_foreign(value) for value in values)
+
+
+def known_backend(arrays: Sequence[Any], out: Any = None) -> Backend | None:
+    """The backend of arrays of one type whose arrays have come before; ``None``: ask the functions below."""
+    kinds = set(map(type, arrays))
+    if out is not None:
+        kinds.add(type(out))
+    return awake_types.get(kinds.pop()) if len(kinds) == 1 else None
 
 
 def is_dispatched(arrays: Sequence[Any]) -> bool:

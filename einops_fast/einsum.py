@@ -6,20 +6,30 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from einops_fast.arguments import Call, hashable, is_dispatched, is_handed_over, own_arrays, read_call, read_options
+from einops_fast.arguments import (
+    Call,
+    hashable,
+    is_dispatched,
+    is_handed_over,
+    known_backend,
+    own_arrays,
+    read_call,
+    read_options,
+)
 from einops_fast.backends import Backend, awake_types
+from einops_fast.errors import EinsumError
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import loops_suffice, read_alike
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tuning
-from einops_fast.runtime.new_shapes import by_question, watch
+from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once"]
 
 
 def fast_einsum(
@@ -96,15 +106,15 @@ def fast_einsum(
             arrays = arrays[0]  # if no list of numbers: those have no signature
         question = equation, order, casting, optimize
         try:
-            shapes = by_question.get(question)
-            if shapes is not None and (native := shapes.native_for(arrays)) is not None:
+            shapes = by_question[question]
+            if shapes.changing and (native := shapes.native_for(arrays)) is not None:
                 try:
                     return native(equation, arrays)
                 except Exception:  # whatever the framework refuses, a plan does or says why not
                     pass
             run = recall(question, arrays)
             if run is None:
-                run = compiled[equation, awake_types[type(arrays[0])].signature(arrays), order, casting, optimize]
+                run = compiled[question, awake_types[type(arrays[0])].signature(arrays)]
         except (KeyError, IndexError, AttributeError, TypeError):
             pass
         else:
@@ -115,36 +125,70 @@ def fast_einsum(
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
     call, order = read_call(operands), read_options(order, casting)
-    if is_dispatched([*call.arrays, out]):
-        return dispatch(call, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    if is_handed_over(call.arrays):
+    arrays, backend = call.arrays, known_backend(call.arrays, out)
+    if backend is None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return hand_over(fast_einsum, call.arrays, operands, out=out, **options)
-    backend, arrays = own_arrays(call.arrays, out)
+        if is_dispatched([*arrays, out]):
+            return dispatch(call, out=out, **options)
+        if is_handed_over(arrays):
+            return hand_over(fast_einsum, arrays, operands, out=out, **options)
+        backend, arrays = own_arrays(arrays, out)
     if backend.is_recording():
         return call_traced(operands, out, dtype, order, casting, optimize, None, None)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
-    key: tuple[Hashable, ...]
-    key = hashable(call.spelled), backend.signature(arrays), order, casting, hashable(optimize)
+    question: tuple[Hashable, ...] = hashable(call.spelled), order, casting, hashable(optimize)
     if dtype is not None:
-        key = (*key, dtype)
+        question = (*question, dtype)
+    usual = out is None and question[1:] == USUAL
     try:
-        run = compiled.get(key)
+        # To tell what a plan depends on takes as long as all else of a first call.
+        known = not usual or question in by_question
+        run = compiled.get((question, backend.signature(arrays))) if known else None
+        if run is None and usual:
+            subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+            as_given = isinstance(call.spelled, str) and subscripts.in_letters
+            result = result_at_once(question, subscripts, backend, arrays, as_given)
+            if result is not None:
+                return result
+    except EinsumError:
+        raise
+    except RuntimeError:
+        backend.signature(arrays)  # refuses tensors of layouts that have no sizes
+        raise
     except TypeError:  # symbolic sizes, or a label, dtype or optimizer that can't be hashed
         run = _compile(call, backend, arrays, dtype, order, casting, optimize)
     else:
         if run is None:
+            key = question, backend.signature(arrays)
             run = _compile(call, backend, arrays, dtype, order, casting, optimize)
             remember(key, run)
             like = backend.likeness(arrays) if dtype is None else None
-            question = (key[0], *key[2:])
             if like is not None:
                 remember_alike(question, like, run)
-            if question == (call.spelled, "K", "safe", "auto"):
-                watch(question, call.subscripts(tuple([len(array.shape) for array in arrays])), backend, arrays)
+            came_with(question)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
+
+
+def result_at_once(
+    question: tuple[Hashable, ...],
+    subscripts: Subscripts,
+    backend: Backend,
+    arrays: Sequence[Any],
+    as_given: bool = False,
+) -> Any:
+    """Return what the framework's own einsum makes of small arrays of new shapes; ``None``: plan the call.
+
+    The arguments are those of :func:`einops_fast.runtime.new_shapes.native_first`.
+    """
+    native = native_first(question, subscripts, backend, arrays, as_given)
+    if native is not None:
+        try:
+            return native(subscripts.equation, arrays)
+        except Exception:  # whatever the framework refuses, a plan does or says why not
+            pass
+    return None
 
 
 def _compile(

@@ -7,15 +7,24 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.arguments import Call, is_dispatched, is_handed_over, own_arrays, read_call, read_options
+from einops_fast.arguments import (
+    Call,
+    is_dispatched,
+    is_handed_over,
+    known_backend,
+    own_arrays,
+    read_call,
+    read_options,
+)
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import fast_einsum, plan_call
+from einops_fast.einsum import fast_einsum, plan_call, result_at_once
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
+from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
 from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
@@ -179,19 +188,27 @@ class ContractExpression:
             self._reject_count(len(operands))
         if is_tracing():
             return self._call_traced(operands, out)
-        options = {"dtype": self._dtype, "order": self._order, "casting": self._casting}
-        if is_dispatched([*operands, out]):
-            return dispatch(Call(operands, self._letters), out=out, optimize=self._optimize, **options)
-        if is_handed_over(operands):
-            # A function has a name to be written down by, which an expression has not.
-            return fast_einsum(self._letters, *operands, out=out, optimize=self._optimize, **options)
-        backend, operands = own_arrays(operands, out)
+        backend = known_backend(operands, out)
+        if backend is None:
+            options = {"dtype": self._dtype, "order": self._order, "casting": self._casting, "optimize": self._optimize}
+            if is_dispatched([*operands, out]):
+                return dispatch(Call(operands, self._letters), out=out, **options)
+            if is_handed_over(operands):
+                # A function has a name to be written down by, which an expression has not.
+                return fast_einsum(self._letters, *operands, out=out, **options)
+            backend, operands = own_arrays(operands, out)
         if backend.is_recording():
             return self._call_traced(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)
         found = self._runs.get(signature)
         if found is None:
+            question = self.equation, self._order, self._casting, self._optimize
+            usual = question[1:] == USUAL and self._dtype is None
+            if usual and out is None and not self.constants:
+                result = result_at_once(question, self._subscripts, backend, operands)
+                if result is not None:
+                    return result
             # Likeness is about the dtypes of the operands.
             like = backend.likeness(operands) if self._dtype is None else None
             like = like or (lambda others: backend.signature(others) == signature)

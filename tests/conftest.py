@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 
 # Threads that wait keep no processor from those of other workers. Read when the first library with threads is loaded.
@@ -67,6 +68,14 @@ def same_numbers_in_every_run() -> None:
     except ImportError:
         return
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def planned_at_the_first_call() -> Iterator[None]:
+    """Most tests are about plans, and make one call."""
+    new_shapes.AT_SECOND_CALL = False
+    yield
+    new_shapes.AT_SECOND_CALL = True
 
 
 @pytest.fixture(autouse=True)

@@ -356,7 +356,7 @@ def test_pickled_for_a_process_that_is_spawned():
     expected = made(a, b)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         (found,) = pool.starmap(made, [(a, b)])
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected)
 
 
 def test_pickled_within_a_module(torch):

@@ -251,7 +251,7 @@ class TorchBackend(TorchSteps):
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
-    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
+    def at_once(self, operands: Sequence[Any], full: int = 0) -> Callable[..., Any] | None:
         if len(operands) != 2:
             elements, einsum = sum([each.numel() for each in operands]), self.native
         else:  # in less time than any number of them
@@ -260,9 +260,11 @@ class TorchBackend(TorchSteps):
             einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
         if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
             return None
+        if full and any(each.layout is not torch.strided for each in operands):
+            return None
         # A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares
-        # the bits of two backward passes.
-        return None if _saving_hooks(False) or _backward_task() != -1 else einsum
+        # the bits of two backward passes; what make_fx writes down is for good.
+        return None if _saving_hooks(False) or _backward_task() != -1 or recorder() is not None else einsum
 
     def is_recording(self) -> bool:
         return is_jit_tracing()

@@ -27,6 +27,7 @@ from einops_fast.patching.small_calls import SmallCalls, leave_to_loops, own_loo
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import compile_plan
 from einops_fast.planning.steps import Native
+from einops_fast.runtime.new_shapes import by_question, native_first
 from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 
@@ -147,6 +148,10 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
 
     plain, loops = not options or _asks_only_to_optimize(options), own_loops(native)
     asks = options.get("optimize", False) is not False
+    question = name, equation, not asks
+    first = plain and question not in by_question
+    if first and _is_new(question, backend, arrays):
+        return native(*operands, **options)
     key: tuple[Hashable, ...] = (name, equation, backend.signature(arrays), not asks)
     if not plain:
         key += (dtype, casting, optimize)
@@ -155,6 +160,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     except TypeError:
         raise _ForNative("its dtype can't be hashed") from None
     except KeyError:
+        if plain and not first and _is_new(question, backend, arrays):
+            return native(*operands, **options)
         made = _compile(equation, backend, arrays, dtype, casting, optimize, asks)
         if isinstance(made, _NoBetter) and observed():
             raise _ForNative(made.reason) from None  # each time, to be counted
@@ -176,6 +183,15 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     if out is not None and out.dtype != getattr(result, "dtype", None):  # one object, without an axis, has none
         raise _ForNative("it computes in a dtype that suits operands and out")
     return backend.finish(result, out, order, casting)
+
+
+def _is_new(question: tuple[str, str, bool], backend: Backend, arrays: Sequence[Any]) -> bool:
+    """Return whether the native function gets a call because its shapes are new."""
+    try:
+        subscripts = parse(question[1], tuple([len(array.shape) for array in arrays]), words=False)
+        return native_first(question, subscripts, backend, arrays) is not None
+    except EinsumError:
+        return False
 
 
 def _asks_only_to_optimize(options: Mapping[str, Any]) -> bool:

@@ -21,16 +21,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
 from string import ascii_letters, ascii_lowercase, ascii_uppercase
-from typing import NoReturn
 
 from einops_fast.errors import ShapeError, SubscriptsError, point_at
+from einops_fast.planning.refusals import (
+    check_terms,
+    count_axes,
+    reject_output,
+    reject_rank,
+    reject_size,
+    reject_term,
+    render,
+)
 from einops_fast.planning.terms import (
-    ONLY_IN_WORDS,
-    count_letters,
-    count_words,
     fits_as_letters,
-    fits_as_words,
-    is_name,
     labels_of,
     read_as_words,
     split_term,
@@ -98,14 +101,17 @@ def parse(equation: str, ranks: tuple[int, ...], *, words: bool = True) -> Subsc
 
 @lru_cache(maxsize=4096)
 def _parse(equation: str, ranks: tuple[int, ...], words: bool) -> Subscripts:
+    plain = _plain(equation, ranks)
+    if plain is not None:
+        return plain
     left, right = _split(equation)
     terms = [split_term(term) for term in left.split(",")]
     output = None if right is None else split_term(right)
-    _check_terms(terms, output, ranks, equation)
+    check_terms(terms, output, ranks, equation)
     worded = read_as_words(terms, output, ranks, words)
     for operand, (chunks, rank, as_words) in enumerate(zip(terms, ranks, worded, strict=True)):
         if not as_words and not fits_as_letters(chunks, rank):
-            _reject_term(chunks, operand, ranks, equation, words)
+            reject_term(chunks, operand, ranks, equation, words)
     labels = [labels_of(chunks, as_words) for chunks, as_words in zip(terms, worded, strict=True)]
     if output is None:
         return _resolve(labels, None, ranks, equation)
@@ -115,6 +121,19 @@ def _parse(equation: str, ranks: tuple[int, ...], words: bool) -> Subscripts:
     # Where neither reading is right, the error should be about the one that the inputs suggest.
     as_words = words and (known.issuperset(named) or (any(worded) and not known.issuperset(spelled)))
     return _resolve(labels, named if as_words else spelled, ranks, equation)
+
+
+def _plain(equation: str, ranks: tuple[int, ...]) -> Subscripts | None:
+    """Read an equation of ASCII letters and an output; ``None`` if it is another one, or wrong."""
+    left, _, output = equation.partition("->")
+    inputs = left.split(",")
+    letters = "".join(inputs)
+    if not (letters.isascii() and letters.isalpha()) or tuple(map(len, inputs)) != ranks:
+        return None
+    labels = dict.fromkeys(letters)
+    if "->" not in equation or len(set(output)) < len(output) or not labels.keys() >= set(output):
+        return None
+    return Subscripts(tuple(inputs), output, tuple(zip(labels, labels, strict=True)), equation)
 
 
 def parse_interleaved(
@@ -136,16 +155,16 @@ def parse_interleaved(
     >>> matmul.equation, matmul.text
     ('ab,cbw->caw', '0 1, ... 1 width -> ... 0 width')
     """
-    text = ", ".join(map(_render, terms)) + ("" if output is None else f" -> {_render(output)}")
+    text = ", ".join(map(render, terms)) + ("" if output is None else f" -> {render(output)}")
     try:
         frozenset(chain(*terms, output or ()))
     except TypeError as error:
         raise SubscriptsError(point_at(f"a label must be hashable: {error}", text)) from None
-    _check_terms(terms, output, ranks, text)
+    check_terms(terms, output, ranks, text)
     for operand, (labels, rank) in enumerate(zip(terms, ranks, strict=True)):
         named = len(labels) - (... in labels)
         if named != rank and not (... in labels and named < rank):
-            _reject_rank(operand, ranks, named, ... in labels, text)
+            reject_rank(operand, ranks, named, ... in labels, text)
     return _resolve(terms, output, ranks, text)
 
 
@@ -165,13 +184,13 @@ def bind_sizes(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dic
     sizes: dict[str, int] = {}
     for operand, (term, shape) in enumerate(zip(subscripts.inputs, shapes, strict=True)):
         if len(term) != len(shape):
-            problem = f"operand {operand} of shape {tuple(shape)} has {_axes(len(shape))}, not {len(term)}"
+            problem = f"operand {operand} of shape {tuple(shape)} has {count_axes(len(shape))}, not {len(term)}"
             raise ShapeError(point_at(problem, subscripts.text))
         if len(set(term)) != len(term):
             for axis, letter in enumerate(term):
                 first = term.index(letter)
                 if shape[first] != shape[axis]:
-                    _reject_size(subscripts, shapes, (operand, axis), (operand, first))
+                    reject_size(subscripts, shapes, (operand, axis), (operand, first))
         for letter, size in zip(term, shape, strict=True):
             known = sizes.get(letter, 1)
             if known == 1:  # or not known yet
@@ -183,7 +202,7 @@ def bind_sizes(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dic
                     for axis, label in enumerate(labels)
                     if label == letter and shapes[earlier][axis] == known
                 )
-                _reject_size(subscripts, shapes, (operand, term.index(letter)), other)
+                reject_size(subscripts, shapes, (operand, term.index(letter)), other)
     return sizes
 
 
@@ -211,9 +230,9 @@ def _resolve(
         for place, label in enumerate(output):
             if label not in occurrences:
                 problem = f"the output has axis '{label}', which no operand has"
-                _reject_output(problem, output, place, len(ranks), text)
+                reject_output(problem, output, place, len(ranks), text)
             if label in output[:place]:
-                _reject_output(f"the output has axis '{label}' twice", output, place, len(ranks), text)
+                reject_output(f"the output has axis '{label}' twice", output, place, len(ranks), text)
     letters = _letters(occurrences)
     return Subscripts(
         inputs=tuple(["".join(map(letters.__getitem__, term)) for term in terms]),
@@ -284,114 +303,3 @@ def _why_stray(character: str) -> str:
     if character in "()":
         return f"'{character}': axes can't be grouped or split here, reshape the operand instead"
     return f"{character!r} can't be a label: an axis is a letter, or a word such as 'head_dim'"
-
-
-# ---- what is wrong, and where
-
-
-_OUTPUT = -1  # in place of an operand's position
-
-
-def _check_terms(
-    terms: Sequence[Sequence[Hashable]], output: Sequence[Hashable] | None, ranks: Sequence[int], text: str
-) -> None:
-    """One term per operand, with one ellipsis at most in each."""
-    if not ranks or len(terms) != len(ranks):
-        found = f"the equation has {_number(len(terms), 'term')} for {_number(len(ranks), 'operand')}"
-        raise SubscriptsError(point_at(found, text))
-    for operand, labels in [*enumerate(terms), (_OUTPUT, () if output is None else output)]:
-        if labels.count(...) + labels.count("...") > 1:
-            where = "the output" if operand == _OUTPUT else f"the term of operand {operand}"
-            span = _term_span(text, operand, len(ranks))
-            raise SubscriptsError(point_at(f"{where} has more than one '...'", text, span))
-
-
-def _reject_term(chunks: Sequence[str], operand: int, ranks: Sequence[int], equation: str, words: bool) -> NoReturn:
-    """A term of an equation that is neither as many letters nor as many words as the operand has axes."""
-    rank = ranks[operand]
-    names = count_words(chunks)
-    multiple = any(len(chunk) > 1 for chunk in chunks if chunk != "...")
-    worded = words and multiple and all(map(is_name, chunks))
-    start, end = _term_span(equation, operand, len(ranks)) or (0, 0)
-    stray = ONLY_IN_WORDS.search(equation, start, end)
-    if stray and not (worded and names > 1):
-        problem = f"{stray.group()!r} can only be part of a word that names an axis, such as 'd1'"
-        if worded:
-            problem += f", and operand {operand} has {_axes(rank)}, not 1"
-        raise SubscriptsError(point_at(problem, equation, stray.span()))
-    note = ""
-    if worded and fits_as_words(chunks, rank):
-        note = " (it is not one word, because the equation uses a letter of it alone)"
-    elif worded and not stray:
-        note = f" ({names} if read as words)"
-    count = names if stray else count_letters(chunks)
-    _reject_rank(operand, ranks, count, "..." in chunks, equation, note)
-
-
-def _reject_rank(operand: int, ranks: Sequence[int], named: int, ellipsis: bool, text: str, note: str = "") -> NoReturn:
-    beside = " beside '...'" if ellipsis else ""
-    problem = f"operand {operand} has {_axes(ranks[operand])}, but its term names {named}{beside}{note}"
-    raise ShapeError(point_at(problem, text, _term_span(text, operand, len(ranks))))
-
-
-def _reject_output(problem: str, output: Sequence[Hashable], place: int, terms: int, text: str) -> NoReturn:
-    raise SubscriptsError(point_at(problem, text, _axis_span(text, _OUTPUT, terms, output[: place + 1])))
-
-
-def _reject_size(
-    subscripts: Subscripts, shapes: Sequence[tuple[int, ...]], here: tuple[int, int], there: tuple[int, int]
-) -> NoReturn:
-    """``here`` and ``there``: the operand and the axis of two sizes that don't agree."""
-
-    def size(place: tuple[int, int]) -> str:
-        operand, axis = place
-        shape = tuple(shapes[operand])
-        return f"size {shape[axis]} in operand {operand} (axis {axis} of shape {shape})"
-
-    operand, axis = here
-    spellings = [subscripts.spelling(letter) for letter in subscripts.inputs[operand][: axis + 1]]
-    problem = f"axis '{spellings[-1]}' has {size(here)} but {size(there)}"
-    span = _axis_span(subscripts.text, operand, len(shapes), spellings)
-    raise ShapeError(point_at(problem, subscripts.text, span))
-
-
-def _number(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
-
-
-def _axes(rank: int) -> str:
-    return f"{rank} {'axis' if rank == 1 else 'axes'}"
-
-
-def _render(labels: Iterable[Hashable]) -> str:
-    return " ".join("..." if label is ... else str(label) for label in labels)
-
-
-def _term_span(text: str, operand: int, operands: int) -> tuple[int, int] | None:
-    """Where the term of an operand, or `_OUTPUT`, stands in the text; None if labels with ',' hide it."""
-    left, arrow, right = text.partition("->")
-    terms = left.split(",")
-    if len(terms) != operands:
-        return None
-    term = right if operand == _OUTPUT else terms[operand]
-    start = len(left) + len(arrow) if operand == _OUTPUT else sum(map(len, terms[:operand])) + operand
-    blanks = len(term) - len(term.lstrip())
-    return start + blanks, start + max(blanks, len(term.rstrip()))
-
-
-def _axis_span(text: str, operand: int, operands: int, labels: Sequence[Hashable]) -> tuple[int, int] | None:
-    """Where the last of the leading ``labels`` of a term stands in the text."""
-    term = _term_span(text, operand, operands)
-    if term is None:
-        return None
-    place, end = term
-    span = None
-    for label in map(str, labels):
-        # Between a label and the next there are only blanks and dots. An ellipsis is there for all its axes.
-        shown = "..." if label.startswith("...[") else label
-        start = text.find(shown, place, end)
-        if start < 0:
-            return None
-        span = start, start + len(shown)
-        place = start if shown == "..." else start + len(shown)
-    return span

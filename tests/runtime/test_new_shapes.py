@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import ShapeError, fast_einsum, profile
+from einops_fast import EinsumError, ShapeError, contract_expression, fast_einsum, patched, profile
 from einops_fast.backends import get_backend
+from einops_fast.runtime import new_shapes
 from einops_fast.runtime.plan_cache import clear_plans, compiled
 
 torch = pytest.importorskip("torch")
@@ -22,20 +23,117 @@ def make() -> Any:
     return lambda *shape: torch.rand(*shape, dtype=torch.float64)
 
 
+@pytest.fixture(autouse=True)
+def planned_at_the_second_call(planned_at_the_first_call: None) -> None:
+    new_shapes.AT_SECOND_CALL = True
+
+
+def count_plans(equation: Any, *operands: Any) -> int:
+    fast_einsum(equation, *operands)
+    return len(compiled)
+
+
 def test_a_plan_is_made_where_a_shape_comes_back(make: Any) -> None:
     def plans(size: int) -> int:
         a, b = make(3, size), make(size, 4)
         np.testing.assert_allclose(np.asarray(fast_einsum("ij,jk->ik", a, b)), np.asarray(a @ b))
         return len(compiled)
 
-    assert [plans(size) for size in (2, 3, 4, 5, 6)] == [1, 2, 2, 2, 2]
-    assert [plans(size) for size in (4, 5, 4, 2, 7)] == [3, 4, 4, 4, 4]
+    assert [plans(size) for size in (2, 3, 4, 5, 6)] == [0, 0, 0, 0, 0]
+    assert [plans(size) for size in (4, 5, 4, 2, 7)] == [1, 2, 2, 3, 3]
 
 
 def test_other_strides_are_no_new_shape(make: Any) -> None:
     for left in (make(3, 4), make(4, 3).T, make(6, 8)[::2, ::2], make(3, 1).expand(3, 4)):
         fast_einsum("ij,jk->ik", left, make(4, 5))
+    assert len(compiled) == 3
+
+
+def test_numpy_plans_at_the_second_call_too(make: Any) -> None:
+    a, b = np.random.rand(30, 20), np.random.rand(20, 40)
+    for size, plans in ((40, [0, 1, 1]), (39, [1, 2, 2]), (38, [2, 3, 3])):
+        assert [count_plans("ij,jk->ik", a, b[:, :size]) for _ in range(3)] == plans
+
+
+def test_words_and_lists_of_labels_go_to_the_framework_in_letters(make: Any) -> None:
+    for a, b in ((make(3, 4), make(4, 5)), (np.ones((3, 20)), np.ones((20, 30)))):
+        for operands in (("row in, in col -> row col", a, b), ("... i, i k", a, b), (a, [..., "x"], b, ["x", 7])):
+            clear_plans()
+            for plans in (0, 1):
+                np.testing.assert_allclose(np.asarray(fast_einsum(*operands)), np.asarray(a @ b))
+                assert len(compiled) == plans
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ii,ij->j", [(1, 3), (3, 2)]),
+        ("ij,jk->ik", [(2, 3), (4, 5)]),
+        ("ij,jk->iz", [(2, 3), (3, 5)]),
+        ("ij,jk->ii", [(2, 3), (3, 5)]),
+        ("ij,jk", [(2, 3, 4), (3, 5)]),
+    ],
+)
+def test_what_a_framework_takes_and_a_plan_refuses_is_refused(make: Any, equation: str, shapes: Any) -> None:
+    for arrays in ([make(*shape) for shape in shapes], [np.ones(shape) for shape in shapes]):
+        for _ in range(2):
+            with pytest.raises(EinsumError):
+                fast_einsum(equation, *arrays)
+
+
+def test_numbers_that_loops_get_wrong_are_planned_at_once(make: Any) -> None:
+    dtype = pytest.importorskip("ml_dtypes").bfloat16
+    a = np.full((20, 20), 2).astype(dtype)
+    assert count_plans("ij,jk->ik", a.astype("float32").astype(dtype), a) == 1
+    assert count_plans("ij,j->i", np.full((99, 9999), 1.0), np.ones(9999)) == 2  # too many for loops
+
+
+def test_dates_and_objects_are_planned_at_once(make: Any) -> None:
+    a = np.full((20, 20), 2, object)
+    assert count_plans("ij,jk->ik", a, a) == 1
+
+
+def test_more_operands_go_to_the_framework_where_they_are_few(make: Any) -> None:
+    for size, plans in ((4, 0), (40, 1)):
+        assert count_plans("ij,jk,kl->il", *[make(size, size) for _ in range(3)]) == plans
+
+
+def test_other_options_are_planned_at_once(make: Any) -> None:
+    a = make(20, 20)
+    fast_einsum("ij,jk->ik", a, a, order="C")
+    fast_einsum("ij,jk->ik", a, a, optimize="greedy")
+    fast_einsum("ij,jk->ik", a, a, dtype=torch.float64)
+    fast_einsum("ij,jk->ik", a, a, out=make(20, 20))
     assert len(compiled) == 4
+
+
+def test_graphs_are_made_of_plans(make: Any) -> None:
+    a = make(20, 20)
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    make_fx(lambda x: fast_einsum("ij,jk->ik", x, x))(a)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("constants", [None, [1]])
+def test_expressions_are_planned_at_the_second_call(make: Any, constants: Any) -> None:
+    a, b = np.random.rand(20, 30), np.random.rand(30, 20)
+    expression = contract_expression("ij,jk->ik", a, b, constants=constants)
+    kept = []
+    for _ in range(3):
+        np.testing.assert_allclose(expression(*([a] if constants else [a, b])), a @ b)
+        kept.append(len(expression._runs))
+    assert kept == ([1, 1, 1] if constants else [0, 1, 1])
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_patched_functions_plan_at_the_second_call(make: Any, framework: str) -> None:
+    module: Any = {"numpy": np, "torch": torch}[framework]
+    a = module.ones((32, 32))
+    clear_plans()
+    with patched(framework):
+        for plans in (0, 1, 1):
+            assert float(module.einsum("ij,jk->ik", a, a)[0, 0]) == 32
+            assert len(compiled) == plans
 
 
 def test_a_checkpoint_saves_the_same_twice(make: Any) -> None:
@@ -51,7 +149,7 @@ def test_large_operands_are_planned_at_once(make: Any) -> None:
     for size in (2, 3, 4, 900, 901):
         a = make(size, size)
         fast_einsum("ij,ij->i", a, a)
-    assert len(compiled) == 4
+    assert len(compiled) == 2
 
 
 @pytest.mark.parametrize("equation", ["row in, in col -> row col", "... i, i j"])
