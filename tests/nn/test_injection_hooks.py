@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
-from injected_models import KINDS, build, close, counted, other, results_of_logits, tokens  # noqa: E402  # noqa: E402
+from injected_models import KINDS, build, close, counted, other, results_of_logits, tokens, transformers  # noqa: E402
 
 from einops_fast import nn  # noqa: E402
 
@@ -152,3 +154,55 @@ def test_hooks_see_weights(kind: str, first: bool) -> None:
             nn.optimize(found)
         assert wanted[0] is not None
         close(weights(found, everywhere), wanted)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda model: model,
+    "copied": copy.deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("made", COPIES)
+@pytest.mark.parametrize("kind", [*KINDS, "vit"])
+def test_hooks_around_attention_see_weights(kind: str, made: str, first: bool) -> None:
+    """Hooks of ``BertAttention`` around ``BertSelfAttention``, and of layers around these."""
+    if kind == "vit":
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).eval()
+        model.config._attn_implementation = "eager"
+        inputs = {"pixel_values": torch.randn(1, 3, 8, 8)}
+    else:
+        model, inputs = build(kind, "eager"), {"input_ids": tokens()}
+
+    def seen(model: Any) -> list[Any]:
+        found: list[Any] = []
+        hook = lambda module, args, out: found.append(out)  # noqa: E731
+        outer = [
+            module
+            for name, module in model.named_modules()
+            if name.endswith(("layer.0", "layer.0.attention", "h.0", "layers.0"))
+        ]
+        assert outer
+        handles = [module.register_forward_hook(hook) for module in outer]
+        if first:
+            nn.optimize(model)
+        with torch.no_grad():
+            model(**inputs)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    with mock.patch.object(nn, "optimize"):
+        wanted = seen(model)
+    if not first:
+        nn.optimize(model)
+    model = COPIES[made](model)
+    close(seen(model), wanted)
+    if kind != "vit":
+        with counted() as ours:  # afterwards they are fused again
+            results_of_logits(model)
+        assert ours.call_count == 2
+    nn.restore(model)
+    assert not any("hooks_around" in vars(module) for module in model.modules())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -11,15 +12,28 @@ from torch import Tensor, nn
 from einops_fast.nn.bert import bert_attention
 from einops_fast.nn.gpt import gpt_attention
 from einops_fast.nn.heads import attend_heads
-from einops_fast.nn.injection.conditions import OTHER_VERSION, attends_otherwise, collector, needs_original
+from einops_fast.nn.injection.conditions import (
+    OTHER_VERSION,
+    attends_otherwise,
+    collector,
+    needs_original,
+    of_transformers,
+)
 from einops_fast.nn.injection.replacement import Replacement
 
-__all__ = ["BertAttention", "GPTAttention", "LlamaAttention"]
+__all__ = ["Attention", "BertAttention", "GPTAttention", "LlamaAttention", "show_hooks_around"]
 
 
-class _Attention(Replacement):
+class Attention(Replacement):
+    """What the families have in common.
+
+    Attributes:
+        hooks_around: the dicts of forward hooks of the modules around it that return its weights.
+    """
+
     does = "attention on views, without weights"
     collector: ClassVar[Any]
+    hooks_around: tuple[dict[int, Any], ...] = ()
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
@@ -66,14 +80,29 @@ def _cache_options(options: dict[str, Any]) -> dict[str, Any] | None:
     return None if position is None else {"cache_position": position}
 
 
-class BertAttention(_Attention):
+def show_hooks_around(modules: Iterable[nn.Module]) -> None:
+    """Let each replaced attention see the hooks of modules of transformers that return its weights as theirs.
+
+    The dict of a module's hooks is the same one for good, and stays shared where both are copied or pickled.
+    """
+    hooks: dict[nn.Module, list[dict[int, Any]]] = {}
+    for outer in modules:
+        if type(outer).__name__.endswith("Attention") and of_transformers(type(outer)):
+            for inner in outer.children():
+                if isinstance(inner, Attention):
+                    hooks.setdefault(inner, []).append(outer._forward_hooks)
+    for inner, around in hooks.items():
+        vars(inner)["hooks_around"] = tuple(around)
+
+
+class BertAttention(Attention):
     """BERT's."""
 
     def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
         return bert_attention(self, hidden_states, mask, cache, _causal(self, options), _cache_options(options))
 
 
-class GPTAttention(_Attention):
+class GPTAttention(Attention):
     """GPT-2's."""
 
     def project(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Tensor:
@@ -84,7 +113,7 @@ class GPTAttention(_Attention):
         return self.resid_dropout(self.project(hidden_states, mask, cache, options))
 
 
-class LlamaAttention(_Attention):
+class LlamaAttention(Attention):
     """Llama's, with rotary positions."""
 
     rotate: ClassVar[Any]

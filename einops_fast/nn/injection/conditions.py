@@ -166,7 +166,8 @@ def _weights_hooked(module: Any) -> bool:
     """Whether hooks, other than transformers' own, are called with what ``eager`` attention returns."""
     return bool(_GLOBAL_HOOKS[0]) or any(
         getattr(hook, "__module__", None) != "transformers.utils.output_capturing"
-        for hook in module._forward_hooks.values()
+        for hooks in (module._forward_hooks, *module.hooks_around)
+        for hook in hooks.values()
     )
 
 

@@ -95,6 +95,7 @@ def optimize(
     unwanted = selected({**kinds, **of_losses}, only, exclude)
     # A block asks whether its parts were replaced: they come first.
     reasons = {name: unwanted.get(name) or _put(modules[name]) for name in reversed(modules)}
+    attention.show_hooks_around(modules.values())
     rows = []
     for name, module in modules.items():
         reason = reasons[name]

@@ -125,6 +125,7 @@ def take_back(module: nn.Module) -> bool:
     if not isinstance(module, Replacement):
         return False
     cast(Any, module).__class__ = module.original
+    vars(module).pop("hooks_around", None)
     return True
 
 
