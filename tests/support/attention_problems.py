@@ -19,10 +19,10 @@ from attention_oracle import oracle  # noqa: E402
 from einops_fast.attention import attend  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
-from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
 from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
+from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.attention.hopper.call import HopperCall  # noqa: E402
 from einops_fast.backends.triton.launching.launch import accumulator, interpreted  # noqa: E402
@@ -72,8 +72,8 @@ def hopper_calls() -> Iterator[list[bool]]:
         mock.patch.object(HopperCall, "__call__", recorded),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
-        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
-        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
+        mock.patch.object(attention_plan, "suits_short", return_value=False),
+        mock.patch.object(attention_plan, "suits_short_backward", return_value=False),
     ):
         yield found
 
@@ -85,10 +85,10 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
     with (
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
-        mock.patch.object(torch_attention_runs, "forward_tilings", return_value=[forward]),
-        mock.patch.object(torch_attention_gradients, "backward_tilings", return_value=[chosen]),
-        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
-        mock.patch.object(torch_attention_gradients, "suits_short_backward", return_value=False),
+        mock.patch.object(attention_plan, "forward_tiling", return_value=forward),
+        mock.patch.object(attention_plan, "backward_tilings", return_value=chosen),
+        mock.patch.object(attention_plan, "suits_short", return_value=False),
+        mock.patch.object(attention_plan, "suits_short_backward", return_value=False),
     ):
         yield
 

@@ -38,7 +38,7 @@ from ops_problems import assert_near, kernels, launched
 from poisoned_integers import Poisoned as PoisonedIntegers
 
 from einops_fast.backends.torch.memory import TorchMemory
-from einops_fast.backends.triton.attention.around import hopper_padded_plan
+from einops_fast.backends.triton.attention.around import copyable
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.rows.contest import Contest
 from einops_fast.planning.cost import is_integer
@@ -111,7 +111,7 @@ def attention_hopper(calls: int, **options: Any) -> str:
     with (
         hopper_calls() as queued,
         # Few positions are copied, too.
-        mock.patch.object(hopper_padded_plan, "_LENGTH", 1),
+        mock.patch.object(copyable, "_LENGTH", 1),
         nullcontext() if HOPPER else hopper_on_cpu() as ran,
     ):
         check_low_precision(spec, inputs)

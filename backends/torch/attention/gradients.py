@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,17 +24,27 @@ from einops_fast.backends.torch.attention.layouts import (
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.heads_apart import pays_apart
-from einops_fast.backends.triton.attention.around.hopper_padded_plan import PaddedBackwardPlan, on_copies
 from einops_fast.backends.triton.attention.around.parts_sum import parts_sum
-from einops_fast.backends.triton.attention.general.backward_plan import BackwardPlan, Gradients, is_whole
-from einops_fast.backends.triton.attention.general.tilings import backward_tilings
-from einops_fast.backends.triton.attention.hopper.plan import HopperBackwardPlan, suits_hopper_backward
+from einops_fast.backends.triton.attention.general.plan import is_whole
+from einops_fast.backends.triton.attention.plan import backward_plan
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
-from einops_fast.backends.triton.attention.short.plan import ShortBackwardPlan, suits_short_backward
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides, dense_strides
 
 __all__ = ["GradientsOfCall"]
+
+
+@dataclass
+class Gradients:
+    """Arrays for the gradients that are wanted; ``None`` for the others.
+
+    That of a bias is full of zeros where :attr:`Plan.bias_starts_at_zero` says so.
+    """
+
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    bias: Any = None
 
 
 class GradientsOfCall:
@@ -66,8 +77,7 @@ class GradientsOfCall:
         self._sums = accumulator(spec.dtype)
         self._views = given.views
         canonical = given.canonical(arrays)
-        capability, units = processors
-        apart = pays_apart(spec, units)
+        apart = pays_apart(spec, processors[1])
         self._missing = [missing_axes(spec, name, apart) for name in ("q", "k", "v")]
         self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
         self._together = together if self.simple else None
@@ -90,28 +100,9 @@ class GradientsOfCall:
             self._layouts[at] = *layout, arrays[at].dtype
         if of_bias:
             self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
-        rows, bias_dtype = canonical[0].shape[-2], dtype_of(arrays[BIAS])
-        found, copies = on_copies(
-            spec,
-            layouts,
-            ("q", "k", "v", "d_out", "dq", "dk", "dv"),
-            bias_dtype,
-            partial(problem_of, spec, apart=apart),
-            lambda found: (
-                not suits_short_backward(spec, found, units)
-                and suits_hopper_backward(spec, found, capability, bias_dtype)
-            ),
-        )
-        tilings = backward_tilings(spec, found, capability)[0]
-        self.run: BackwardPlan | PaddedBackwardPlan | ShortBackwardPlan
-        if suits_short_backward(spec, found, units):
-            self.run = ShortBackwardPlan(spec, found, units)
-        elif suits_hopper_backward(spec, found, capability, bias_dtype):
-            hopper = HopperBackwardPlan(spec, found, rows, tilings, units, bias_dtype)
-            self.run = PaddedBackwardPlan(hopper, copies) if copies else hopper
-        else:
-            self.run = BackwardPlan(spec, found, rows, tilings)
-        if not isinstance(self.run, (HopperBackwardPlan, PaddedBackwardPlan)):
+        sort_out = partial(problem_of, spec, apart=apart)
+        self.run = backward_plan(spec, layouts, dtype_of(arrays[BIAS]), sort_out, processors)
+        if self.run.exact:
             # What is summed up afterwards may as well have all digits.
             for at, missing in enumerate(self._missing):
                 own = self._layouts[at]
@@ -143,7 +134,8 @@ class GradientsOfCall:
             for array in (into.q, into.k, into.v):
                 if array is not None:
                     array.zero_()
-        delta = self.run(self._memory, device, operands, results, given, extras, into)
+        arrays = [*operands, *results, extras, *extras, *given, into.q, into.k, into.v, into.bias]
+        delta = self.run(self._memory, device, arrays)
         if self._parts_sum is not None:
             parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
             self._parts_sum(self._memory, device, parts, into.bias)

@@ -32,12 +32,7 @@ from einops_fast.backends.torch.attention.layouts import (
 from einops_fast.backends.torch.attention.sinks_gradient import sinks_gradient
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
-from einops_fast.backends.triton.attention.around.hopper_padded_plan import PaddedForwardPlan, on_copies
-from einops_fast.backends.triton.attention.decode.plan import HopperDecodePlan, decode_tiling, suits_decode
-from einops_fast.backends.triton.attention.general.forward_plan import ForwardPlan
-from einops_fast.backends.triton.attention.general.tilings import forward_tilings
-from einops_fast.backends.triton.attention.hopper.plan import HopperForwardPlan, suits_hopper
-from einops_fast.backends.triton.attention.short.plan import ShortForwardPlan, suits_short
+from einops_fast.backends.triton.attention.plan import forward_plan
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -77,26 +72,10 @@ class AttentionCall:
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
-        self._processors = capability, units = _device(q.device)
-        of_bias = dtype_of(arrays[BIAS])
-        found, copies = on_copies(
-            spec,
-            kernel_layouts(spec, canonical),
-            ("q", "k", "v", "out"),
-            of_bias,
-            partial(problem_of, spec),
-            lambda found: not suits_short(spec, found, units) and suits_hopper(spec, found, capability, of_bias),
-        )
-        plan = ForwardPlan(spec, found, rows, forward_tilings(spec, found, capability, units)[0])
-        self._run: ForwardPlan | HopperForwardPlan | PaddedForwardPlan | HopperDecodePlan | ShortForwardPlan = plan
-        if suits_short(spec, found, units):
-            self._run = ShortForwardPlan(spec, found, units)
-        elif suits_hopper(spec, found, capability, of_bias):
-            hopper = HopperForwardPlan(spec, found, units, plan, of_bias)
-            self._run = PaddedForwardPlan(hopper, copies) if copies else hopper
-        elif suits_decode(spec, found, capability):
-            dtypes = dtype_of(arrays[CACHED]), dtype_of(arrays[TABLE])
-            self._run = HopperDecodePlan(spec, found, units, plan, dtypes, decode_tiling(spec, found))
+        self._processors = _device(q.device)
+        dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
+        layouts = kernel_layouts(spec, canonical)
+        self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors)
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
         """Those of the extras that there are."""
@@ -128,7 +107,7 @@ class AttentionCall:
             # Tokens of no sequence.
             out.zero_()
             lse.fill_(float("-inf"))
-        self._run(MEMORY, self._device, q, k, v, extras, out, lse)
+        self._run(MEMORY, self._device, [q, k, v, out, lse, extras, *extras])
         return out, lse
 
     def backward(

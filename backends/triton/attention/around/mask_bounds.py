@@ -10,22 +10,20 @@ query. Of a mask that hides keys here and there, hardly more than the ends is re
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import triton
 import triton.language as tl
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.hopper.call import of_batch
 from einops_fast.backends.triton.attention.hopper.tiles import GROUP_ROWS, HopperTiling, Places
+from einops_fast.backends.triton.attention.launches import Launch, Room, launch
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.device.offsets import counted
 from einops_fast.backends.triton.device.tiling import power_of_two
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["MaskBounds", "is_bounded", "mask_bounds_kernel"]
+__all__ = ["is_bounded", "mask_bounds", "mask_bounds_kernel"]
 
 _WORTH = 1 << 33
 """Products that a kernel has to make, hidden or not, for a launch that may spare it some to be worth while."""
@@ -93,40 +91,35 @@ def is_bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> b
     return tiling.mask is not None and not tiling.d_bias and not shared and work >= _WORTH
 
 
-class MaskBounds:
-    """The bounds of a mask for the tiles of one kernel.
+def mask_bounds(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> tuple[Launch, Places]:
+    """Return the launch that finds the bounds of a mask for the tiles of one kernel, and where they are.
 
     Args:
         spec: what is computed.
         problem: the same, as the kernels take it.
         tiling: of the kernel.
     """
-
-    def __init__(self, spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> None:
-        strides = problem.strides.mask
-        assert strides is not None
-        assert tiling.mask is not None
-        *batch, of_queries, of_keys = strides
-        along = of_batch(tuple(batch), 0)
-        own = tuple(size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), along, strict=True))
-        lengths, varies, last = (spec.q_len, spec.kv_len), tiling.mask, (of_queries, of_keys)
-        if tiling.turned:
-            lengths, varies, last = lengths[::-1], varies[::-1], last[::-1]
-        rows, columns = (length if each else 1 for length, each in zip(lengths, varies, strict=True))
-        tiles = -(-rows // tiling.rows) * tiling.groups if varies[0] else 1
-        self.size = 2 * prod(own) * tiles
-        places = contiguous_strides((*own, tiles, 2))
-        axes = [place if size > 1 else 0 for size, place in zip(own, places, strict=False)]
-        self.places = Places._make((*axes, 2 if varies[0] else 0))
-        together = min(GROUP_ROWS, power_of_two(rows))
-        block = min(_ELEMENTS // together, power_of_two(columns))
-        self._call = KernelCall(
-            mask_bounds_kernel, (prod(own), tiles), (own, (*along, *last), rows, columns, lengths[1]),
-            {"together": together, "step": GROUP_ROWS, "block": block}, _WARPS, 1,
-        )  # fmt: skip
-
-    def __call__(self, memory: Memory, device: int, like: Any, mask: Any) -> Any:
-        """The bounds, in new memory beside ``like``."""
-        bounds = memory.workspace(like, self.size, "int32")
-        self._call(memory, device, mask, bounds)
-        return bounds
+    strides = problem.strides.mask
+    assert strides is not None
+    assert tiling.mask is not None
+    *batch, of_queries, of_keys = strides
+    along = of_batch(tuple(batch), 0)
+    own = tuple(size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), along, strict=True))
+    lengths, varies, last = (spec.q_len, spec.kv_len), tiling.mask, (of_queries, of_keys)
+    if tiling.turned:
+        lengths, varies, last = lengths[::-1], varies[::-1], last[::-1]
+    rows, columns = (length if each else 1 for length, each in zip(lengths, varies, strict=True))
+    tiles = -(-rows // tiling.rows) * tiling.groups if varies[0] else 1
+    places = contiguous_strides((*own, tiles, 2))
+    axes = [place if size > 1 else 0 for size, place in zip(own, places, strict=False)]
+    together = min(GROUP_ROWS, power_of_two(rows))
+    found = launch(
+        mask_bounds_kernel,
+        (prod(own), tiles),
+        (own, (*along, *last), rows, columns, lengths[1]),
+        {"together": together, "step": GROUP_ROWS, "block": min(_ELEMENTS // together, power_of_two(columns))},
+        _WARPS,
+        1,
+    )
+    rooms = (Room("bounds", 2 * prod(own) * tiles, "int32"),)
+    return found._replace(rooms=rooms), Places._make((*axes, 2 if varies[0] else 0))

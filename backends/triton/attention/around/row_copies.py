@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.attention.launches import Launch, Room, renamed
 from einops_fast.backends.triton.attention.problem import Layout, merged
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
@@ -144,45 +143,31 @@ class RowCopies:
 
     def __init__(self, layouts: Mapping[str, tuple[Layout, str]]) -> None:
         self._copied = {name: _Copied(*layout) for name, layout in layouts.items()}
-        self._calls: dict[tuple[bool, tuple[str, ...]], KernelCall] = {}
 
     @property
     def strides(self) -> dict[str, tuple[int, ...]]:
         """Of the copies, which have gaps after their rows; 0 for batch axes that they lack."""
         return {name: copied.strides for name, copied in self._copied.items()}
 
-    def rooms(self, memory: Memory, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Memory for copies of the arrays that have one; the others themselves, and ``None`` for none."""
-        return {
-            name: array
-            if array is None or name not in self._copied
-            else memory.workspace(array, self._copied[name].elements, self._copied[name].dtype)
-            for name, array in arrays.items()
-        }
+    @property
+    def names(self) -> dict[str, str]:
+        """What copies are called, by the arrays' names."""
+        return {name: f"{name} copy" for name in self._copied}
 
-    def of(self, memory: Memory, device: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of the arrays that have one, and the others themselves."""
-        found = self.rooms(memory, arrays)
-        self._copy(memory, device, arrays, found, False)
-        return found
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        """Memory for the copies."""
+        return tuple([Room(self.names[name], copied.elements, copied.dtype) for name, copied in self._copied.items()])
 
-    def back(self, memory: Memory, device: int, copies: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Write to the arrays what their copies hold."""
-        self._copy(memory, device, copies, arrays, True)
-
-    def _copy(self, memory: Memory, device: int, source: Mapping[str, Any], to: Mapping[str, Any], back: bool) -> None:
-        names = tuple([name for name, array in to.items() if array is not source[name]])
-        if not names:
-            return
-        call = self._calls.get((back, names))
-        if call is None:
-            call = self._calls[back, names] = self._call(names, back)
-        call(memory, device, tuple([source[name] for name in names]), tuple([to[name] for name in names]))
-
-    def _call(self, names: tuple[str, ...], back: bool) -> KernelCall:
-        copied = [self._copied[name] for name in names]
+    def launch(self, names: Iterable[str], back: bool = False) -> tuple[Launch, ...]:
+        """Return the launch that copies those of the arrays, or writes back what the copies hold; none if none."""
+        given = tuple([name for name in names if name in self._copied])
+        copied = [self._copied[name] for name in given]
+        takes = given, tuple([self.names[name] for name in given])
         ways = [(each.other, each.own) if back else (each.own, each.other) for each in copied]
-        return KernelCall(
+        if not given:
+            return ()
+        call = KernelCall(
             rows_kernel,
             (max(each.programs for each in copied), len(copied)),
             (
@@ -196,3 +181,15 @@ class RowCopies:
             4,
             1,
         )
+        return (Launch(call, takes[::-1] if back else takes),)
+
+    def around(self, launches: Sequence[Launch], written: Collection[str]) -> tuple[Launch, ...]:
+        """Return launches that go by the copies, between those that copy; arrays that are ``written`` are copied back.
+
+        Args:
+            launches: of a call; at least one.
+            written: names of arrays.
+        """
+        into = self.launch([name for name in self._copied if name not in written])
+        first, *others = (*into, *renamed(launches, self.names))
+        return first._replace(rooms=(*self.rooms, *first.rooms)), *others, *self.launch(written, back=True)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.copyable import addressable, copyable
 from einops_fast.backends.triton.attention.decode.kernel import hopper_decode_kernel
 from einops_fast.backends.triton.attention.decode.work import DecodeNumbers, DecodeTiling
-from einops_fast.backends.triton.attention.general.forward_plan import ForwardPlan
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
-from einops_fast.backends.triton.attention.hopper.call import BATCH_AXES, LOG2E, Array, HopperCall, of_batch
+from einops_fast.backends.triton.attention.hopper.call import (
+    BATCH_AXES,
+    LOG2E,
+    NOWHERE,
+    Array,
+    HopperCall,
+    array_of,
+    of_batch,
+)
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, Places
+from einops_fast.backends.triton.attention.launches import Launch, Room
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 
-__all__ = ["HopperDecodePlan", "decode_tiling", "programs_for", "suits_decode"]
+__all__ = ["decode_tiling", "forward", "programs_for", "suits_decode"]
 
 _MOST_FEATURES = 256
 
@@ -142,105 +148,97 @@ def programs_for(units: int, tiles: int, blocks: int) -> int:
     return min(units, tiles * blocks)
 
 
-class HopperDecodePlan:
-    """A forward call; see :class:`ForwardPlan`.
+def forward(
+    spec: AttentionSpec,
+    problem: Problem,
+    units: int,
+    otherwise: tuple[Launch, ...],
+    dtypes: Mapping[str, str],
+) -> tuple[Launch, ...]:
+    """Return the launch of a forward call.
 
     Args:
         spec: what is computed.
         problem: the same, as the kernel takes it.
         units: multiprocessors of the device.
-        other: the same by other kernels, for arrays at odd addresses.
-        dtypes: of the lengths of sequences and of the block table, where there are these.
-        tiling: of the kernel.
+        otherwise: the same by other kernels, for arrays at odd addresses.
+        dtypes: of the lengths of sequences and of the block table, as ``cached`` and ``table``.
     """
+    tiling = decode_tiling(spec, problem)
+    tiles = problem.elements // problem.share
+    sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
+    programs = programs_for(units, tiles, -(-spec.kv_len // tiling.block))
+    arrays = {
+        "q_desc": _queries(spec, problem, tiling),
+        "k_desc": _copied(spec, problem, tiling, "k"),
+        "v_desc": _copied(spec, problem, tiling, "v"),
+        "out": Array(spec.dtype, aligned=False),
+        "lse": Array("float32", aligned=False),
+        "sinks": Array("float32", aligned=False) if spec.sinks else None,
+        "cached": Array(dtypes["cached"], aligned=False) if spec.cache else None,
+        "table": Array(dtypes["table"], aligned=False) if spec.page_size else None,
+        "parts": Array("float32"),
+        "arrived": Array("int32", aligned=False),
+    }
+    sizes = of_batch(problem.sizes, 1)
+    strides, limits = problem.strides, problem.numbers
+    numbers = DecodeNumbers(
+        tiles=tiles,
+        sequences=sequences,
+        each=tiles // sequences,
+        share=problem.share,
+        q_len=spec.q_len,
+        kv_len=spec.kv_len,
+        left=int(limits.left),
+        right=int(limits.right),
+        second=sizes[1],
+        third=sizes[2],
+        scale=spec.scale * LOG2E,
+        cap=spec.softcap * LOG2E,
+        out=_places(strides.out[:-1]),
+        lse=_places(strides.lse),
+        sinks=_places((*strides.sinks, 0)) if spec.sinks else NOWHERE,
+        rows=strides.pages[2] if spec.page_size else ANY,
+        columns=strides.pages[3] if spec.page_size else ANY,
+    )
+    call = HopperCall(hopper_decode_kernel, tiling, arrays, {}, numbers, programs, even=())
+    takes = tuple([array_of(name) if array else None for name, array in arrays.items()])
+    rooms = (
+        Room("parts", 2 * programs * tiling.rows * (spec.v_head_dim + 1)),
+        Room("arrived", tiles, "int32", counters=True),
+    )
+    return (Launch(call, takes, rooms, otherwise=otherwise),)
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        problem: Problem,
-        units: int,
-        other: ForwardPlan,
-        dtypes: tuple[str, str],
-        tiling: DecodeTiling,
-    ) -> None:
-        self._other = other
-        self._tiles = tiles = problem.elements // problem.share
-        sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
-        programs = programs_for(units, tiles, -(-spec.kv_len // tiling.block))
-        self._kept = 2 * programs * tiling.rows * (spec.v_head_dim + 1)
-        of_cached, of_table = dtypes
-        arrays = {
-            "q_desc": self._queries(spec, problem, tiling),
-            "k_desc": self._copied(spec, problem, tiling, "k"),
-            "v_desc": self._copied(spec, problem, tiling, "v"),
-            "out": Array(spec.dtype, aligned=False),
-            "lse": Array("float32", aligned=False),
-            "sinks": Array("float32", aligned=False) if spec.sinks else None,
-            "cached": Array(of_cached, aligned=False) if spec.cache else None,
-            "table": Array(of_table, aligned=False) if spec.page_size else None,
-            "parts": Array("float32"),
-            "arrived": Array("int32", aligned=False),
-        }
-        sizes = of_batch(problem.sizes, 1)
-        strides, limits = problem.strides, problem.numbers
-        numbers = DecodeNumbers(
-            tiles,
-            sequences,
-            tiles // sequences,
-            problem.share,
-            spec.q_len,
-            spec.kv_len,
-            int(limits.left),
-            int(limits.right),
-            sizes[1],
-            sizes[2],
-            spec.scale * LOG2E,
-            spec.softcap * LOG2E,
-            _places(strides.out[:-1]),
-            _places(strides.lse),
-            _places((*strides.sinks, 0)) if spec.sinks else Places(ANY, ANY, ANY, ANY),
-            *(strides.pages[2:] if spec.page_size else (ANY, ANY)),
-        )
-        self.kernel = HopperCall(hopper_decode_kernel, tiling, arrays, {}, numbers, programs, even=())
 
-    @staticmethod
-    def _queries(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling) -> Array:
-        """Of q, as the hardware sees it: a tile is all that shares keys."""
-        strides = of_batch(_of_queries(spec, problem)[:-2], 0)
-        return Array(
-            spec.dtype,
-            (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
-            tuple(stride or _ANY for stride in (*strides, *_of_queries(spec, problem)[-2:])),
-            (1, 1, tiling.heads, tiling.queries, tiling.head),
-        )
+def _queries(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling) -> Array:
+    """Of q, as the hardware sees it: a tile is all that shares keys."""
+    strides = of_batch(_of_queries(spec, problem)[:-2], 0)
+    return Array(
+        spec.dtype,
+        (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
+        tuple(stride or _ANY for stride in (*strides, *_of_queries(spec, problem)[-2:])),
+        (1, 1, tiling.heads, tiling.queries, tiling.head),
+    )
 
-    @staticmethod
-    def _copied(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling, name: str) -> Array:
-        """Of k or v, as the hardware sees it."""
-        of_keys = name == "k"
-        strides = problem.strides.k if of_keys else problem.strides.v
-        features = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
-        own = of_batch(strides[:-2], 0)
-        batch = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
-        if spec.page_size:
-            axis = BATCH_AXES - problem.features.axes
-            page = problem.strides.pages[0 if of_keys else 1]
-            own = (*own[:axis], page, *own[axis + 1 :])
-            batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
-        return Array(
-            spec.dtype,
-            (*batch, spec.page_size or spec.kv_len, features[0]),
-            tuple(stride or _ANY for stride in (*own, *strides[-2:])),
-            (1,) * BATCH_AXES + (tiling.copied, features[1]),
-        )
 
-    def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
-        """Write ``out`` and ``lse``."""
-        parts = memory.workspace(q, self._kept, "float32")
-        arrived = memory.counters(q, device, self._tiles)
-        given = (q, k, v, out, lse, extras.sinks, extras.cached, extras.table, parts, arrived)
-        if not self.kernel(memory, device, *given):
-            self._other(memory, device, q, k, v, extras, out, lse)
+def _copied(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling, name: str) -> Array:
+    """Of k or v, as the hardware sees it."""
+    of_keys = name == "k"
+    strides = problem.strides.k if of_keys else problem.strides.v
+    features = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
+    own = of_batch(strides[:-2], 0)
+    batch = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
+    if spec.page_size:
+        axis = BATCH_AXES - problem.features.axes
+        page = problem.strides.pages[0 if of_keys else 1]
+        own = (*own[:axis], page, *own[axis + 1 :])
+        batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
+    return Array(
+        spec.dtype,
+        (*batch, spec.page_size or spec.kv_len, features[0]),
+        tuple(stride or _ANY for stride in (*own, *strides[-2:])),
+        (1,) * BATCH_AXES + (tiling.copied, features[1]),
+    )
 
 
 def _places(strides: tuple[int, ...]) -> Places:

@@ -1,16 +1,17 @@
-"""Tiles worth trying for a kernel of attention, the first one the default."""
+"""Tiles of the general kernels of attention: the best ones that shared memory has room for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.around.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tilings", "power"]
+__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tiling", "power"]
 
 _MOST_PACKED = 64
 """Rows of all batch elements that share k and v, up to which one tile holds them all."""
@@ -110,10 +111,8 @@ _QUERIES: _Table = {
 }
 
 
-def forward_tilings(
-    spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int
-) -> list[Tiling]:
-    """For the forward kernel.
+def forward_tiling(spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int) -> Tiling:
+    """Return that of the forward kernel.
 
     Args:
         spec: what is computed.
@@ -122,24 +121,18 @@ def forward_tilings(
         processors: how many it has.
     """
     if spec.q_len <= FEW_QUERIES:
-        return _decode_tilings(spec, problem, capability, processors)
-    found = []
-    uneven = any(
-        along == (True, True) and not copyable(strides, ITEM_SIZES["float16"])
-        for along, strides in (
-            (problem.features.bias, problem.strides.bias),
-            (problem.features.mask, problem.strides.mask),
+        candidates = _decode_tilings(spec, problem, processors)
+    else:
+        features, strides = problem.features, problem.strides
+        uneven = any(
+            along == (True, True) and not copyable(own, ITEM_SIZES["float16"])
+            for along, own in ((features.bias, strides.bias), (features.mask, strides.mask))
         )
-    )
-    for block_m, block_n, warps, stages in _table(_FORWARD_UNEVEN if uneven else _FORWARD, spec):
-        tiling = Tiling(min(block_m, power(spec.q_len)), min(block_n, power(spec.kv_len)), warps, stages)
-        found.append(tiling)
-    return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
+        candidates = _from_table(_FORWARD_UNEVEN if uneven else _FORWARD, spec)
+    return _fitting(candidates, lambda tiling: _forward_bytes(spec, problem, tiling), capability)[0]
 
 
-def _decode_tilings(
-    spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int
-) -> list[Tiling]:
+def _decode_tilings(spec: AttentionSpec, problem: Problem, processors: int) -> list[Tiling]:
     packed = problem.share > 1 and spec.q_len * problem.share <= _MOST_PACKED
     rows = spec.q_len * (problem.share if packed else 1)
     heads = problem.elements // (problem.share if packed else 1)
@@ -152,28 +145,25 @@ def _decode_tilings(
                 break
             parts *= 2
         found.append(Tiling(power(rows), min(block_n, power(spec.kv_len)), warps, stages, packed, parts))
-    return _fitting(found, lambda tiling: _forward_bytes(spec, problem, tiling), capability)
+    return found
 
 
-def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> list[BackwardTilings]:
-    """For the backward kernels; see :func:`forward_tilings`."""
-    most_m, most_n = power(spec.q_len), power(spec.kv_len)
+def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> BackwardTilings:
+    """Return those of the backward kernels; see :func:`forward_tiling`."""
 
     def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
-        found = [Tiling(min(m, most_m), min(n, most_n), w, s) for m, n, w, s in _table(table, spec)]
-        return _fitting(found, lambda tiling: _backward_bytes(spec, problem, tiling, owns_keys), capability)
+        size = partial(_backward_bytes, spec, problem, owns_keys)
+        return _fitting(_from_table(table, spec), size, capability)
 
     keys, queries = fitted(_KEYS, True), fitted(_QUERIES, False)
-    return [
-        BackwardTilings(keys[min(at, len(keys) - 1)], queries[min(at, len(queries) - 1)], queries[-1])
-        for at in range(max(len(keys), len(queries)))
-    ]
+    return BackwardTilings(keys[0], queries[0], queries[-1])
 
 
-def _table(table: _Table, spec: AttentionSpec) -> list[tuple[int, int, int, int]]:
-    of_dtype = table[ITEM_SIZES[spec.dtype]]
+def _from_table(table: _Table, spec: AttentionSpec) -> list[Tiling]:
+    """Return tiles that are no longer than they need to be."""
     features = max(spec.head_dim, spec.v_head_dim)
-    return next(found for most, found in of_dtype.items() if features <= most)
+    rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if features <= most)
+    return [Tiling(min(m, power(spec.q_len)), min(n, power(spec.kv_len)), w, s) for m, n, w, s in rows]
 
 
 def power(extent: int) -> int:
@@ -193,7 +183,7 @@ def _forward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int
     return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
 
 
-def _backward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling, owns_keys: bool) -> int:
+def _backward_bytes(spec: AttentionSpec, problem: Problem, owns_keys: bool, tiling: Tiling) -> int:
     features = sum(problem.features.head) + sum(problem.features.v_head)
     own, other = (tiling.block_n, tiling.block_m) if owns_keys else (tiling.block_m, tiling.block_n)
     # The weights and their gradients go through shared memory, too.

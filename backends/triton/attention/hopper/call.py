@@ -23,14 +23,14 @@ from einops_fast.backends.triton.launching.launch import ALIGNMENT, spelled
 from einops_fast.backends.triton.launching.mapped_launch import MappedLaunch
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["BATCH_AXES", "LOG2E", "Array", "HopperCall", "Layouts", "of_batch", "padded"]
+__all__ = ["BATCH_AXES", "LOG2E", "NOWHERE", "Array", "HopperCall", "Layouts", "array_of", "of_batch", "padded"]
 
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
 
 LOG2E = math.log2(math.e)
 
-_NOWHERE = Places(ANY, ANY, ANY, ANY)
+NOWHERE = Places(ANY, ANY, ANY, ANY)
 """Of an array that there isn't."""
 
 _SHARERS = 4
@@ -138,6 +138,11 @@ class HopperCall:
         return True
 
 
+def array_of(parameter: str) -> str:
+    """Return the name of the array that a kernel's parameter is, or is a descriptor of."""
+    return parameter.removesuffix("desc").rstrip("_")
+
+
 def padded(spec: AttentionSpec) -> int:
     """Queries of a batch element in the array of rows' numbers."""
     return -(-spec.q_len // PADDED) * PADDED
@@ -184,16 +189,26 @@ class Layouts:
         self._spec, self._problem, self._tiling, self._bias_dtype = spec, problem, tiling, bias_dtype
         self._sizes = of_batch(problem.sizes, 1)
 
-    def __call__(self, name: str) -> Array:
-        """Of an array with features."""
+    def __call__(self, name: str) -> Array | None:
+        """Return an array of that name as kernels take it; ``None`` if there is none."""
         spec, tiling = self._spec, self._tiling
+        if name in ("bias", "mask", "d_bias"):
+            return self._added(name)
+        if name == "bounds":
+            return Array("int32") if tiling.bounded else None
+        if name == "rows" and tiling.turned:
+            # Of each batch element the logarithms of its queries, then their delta.
+            length = padded(spec)
+            return Array("float32", (2 * self._problem.elements, length), (length, 1), (1, tiling.block))
+        if name in ("rows", "lse"):
+            return Array("float32")
         of_keys, of_values = name in ("k", "v", "dk", "dv"), name in ("v", "dv", "out", "d_out")
         # Tiles are of keys or of queries, blocks of the others.
         rows = GROUP_ROWS if of_keys == tiling.turned else tiling.block
         tail = (spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim)
         return self._copied(name, spec.dtype, tail, (rows, tiling.box(int(of_values))))
 
-    def added(self, name: str) -> Array | None:
+    def _added(self, name: str) -> Array | None:
         """Of the bias, its gradient or the mask: in tiles, or an address."""
         spec, tiling = self._spec, self._tiling
         along = tiling.mask if name == "mask" else tiling.bias
@@ -206,13 +221,6 @@ class Layouts:
             return Array(dtype, aligned=False)
         box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)
         return self._copied(name, dtype, (spec.q_len, spec.kv_len), box)
-
-    def rows(self) -> Array:
-        """Of the rows' numbers: for each batch element the logarithms of its queries, then their delta."""
-        if not self._tiling.turned:
-            return Array("float32")
-        length = padded(self._spec)
-        return Array("float32", (2 * self._problem.elements, length), (length, 1), (1, self._tiling.block))
 
     def _copied(self, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
         strides = getattr(self._problem.strides, name)
@@ -256,12 +264,12 @@ class Layouts:
             spec.softcap * LOG2E,
             self._places(problem.strides.bias, self._tiling.bias),
             self._places(problem.strides.mask, self._tiling.mask),
-            bounds or _NOWHERE,
+            bounds or NOWHERE,
         )
 
     def _places(self, strides: tuple[int, ...] | None, along: tuple[bool, bool] | None) -> Places:
         if strides is None or along in (None, (True, True)):
-            return _NOWHERE
+            return NOWHERE
         *batch, of_queries, of_keys = strides
         return Places._make((*of_batch(tuple(batch), 0), of_queries or of_keys))
 

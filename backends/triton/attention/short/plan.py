@@ -6,18 +6,17 @@ from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.attention.arguments import Extras
-from einops_fast.backends.triton.attention.general.backward_plan import Gradients, bias_sizes, is_whole, parts_of
+from einops_fast.backends.triton.attention.arguments import Strides
+from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_whole, parts_of
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
+from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.attention.short.forward import short_forward_kernel
 from einops_fast.backends.triton.attention.short.gradients import short_gradients_kernel
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["ShortBackwardPlan", "ShortForwardPlan", "suits_short", "suits_short_backward"]
+__all__ = ["backward", "forward", "suits_short", "suits_short_backward"]
 
 _DTYPES = ("float16", "bfloat16")
 """Products of others would take more registers than there are."""
@@ -73,24 +72,20 @@ def suits_short_backward(spec: AttentionSpec, problem: Problem, units: int) -> b
     return fits and not problem.features.shared and suits_short(spec, problem, units, _BACKWARD_ROUNDS)
 
 
-class _Sharing:
-    """How batch elements that share a bias are divided among programs: what the kernels take for it.
+def _sharing(problem: Problem, name: str, enough: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
+    """Divide batch elements that share a bias among programs: the grid, and what the kernels take for it.
 
     Args:
         problem: what is computed.
         name: of the bias or its gradient, if elements share it, else empty: then each program has one element.
         enough: programs that keep the device busy.
     """
-
-    def __init__(self, problem: Problem, name: str, enough: int) -> None:
-        self.programs, self.parts = problem.elements, 1
-        self.arguments: tuple[Any, ...] = (None, 1, 1)
-        if name:
-            kept, summed = bias_sizes(problem, name)
-            self.programs = prod(kept)
-            self.parts = parts_of(self.programs, prod(summed), enough)
-            sharing = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
-            self.arguments = sharing, prod(summed), self.parts
+    if not name:
+        return (problem.elements, 1), (None, 1, 1)
+    kept, summed = bias_sizes(problem, name)
+    parts = parts_of(prod(kept), prod(summed), enough)
+    sharing = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
+    return (prod(kept), parts), (sharing, prod(summed), parts)
 
 
 def _is_shared(problem: Problem) -> bool:
@@ -98,96 +93,61 @@ def _is_shared(problem: Problem) -> bool:
     return problem.features.bias == (True, True) and prod(bias_sizes(problem, "bias")[1]) > 1
 
 
-def _tile(spec: AttentionSpec) -> tuple[tuple[int, int], int]:
-    """Queries and keys of a tile, and warps that work on it."""
+def _launch(
+    function: Any,
+    spec: AttentionSpec,
+    problem: Problem,
+    sharing: tuple[tuple[int, int], tuple[Any, ...]],
+    strides: Strides,
+    **others: Any,
+) -> Launch:
+    """Return the launch of a kernel, whose tiles have all positions."""
     block_m, block_n = power(spec.q_len), power(spec.kv_len)
-    return (block_m, block_n), 4 if block_m * block_n <= _FEW * _FEW else 8
+    grid, shared = sharing
+    return launch(
+        function,
+        grid,
+        (strides, problem.counting, *shared, *problem.runtime(problem.elements, 1)),
+        {"f": problem.features, "block_m": block_m, "block_n": block_n},
+        4 if block_m * block_n <= _FEW * _FEW else 8,
+        1,
+        **others,
+    )
 
 
-class ShortForwardPlan:
-    """A forward call; see :class:`ForwardPlan`.
+def forward(spec: AttentionSpec, problem: Problem, units: int) -> tuple[Launch, ...]:
+    """Return the launch of a forward call.
 
     Args:
         spec: what is computed.
         problem: the same, as the kernels take it; see :func:`suits_short`.
         units: multiprocessors of the device.
     """
-
-    def __init__(self, spec: AttentionSpec, problem: Problem, units: int) -> None:
-        sharing = _Sharing(problem, "bias" if _is_shared(problem) else "", _FORWARD_PROGRAMS * units)
-        (block_m, block_n), warps = _tile(spec)
-        self._call = KernelCall(
-            short_forward_kernel,
-            (sharing.programs, sharing.parts),
-            (
-                problem.strides_of("out"),
-                problem.counting,
-                *sharing.arguments,
-                *problem.runtime(problem.elements, 1),
-            ),
-            {"f": problem.features, "block_m": block_m, "block_n": block_n},
-            warps,
-            1,
-            registers=_REGISTERS,
-        )
-
-    def __call__(self, memory: Memory, device: int, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any) -> None:
-        """Write ``out`` and ``lse``."""
-        self._call(memory, device, q, k, v, out, lse, extras)
+    sharing = _sharing(problem, "bias" if _is_shared(problem) else "", _FORWARD_PROGRAMS * units)
+    strides = problem.strides_of("out")
+    return (_launch(short_forward_kernel, spec, problem, sharing, strides, registers=_REGISTERS),)
 
 
-class ShortBackwardPlan:
-    """A backward call; see :class:`BackwardPlan`, which this is one of in all but the kernels.
+def backward(spec: AttentionSpec, problem: Problem, units: int) -> Plan:
+    """Return the plan of a backward call, which writes ``delta`` if there are sinks, whose gradient needs it.
 
     Args:
         spec: what was computed.
         problem: the same, as the kernels take it; see :func:`suits_short_backward`.
         units: multiprocessors of the device.
     """
-
-    bias_starts_at_zero = False
-
-    def __init__(self, spec: AttentionSpec, problem: Problem, units: int) -> None:
-        self._sums = accumulator(spec.dtype)
-        self._rows = problem.elements * spec.q_len if spec.sinks else 0
-        self._direct = is_whole(spec)
-        strides = problem.strides_of("d_out", "dq", "dk", "dv", "d_bias")
-        summed = strides.d_bias is not None and not self._direct
-        shared = "d_bias" if summed else "bias" if _is_shared(problem) else ""
-        sharing = _Sharing(problem, shared, _BACKWARD_PROGRAMS * units)
-        self.bias_parts = 1
-        if summed:
-            assert spec.bias is not None
-            self.bias_parts = sharing.parts
-            strides = strides._replace(parts=(prod(spec.bias),))
-        (block_m, block_n), warps = _tile(spec)
-        self._call = KernelCall(
-            short_gradients_kernel,
-            (sharing.programs, sharing.parts),
-            (
-                strides,
-                problem.counting,
-                *sharing.arguments,
-                *problem.runtime(problem.elements, 1),
-            ),
-            {"f": problem.features, "block_m": block_m, "block_n": block_n},
-            warps,
-            1,
-        )
-
-    def __call__(
-        self,
-        memory: Memory,
-        device: int,
-        operands: tuple[Any, Any, Any],
-        results: tuple[Any, Any],
-        gradients_in: tuple[Any, Any],
-        extras: Extras,
-        into: Gradients,
-    ) -> Any:
-        """Write the gradients, and return ``delta`` if there are sinks, whose gradient needs it."""
-        (q, k, v), (_, lse), (d_out, d_lse) = operands, results, gradients_in
-        delta = memory.workspace(q, self._rows, self._sums) if self._rows else None
-        direct, sums = (into.bias, None) if self._direct else (None, into.bias)
-        self._call(memory, device, q, k, v, d_out, lse, d_lse, delta, into.q, into.k, into.v, direct, sums, extras)
-        return delta
+    strides = problem.strides_of("d_out", "dq", "dk", "dv", "d_bias")
+    summed = strides.d_bias is not None and not is_whole(spec)
+    shared = "d_bias" if summed else "bias" if _is_shared(problem) else ""
+    sharing = _sharing(problem, shared, _BACKWARD_PROGRAMS * units)
+    instead: dict[str, str | None] = {"sums": None}
+    if summed:
+        assert spec.bias is not None
+        strides = strides._replace(parts=(prod(spec.bias),))
+        instead = {"d_bias": None, "sums": "d_bias"}
+    if not spec.sinks:
+        instead["delta"] = None
+    found = _launch(short_gradients_kernel, spec, problem, sharing, strides, instead=instead)
+    if spec.sinks:
+        found = found._replace(rooms=(Room("delta", problem.elements * spec.q_len, accumulator(spec.dtype)),))
+    return Plan(BACKWARD, (found,), bias_parts=sharing[0][1] if summed else 1)

@@ -32,8 +32,8 @@ triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch.attention import gradients as torch_attention_gradients
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
@@ -64,9 +64,9 @@ def report_on_hopper(function, types, aligned, tiling, device):
 
 hopper_call.compiled_for = report_on_hopper
 of_hopper = (
-    (torch_attention_runs, "suits_hopper"),
-    (torch_attention_gradients, "suits_hopper_backward"),
-    (torch_attention_runs, "suits_decode"),
+    (attention_plan, "suits_hopper"),
+    (attention_plan, "suits_hopper_backward"),
+    (attention_plan, "suits_decode"),
 )
 suits = [getattr(*each) for each in of_hopper]
 for case in sys.argv[2:]:

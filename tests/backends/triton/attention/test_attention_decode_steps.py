@@ -16,6 +16,7 @@ from gluon_on_cpu import hopper_on_cpu  # noqa: E402
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
+from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
 from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
@@ -28,7 +29,7 @@ def programs(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         hopper_on_cpu() as found,
         mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), request.param)),
         # Here blocks are so small that few keys are many of them.
-        mock.patch.object(torch_attention_runs, "suits_short", return_value=False),
+        mock.patch.object(attention_plan, "suits_short", return_value=False),
         mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
         mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),

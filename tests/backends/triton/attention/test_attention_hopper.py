@@ -14,7 +14,7 @@ torch: Any = pytest.importorskip("torch")
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
-from einops_fast.backends.triton.attention.around import copyable, hopper_padded_plan, mask_bounds  # noqa: E402
+from einops_fast.backends.triton.attention.around import copyable, mask_bounds  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import plan as hopper_plan  # noqa: E402
 
 pytestmark = needs_hopper
@@ -113,7 +113,7 @@ def test_gradients_of_shared_keys_are_summed_up_afterwards(
     case: str, features: tuple[int, int], queued: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_attention_gradients, "pays_apart", lambda spec, units: True)
-    monkeypatch.setattr(hopper_padded_plan, "_LENGTH", 100)
+    monkeypatch.setattr(copyable, "_LENGTH", 100)
     dtype = "bfloat16" if features[0] == 128 else "float16"
     spec, inputs = attention(
         q_len=300, kv_len=400, head_dim=features[0], v_head_dim=features[1], dtype=dtype, causal=True, **APART[case]

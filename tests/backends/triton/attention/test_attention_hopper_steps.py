@@ -19,7 +19,7 @@ from einops_fast import attention_backend  # noqa: E402
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention.around import copyable, hopper_padded_plan, mask_bounds  # noqa: E402
+from einops_fast.backends.triton.attention.around import copyable, mask_bounds  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import plan as hopper_plan  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import positions as hopper_positions  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import shapes as hopper_shapes  # noqa: E402
@@ -110,7 +110,7 @@ def test_gradients_of_shared_keys_are_summed_up_afterwards(
     case: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_attention_gradients, "pays_apart", lambda spec, units: True)
-    monkeypatch.setattr(hopper_padded_plan, "_LENGTH", 100)
+    monkeypatch.setattr(copyable, "_LENGTH", 100)
     options = {"q_len": 140, "kv_len": 200, "head_dim": 16, **APART[case]}
     spec, inputs = attention(dtype="float16", **options)
     check(spec, inputs, tolerance=3e-3)
@@ -189,7 +189,7 @@ def test_copies_of_rows_at_odd_places(moved: str, ran: list[str]) -> None:
     check(spec, inputs, tolerance=3e-3)
     assert ran == []
     with (
-        mock.patch.object(hopper_padded_plan, "_LENGTH", 100),
+        mock.patch.object(copyable, "_LENGTH", 100),
         mock.patch.object(torch_attention_runs, "_calls", {}),
     ):
         check(spec, inputs, tolerance=3e-3)
@@ -224,7 +224,7 @@ def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, ran: l
                 setattr(inputs, name, array.mT.contiguous().mT)
     with (
         mock.patch.object(copyable, "_SCORES", 0),
-        mock.patch.object(hopper_padded_plan, "_LENGTH", 100),
+        mock.patch.object(copyable, "_LENGTH", 100),
     ):
         check(spec, inputs, tolerance=3e-3)
     shared = inputs.bias is not None and inputs.bias.shape[:-2] != spec.batch
@@ -277,7 +277,7 @@ def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool
         **dict.fromkeys(("k", "v", "out"), (shape, beside)),
         "lse": (shape[:2], (length, 1)),
     }
-    found, copies = hopper_padded_plan.on_copies(
+    found, copies = copyable.on_copies(
         spec, layouts, ("q", "k", "v", "out"), "", lambda given: problem(spec, given, "ieee", True), lambda _: True
     )
     copied_names = set(copies.strides) if copies else set()

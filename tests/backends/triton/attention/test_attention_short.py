@@ -14,26 +14,23 @@ torch: Any = pytest.importorskip("torch")
 
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
 from einops_fast.backends.triton.attention.short import plan as short_plan  # noqa: E402
-from einops_fast.backends.triton.attention.short.plan import ShortBackwardPlan, ShortForwardPlan  # noqa: E402
+from einops_fast.backends.triton.launching.kernel_call import KernelCall  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def ran() -> Iterator[list[Any]]:
     """``'forward'`` for each such call; for a backward one, in how many parts the gradient of a bias was summed up."""
     found: list[Any] = []
-    forward, backward = ShortForwardPlan.__call__, ShortBackwardPlan.__call__
+    call = KernelCall.__call__
 
-    def recorded_forward(self: ShortForwardPlan, *arguments: Any) -> None:
-        found.append("forward")
-        forward(self, *arguments)
-
-    def recorded_backward(self: ShortBackwardPlan, *arguments: Any) -> Any:
-        found.append(self.bias_parts)
-        return backward(self, *arguments)
+    def recorded(self: KernelCall, *arguments: Any) -> None:
+        name = getattr(self.function, "__name__", "")
+        if name.startswith("short"):
+            found.append("forward" if "forward" in name else self.grid[1])
+        call(self, *arguments)
 
     with (
-        mock.patch.object(ShortForwardPlan, "__call__", recorded_forward),
-        mock.patch.object(ShortBackwardPlan, "__call__", recorded_backward),
+        mock.patch.object(KernelCall, "__call__", recorded),
         # Errors show best where there is no rounding.
         mock.patch.object(short_plan, "_DTYPES", ("float16", "bfloat16", "float32")),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends.triton.attention.around import mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.around.mask_bounds import MaskBounds, is_bounded  # noqa: E402
+from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded  # noqa: E402
 from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting  # noqa: E402
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
 from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes  # noqa: E402
@@ -53,15 +53,18 @@ def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
     mask = mask.to(DEVICE)
     spec, given, tiling = planned(mask)
     tiling = replace(tiling, turned=turned)
-    bounds = MaskBounds(spec, given, tiling)
-    found = bounds(Poisoned(), 0, mask, mask).cpu()
+    launch, places = mask_bounds.mask_bounds(spec, given, tiling)
+    (room,) = launch.rooms
+    found = Poisoned().workspace(mask, room.elements, room.dtype)
+    launch.call(Poisoned(), 0, mask, found)
+    found = found.cpu()
     seen = (mask.mT if turned else mask).expand(2, 3, *((500, 200) if turned else (200, 500))).cpu()
     for element, rows in enumerate(seen.flatten(0, 1)):
         # Axes that merge are counted as one.
         digits = (0, element // 3, element % 3) if len(given.sizes) > 1 else (0, 0, element)
         for tile in range(-(-len(rows) // 64)):
             shown = rows[64 * tile : 64 * (tile + 1)].any(0).nonzero().flatten().tolist()
-            at = sum(digit * stride for digit, stride in zip((*digits, tile), bounds.places, strict=True))
+            at = sum(digit * stride for digit, stride in zip((*digits, tile), places, strict=True))
             assert found[at : at + 2].tolist() == ([shown[0], shown[-1] + 1] if shown else [rows.shape[-1], 0])
 
 

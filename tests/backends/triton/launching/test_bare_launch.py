@@ -45,6 +45,7 @@ from fused_steps import ON, fused_step
 from einops_fast import ops
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.launching import bare_launch, kernel_call, launch, mapped_launch
@@ -128,7 +129,7 @@ for equation, *operands in (
         run(*operands)
 q, k, of_bias = half(2, 3, 512, 64), half(2, 3, 512, 64), (2, 3, 512, 512)
 for on_hopper, bias, sinks in ((True, None, None), (False, half(*of_bias), torch.zeros(1, 3))):
-    torch_attention_runs.suits_hopper = lambda *of: on_hopper
+    attention_plan.suits_hopper = lambda *of: on_hopper
     spec = AttentionSpec(
         (2, 3), (2, 3), (2, 3), (2, 3), 512, 512, 64, 64, "bfloat16", 0.1, causal=True,
         bias=of_bias if bias is not None else None, sinks=sinks is not None,

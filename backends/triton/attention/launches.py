@@ -1,0 +1,158 @@
+"""What a call of attention launches, as data: kernels, each with the names of the arrays that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.attention.arguments import Extras
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
+
+__all__ = ["BACKWARD", "FORWARD", "Launch", "Plan", "Room", "launch", "renamed"]
+
+FORWARD = ("q", "k", "v", "out", "lse", "extras", *Extras._fields)
+"""Arrays that a plan of a forward call is given, in this order: the :class:`Extras` together, and one by one."""
+
+BACKWARD = (*FORWARD, "d_out", "d_lse", "dq", "dk", "dv", "d_bias")
+"""The same of a backward call; ``None`` for gradients that aren't wanted."""
+
+
+class Room(NamedTuple):
+    """A flat workspace of a launch. ``counters`` are integers that are 0 before and after it."""
+
+    name: str
+    elements: int
+    dtype: str = "float32"
+    counters: bool = False
+
+
+class Launch(NamedTuple):
+    """One kernel.
+
+    Attributes:
+        call: the kernel with everything fixed but its arrays; returns ``False`` where one lies at an odd address.
+        takes: names of its arrays, or tuples of names; ``None`` for no array.
+        rooms: workspaces that are made for it, which later launches may take, too.
+        then: launches that follow.
+        otherwise: launches in place of it and of those that follow, where an array lies at an odd address.
+    """
+
+    call: Callable[..., Any]
+    takes: tuple[Any, ...]
+    rooms: tuple[Room, ...] = ()
+    then: tuple[Launch, ...] = ()
+    otherwise: tuple[Launch, ...] = ()
+
+
+def launch(
+    function: Any,
+    grid: tuple[int, int],
+    tail: tuple[Any, ...],
+    constants: Mapping[str, Any],
+    warps: int,
+    stages: int,
+    *,
+    registers: int | None = None,
+    instead: Mapping[str, str | None] | None = None,
+) -> Launch:
+    """Return a launch of a kernel that Triton compiles for its arrays, which are called as its first parameters are.
+
+    Args:
+        function, grid, tail, constants, warps, stages, registers: see :class:`KernelCall`.
+        instead: other names of arrays, by those of the parameters.
+    """
+    names = function.arg_names[: -len(tail) - len(constants)]
+    call = KernelCall(function, grid, tail, constants, warps, stages, registers=registers)
+    return Launch(call, tuple([(instead or {}).get(name, name) for name in names]))
+
+
+def renamed(launches: Iterable[Launch], names: Mapping[str, str]) -> tuple[Launch, ...]:
+    """Return launches that take other arrays in place of some."""
+    extras = Extras(*[names.get(name, name) for name in Extras._fields])
+    replaced = {**names, "extras": extras} if any(name in names for name in Extras._fields) else names
+    return tuple(
+        [
+            each._replace(
+                takes=tuple([replaced.get(name, name) for name in each.takes]),
+                then=renamed(each.then, names),
+                otherwise=renamed(each.otherwise, names),
+            )
+            for each in launches
+        ]
+    )
+
+
+_Steps = tuple[tuple[Any, ...], ...]
+"""Launches with places in a list of arrays in place of names."""
+
+
+class Plan:
+    """The launches of a call.
+
+    Args:
+        given: names of the arrays that come with a call.
+        launches: what is launched, in order.
+        bias_parts: in how many parts the gradient of the bias is written.
+        bias_starts_at_zero: whether the array for that gradient has to be full of zeros.
+        exact: whether gradients may have the dtype that sums are kept in.
+    """
+
+    def __init__(
+        self,
+        given: tuple[str, ...],
+        launches: Iterable[Launch],
+        *,
+        bias_parts: int = 1,
+        bias_starts_at_zero: bool = False,
+        exact: bool = True,
+    ) -> None:
+        self.bias_parts, self.bias_starts_at_zero, self.exact = bias_parts, bias_starts_at_zero, exact
+        slots: dict[Any, int] = {name: at for at, name in enumerate((*given, None))}
+        self._steps = _steps(launches, slots)
+        self._rooms = [None] * (len(slots) - len(given))
+        self._delta = slots.get("delta", slots[None])
+
+    def __call__(self, memory: Memory, device: int, arrays: list[Any], steps: _Steps | None = None) -> Any:
+        """Queue the kernels; return ``delta``, a flat array, where that is written.
+
+        Args:
+            memory: the framework's arrays.
+            device: number of the device.
+            arrays: those that the plan is given; the list is no longer the caller's.
+            steps: some of the launches only, to which the list is known.
+        """
+        if steps is None:
+            steps = self._steps
+            arrays += self._rooms
+        for rooms, call, take, then, otherwise in steps:
+            for at, elements, dtype, counters in rooms:
+                if counters:
+                    arrays[at] = memory.counters(arrays[0], device, elements)
+                else:
+                    arrays[at] = memory.workspace(arrays[0], elements, dtype)
+            following = otherwise if call(memory, device, *take(arrays)) is False else then
+            if following:
+                self(memory, device, arrays, following)
+        return arrays[self._delta]
+
+
+def _steps(launches: Iterable[Launch], slots: dict[Any, int]) -> _Steps:
+    """Give rooms places after all other arrays, and look names up."""
+    found = []
+    for each in launches:
+        rooms = tuple([(slots.setdefault(name, len(slots)), *room) for name, *room in each.rooms])
+        take = _picker(each.takes, slots)
+        found.append((rooms, each.call, take, _steps(each.then, slots), _steps(each.otherwise, slots)))
+    return tuple(found)
+
+
+def _picker(name: Any, slots: Mapping[Any, int]) -> Callable[[list[Any]], Any]:
+    """Return what takes an array from a list, or for a tuple of names a tuple of its kind."""
+    if not isinstance(name, tuple):
+        return itemgetter(slots[name])
+    if type(name) is tuple and len(name) > 1 and not any(isinstance(each, tuple) for each in name):
+        return itemgetter(*[slots[each] for each in name])
+    make, inner = getattr(name, "_make", tuple), [_picker(each, slots) for each in name]
+    return lambda arrays: make([pick(arrays) for pick in inner])
