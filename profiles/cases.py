@@ -160,6 +160,24 @@ class Case:
         info = contract_path(f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize="optimal")[1]
         return int(info.opt_cost)
 
+    def gradient(self, place: int) -> Case:
+        """The einsum that is the gradient of one operand: in its place stands the result's cotangent."""
+        inputs, shapes = list(self.inputs), list(self.shapes)
+        inputs[place], shapes[place] = self.output, self.result_shape
+        return Case(f"{self.name}-grad{place}", f"{','.join(inputs)}->{self.inputs[place]}", tuple(shapes))
+
+    def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
+        """Elements that have to be moved and FLOPs: of forward and, if asked for, of backward.
+
+        Operands and result are moved once, and FLOPs are those of the best order. Backward reads the operands and the
+        cotangent once, and writes every gradient.
+        """
+        forward = sum(self.elements), self.flops
+        if not backward:
+            return (forward,)
+        flops = sum(self.gradient(place).flops for place in range(len(self.shapes)))
+        return forward, (forward[0] + sum(map(prod, self.shapes)), flops)
+
     def with_extents(self, extents: dict[str, int]) -> Case:
         """The same equation at other extents."""
         return replace(self, shapes=tuple(tuple(extents[letter] for letter in term) for term in self.inputs))

@@ -119,9 +119,16 @@ class Framework(ABC):
         """Ask for gradients with respect to ``array``."""
         raise Unavailable(f"{self.name} has no autograd")
 
-    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
-        """Run ``call`` forward and backward: the gradient of every operand."""
+    def gradient(self, call: Call, leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+        """Run ``call`` forward and backward: what it returns, and the gradient of every leaf.
+
+        A loss, which has no cotangents, is differentiated as it is.
+        """
         raise Unavailable(f"{self.name} has no autograd")
+
+    def forget(self) -> None:
+        """Give memory back that is kept for new arrays, which the next case may need in larger pieces."""
+        return
 
 
 class NumPy(Framework):
@@ -254,8 +261,13 @@ class Torch(Framework):
     def track(self, array: Any) -> None:
         array.requires_grad_()
 
-    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
-        return tuple(self.torch.autograd.grad(call(*operands), operands, cotangent))
+    def gradient(self, call: Call, leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+        results = call()
+        return results, self.torch.autograd.grad(results, leaves, cotangents or None)
+
+    def forget(self) -> None:
+        if self.device == "gpu":
+            self.torch.cuda.empty_cache()
 
 
 class MXNet(Framework):
@@ -306,11 +318,11 @@ class MXNet(Framework):
     def track(self, array: Any) -> None:
         array.attach_grad()
 
-    def gradient(self, call: Call, operands: Sequence[Any], cotangent: Any) -> tuple[Any, ...]:
+    def gradient(self, call: Call, leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
         with self.mx.autograd.record():
-            result = call(*operands)
-        result.backward(cotangent)
-        return tuple(operand.grad for operand in operands)
+            result = call()
+        result.backward(*cotangents)
+        return result, tuple(leaf.grad for leaf in leaves)
 
 
 class CuPy(Framework):

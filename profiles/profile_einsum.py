@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
-    from einops_fast.profiles.einsum.modes import make_way
+    from einops_fast.profiles.einsum.study import make_way
     from einops_fast.profiles.timing.measure import check
     from einops_fast.profiles.ways import bind, inputs
 

@@ -1,24 +1,54 @@
-"""Ways to compute a case, and the operands that they get."""
+"""Ways to compute a case, and the operands that they get, in whatever order these lie in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import einops_fast
-from einops_fast.profiles.cases import Case
+from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.layouts import laid_out, stored_shapes
 from einops_fast.profiles.timing.accuracy import random_values
 from einops_fast.runtime.budget import forget_spending
 
-__all__ = ["Around", "Call", "Inputs", "Way", "bind", "inputs", "our_way"]
+__all__ = [
+    "SLICED", "Around", "Bound", "Call", "Inputs", "Way", "answer", "bind", "inputs", "laid_out", "our_way",
+    "stored_shapes",
+]  # fmt: skip
 
 Around = Callable[[], AbstractContextManager[Any]]
 Call = Callable[[], Any]
+
+SLICED = "_"
+"""Stands for an axis of two in a layout: the operand is the second of both, so it starts inside its array."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a case is computed of.
+
+    Attributes:
+        operands: arrays that may have gradients.
+        cotangents: of the results, where gradients are wanted; none for a loss.
+        constants: arguments without gradients, which follow the operands.
+        backward: whether gradients are wanted.
+    """
+
+    operands: tuple[Any, ...]
+    cotangents: tuple[Any, ...] = ()
+    constants: tuple[Any, ...] = ()
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A way with what it works on: the call, and the arrays whose gradients are wanted."""
+
+    forward: Call
+    leaves: tuple[Any, ...]
 
 
 def _same(array: Any) -> Any:
@@ -46,18 +76,41 @@ class Way:
     prepare: Callable[..., Call] = partial
     finish: Callable[[Any], Any] = _same
 
+    def bind(self, given: Inputs) -> Bound:
+        """The way on these inputs."""
+        return Bound(self.prepare(self.call, *given.operands, *given.constants), given.operands)
+
 
 def our_way(name: str, framework: Framework, case: Case) -> Way:
     """``fast_einsum`` as its users call it."""
     return Way(name, partial(einops_fast.fast_einsum, case.called), framework)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Operands in one framework; with a cotangent of the result where gradients are wanted."""
+def bind(way: Way, given: Inputs) -> Call:
+    """A way as a call without arguments: of the result or, where gradients are wanted, of these.
 
-    operands: tuple[Any, ...]
-    cotangent: Any = None
+    Like a program's first problem of its kind: whatever was chosen for the cases before, there is time to choose.
+    """
+    forget_spending()
+    bound = way.bind(given)
+    if not given.backward:
+        return bound.forward
+    return lambda: way.framework.gradient(bound.forward, bound.leaves, given.cotangents)[1]
+
+
+def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Results and, where they are wanted, gradients of one call.
+
+    ``shapes`` of ``dtype`` are those of what is returned: what is right mustn't be left over from who came before.
+    """
+    forget_spending()
+    bound = way.bind(given)
+    way.framework.spoil(shapes, dtype)
+    if given.backward:
+        results, gradients = way.framework.gradient(bound.forward, bound.leaves, given.cotangents)
+    else:
+        results, gradients = way.finish(bound.forward()), ()
+    return results if isinstance(results, tuple) else (results,), gradients
 
 
 def inputs(
@@ -78,21 +131,38 @@ def inputs(
         stored = [framework.array(values, dtype) for values in random_values(shapes, seed)]
     else:
         stored = framework.normal(shapes, dtype, seed)
-    cotangent = stored.pop() if backward else None
+    cotangents = (stored.pop(),) if backward else ()
     operands = laid_out(case, framework, stored)
     if backward:
         for operand in operands:
             framework.track(operand)
-    return Inputs(tuple(operands), cotangent)
+    return Inputs(tuple(operands), cotangents, backward=backward)
 
 
-def bind(way: Way, given: Inputs) -> Call:
-    """A way as a call without arguments: of the result or, given a cotangent, of all gradients.
+def stored_shapes(case: Case) -> list[Shape]:
+    """For each operand the shape of the array in memory: its axes from the outermost to the innermost."""
+    return [
+        tuple(extent for _, extent in _stored(term, shape, order))
+        for term, shape, order in zip(case.inputs, case.shapes, case.orders, strict=True)
+    ]
 
-    Like a program's first problem of its kind: whatever was chosen for the cases before, there is time to choose.
-    """
-    forget_spending()
-    operands, cotangent = given.operands, given.cotangent
-    if cotangent is None:
-        return way.prepare(way.call, *operands)
-    return lambda: way.framework.gradient(way.call, operands, cotangent)
+
+def laid_out(case: Case, framework: Framework, stored: Sequence[Any]) -> list[Any]:
+    """The operands as views of arrays of :func:`stored_shapes`."""
+    return [
+        array if order == term else _view(framework, array, term, shape, order)
+        for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)
+    ]
+
+
+def _stored(term: str, shape: Shape, order: str) -> list[tuple[str, int]]:
+    """List the axes of the array in memory by letter; one to be expanded has one element, and comes last."""
+    extents = {**dict(zip(term, shape, strict=True)), SLICED: 2}
+    return [(letter, extents[letter]) for letter in order] + [(letter, 1) for letter in term if letter not in order]
+
+
+def _view(framework: Framework, array: Any, term: str, shape: Shape, order: str) -> Any:
+    letters = [letter for letter, _ in _stored(term, shape, order)]
+    picked = array[tuple(1 if letter == SLICED else slice(None) for letter in letters)]
+    left = [letter for letter in letters if letter != SLICED]
+    return framework.view(picked, tuple(map(left.index, term)), shape)

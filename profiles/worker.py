@@ -1,6 +1,7 @@
 """One process per framework, so that imports and thread settings don't disturb each other.
 
-The parent starts ``python -m einops_fast.profiles.worker STUDY FRAMEWORK OPTIONS`` and reads a record a line.
+The parent starts ``python -m einops_fast.profiles.worker STUDY FRAMEWORK OPTIONS`` and reads a record a line; with
+``ahead`` and jobs in place of the others, the process calls these once, for what compilers leave on disk.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
-import einops_fast
 from einops_fast.profiles import frameworks
+from einops_fast.profiles.processes import WORKER, surroundings
 from einops_fast.profiles.reporting.records import Machine, Options, Record, decode, encode, skipped
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.environment import environment, versions
 from einops_fast.profiles.timing.processors import available_threads, thread_environment
 
-__all__ = ["run_worker"]
+__all__ = ["call_ahead", "run_worker"]
 
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, 130)
 """Statuses of a process that was asked to end; the last is its own after Ctrl-C."""
@@ -36,29 +38,25 @@ def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]
         KeyboardInterrupt: someone has stopped the process.
     """
     threads = options.threads or available_threads()
-    root = str(Path(einops_fast.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", __name__, study, framework, json.dumps(asdict(options))]
-    with tempfile.TemporaryFile("w+") as complaints:
-        environment = {**os.environ, **thread_environment(threads), "PYTHONPATH": path}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment
-        ) as process:
-            assert process.stdout is not None
-            try:
-                yield from map(decode, process.stdout)
-            except BaseException:
-                # Whoever reads has stopped, by Ctrl-C or otherwise: so does the work.
-                process.terminate()
-                raise
-            if process.wait() in STOPPED:
-                raise KeyboardInterrupt
-            if process.returncode != 0:
-                complaints.seek(0)
-                why = f"the process ended with status {process.returncode}"
-                yield skipped(
-                    framework, "everything after", why, details=complaints.read()[-4000:].strip(), guest=False
-                )
+    command = [sys.executable, "-m", WORKER, study, framework, json.dumps(asdict(options))]
+    settings = surroundings(thread_environment(threads))
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=settings) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield from map(decode, process.stdout)
+        except BaseException:
+            # Whoever reads has stopped, by Ctrl-C or otherwise: so does the work.
+            process.terminate()
+            raise
+        if process.wait() in STOPPED:
+            raise KeyboardInterrupt
+        if process.returncode != 0:
+            complaints.seek(0)
+            why = f"the process ended with status {process.returncode}"
+            yield skipped(framework, "everything after", why, details=complaints.read()[-4000:].strip(), guest=False)
 
 
 def main(study: str, name: str, options: Options) -> None:
@@ -86,8 +84,21 @@ def main(study: str, name: str, options: Options) -> None:
             print(encode(record), file=records)
 
 
+def call_ahead(study: str, jobs: Sequence[Sequence[Any]]) -> None:
+    """Call each of these jobs once; what fails will fail again where it's told."""
+    framework = frameworks.load(jobs[0][0], "gpu", 1)
+    for job in jobs:
+        with suppress(Exception):
+            STUDIES[study].ahead(framework, job)
+        framework.forget()
+
+
 if __name__ == "__main__":
+    study, what, given = sys.argv[1:]
     try:
-        main(sys.argv[1], sys.argv[2], Options(**json.loads(sys.argv[3])))
+        if what == "ahead":
+            call_ahead(study, json.loads(given))
+        else:
+            main(study, what, Options(**json.loads(given)))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -133,6 +133,10 @@ class AttentionCase:
         bias = self.heads * self.q_len * self.kv_len * self.bias
         return (self.batch * per_element + bias) * (3 if backward else 1)
 
+    def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
+        """Elements and FLOPs, of both directions together."""
+        return ((self.elements(backward), self.flops(backward)),)
+
     @property
     def _sequences(self) -> list[tuple[int, int]]:
         if self.lengths:

@@ -62,23 +62,23 @@ def _picked(case: AttentionCase, backward: bool) -> slice:
     return slice((case.batch - 1) % step, None, step)
 
 
-def reference(case: AttentionCase, operands: Sequence[Any], cotangent: Any, extras: Extras) -> list[Any]:
-    """Result and, given a cotangent, gradients in float64, with the axes of :func:`canonical`.
+def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence[Any], extras: Extras) -> list[Any]:
+    """Result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`.
 
     Args:
         case: what to compute.
         operands: tensors: q, k, v and the bias, if there is one.
-        cotangent: of the result.
+        cotangents: of the result.
         extras: mask and ends.
     """
-    backward = cotangent is not None
+    backward = bool(cotangents)
     picked = _picked(case, backward)
     arrays = [canonical(case, each.detach()) for each in operands]
     arrays[:3] = [each[picked] for each in arrays[:3]]
     shape = (*arrays[0].shape[:3], case.v_head_dim)
     found = [arrays[0].new_zeros(shape, dtype=_double(arrays[0]))]
     if backward:
-        cotangent = canonical(case, cotangent)
+        [cotangent] = (canonical(case, each) for each in cotangents)
         found += [each.new_zeros(each.shape, dtype=_double(each)) for each in arrays]
     for at, heads, group, queries, keys in _pieces(case, len(arrays[0])):
         places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 from einops_fast.errors import OperandError
-from einops_fast.profiles.attention.ahead import compile_ahead
 from einops_fast.profiles.attention.cases import FAMILIES, AttentionCase, scaled
 from einops_fast.profiles.attention.check import Extras, allowed_error, largest_error, reference
-from einops_fast.profiles.attention.tables import tables
 from einops_fast.profiles.attention.ways import (
     NAIVE,
     NATIVE,
@@ -21,31 +20,41 @@ from einops_fast.profiles.attention.ways import (
     chosen_by_ours,
     extras,
 )
-from einops_fast.profiles.cases import ITEM_SIZES, select
-from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.traces import made, write_trace
-from einops_fast.profiles.reporting.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
-from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
-from einops_fast.profiles.timing.limits import FIRST_CALL, limited
-from einops_fast.profiles.timing.measure import QUICK, Effort, Timing, fastest, paired_ratio, time_checked, too_wrong
-from einops_fast.profiles.timing.memory import peak_memory
-from einops_fast.profiles.ways import Way, bind
+from einops_fast.profiles.cases import select
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.reporting.case_tables import (
+    Column,
+    Line,
+    best_over_ours,
+    by_way,
+    comparison,
+    gigabytes,
+    lines_of,
+    megabytes,
+    number,
+    of,
+    ratio,
+    table,
+    teraflops,
+    time_of,
+    times,
+    verdict,
+)
+from einops_fast.profiles.reporting.records import Options, Record, Row, is_own
+from einops_fast.profiles.reporting.report import Table
+from einops_fast.profiles.study import Study, Task
+from einops_fast.profiles.timing.measure import Effort, Errors, Timed, Timing, check_ways, too_wrong
+from einops_fast.profiles.ways import Inputs, Way, answer
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
-
-about = "attention in every layout and with every feature, against each implementation alone"
-
-frameworks: tuple[str, ...] = ("torch",)
-families: dict[str, tuple[AttentionCase, ...]] = FAMILIES
-own_cases = False
-peers: tuple[str, ...] = tuple(name for name in WAYS if not is_own(name))
-
-DTYPES = {"cpu": ("float32",), "gpu": ("bfloat16", "float16")}
+__all__ = ["CPU_CASES", "AttentionStudy", "tables"]
 
 ROWS_ONLY = "float16"
 """Of this one only the ``rows`` are measured, unless someone asks for it: it takes as long as bfloat16."""
 
 ON_CPU = (OURS, NATIVE, NAIVE)
+
+LARGEST_AHEAD = 1 << 30
+"""Elements of a case: of a larger one, the processes that compile would not fit in memory together."""
 
 CPU_CASES = (
     "row-2x16x8192x64",
@@ -62,135 +71,100 @@ CPU_CASES = (
 )
 """The public ones on a CPU."""
 
-EFFORTS = {
-    "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
-    "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5, settling=0.1),
-}
 
+class AttentionStudy(Study):
+    """A row per dtype, case, direction and way; ours with what was chosen."""
 
-@dataclass(frozen=True)
-class _Job:
-    """One case in one direction, and what all its ways share."""
-
-    framework: Framework
-    case: AttentionCase
-    dtype: str
-    backward: bool
-    given: Extras
-    names: tuple[str, ...]
-
-    def ways(self) -> list[Way]:
-        return attention_ways(self.case, self.framework, self.given, self.names, self.dtype, self.backward)
-
-    def row(self, timing: Timing, work: Work) -> Row:
-        row = Row.of(self.framework.name, self.case, self.dtype, timing, work, backward=self.backward)
-        return replace(row, guest=not is_own(timing.name))
-
-
-def measure(framework: Framework, options: Options) -> Iterator[Record]:
-    """A row per dtype, case, direction and way, with the most memory it holds; ours with what was chosen."""
-    if framework.name != "torch":
-        yield skipped(framework.name, OURS, "attention is measured on torch's tensors")
-        return
-    effort = QUICK if options.quick else EFFORTS[framework.device]
-    cases = _cases(framework, options)
-    directions = (False,) if options.forward_only else (False, True)
-    dtypes = options.dtypes or DTYPES[framework.device]
-    tasks = {
-        dtype: [
-            (case, backward)
-            for case in cases
-            if options.dtypes or dtype != ROWS_ONLY or case in FAMILIES["rows"]
-            for backward in directions[: 2 if case.trained else 1]
-            if options.left(framework.name, dtype, case, backward)
-        ]
-        for dtype in dtypes
+    about = "attention in every layout and with every feature, against each implementation alone"
+    families = FAMILIES
+    peers = tuple(name for name in WAYS if not is_own(name))
+    guests = peers
+    dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16", "float16")}
+    efforts: Mapping[str, Effort] = {
+        "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
+        "gpu": Effort(rounds=15, seconds=0.6, warm_up=0.01, lost=1.5, settling=0.1),
     }
-    yield Extent(sum(map(len, tasks.values())))
-    # Ours comes last: its choice measures what is compiled by then.
-    measured = options.peers or peers
-    names = (*(name for name in WAYS if name != OURS and (is_own(name) or name in measured)), OURS)
-    if framework.device == "cpu":
-        names = tuple(name for name in names if name in ON_CPU)
-    for dtype in filter(tasks.get, dtypes):
-        try:
-            ceilings = measure_ceilings(framework, dtype, effort)
-        except Unavailable as missing:
-            yield skipped(framework.name, OURS, str(missing), dtype=dtype)
-            continue
-        yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
+    compiled = ("flex", "triton")
+
+    def wanted(self, framework: Framework, dtype: str, options: Options) -> Sequence[AttentionCase]:
+        found = select(FAMILIES[options.cases], options.only)
         if framework.device == "gpu":
-            yield from map(Note, compile_ahead(tasks[dtype], dtype, names, framework.threads))
-        for case, backward in tasks[dtype]:
-            job = _Job(framework, case, dtype, backward, extras(case, framework), names)
-            work = _work(case, dtype, ceilings, backward)
-            try:
-                yield from _rows(job, work, effort, options.trace)
-            except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
-                yield job.row(Timing.failed(OURS, error), work)
+            return [case for case in found if options.dtypes or dtype != ROWS_ONLY or case in FAMILIES["rows"]]
+        # Two cores take minutes for all; whoever asks for others by name gets them.
+        every = options.only or options.cases != "public"
+        return [case for case in found if every or case.name in CPU_CASES]
+
+    def scaled(self, case: AttentionCase, device: str, dtype: str) -> AttentionCase:
+        return scaled(case, device)
+
+    def directions(self, framework: Framework, case: AttentionCase, options: Options) -> tuple[bool, ...]:
+        return (False, True) if case.trained and not options.forward_only else (False,)
+
+    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[tuple[str, ...], list[Record]]:
+        measured = options.peers or self.peers
+        # Ours comes last: its choice measures what is compiled by then.
+        names = [name for name in WAYS if name != OURS and (is_own(name) or name in measured)]
+        return tuple(name for name in (*names, OURS) if framework.device == "gpu" or name in ON_CPU), []
+
+    def shared(self, framework: Any, case: AttentionCase, dtype: str, offered: Sequence[str]) -> Extras:
+        return extras(case, framework)
+
+    def ways(self, task: Task) -> list[Way]:
+        return attention_ways(task.case, task.framework, task.shared, task.offered, task.dtype, task.backward)
+
+    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
+        return attention_inputs(task.case, framework, task.dtype, seed, task.backward)
+
+    def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
+        case, given = task.case, self.inputs(task, task.framework, 0)
+        expected = reference(case, given.operands, given.cotangents, task.shared)
+        limit = allowed_error(case, task.dtype)
+        shapes = [case.result_shape, *(case.shapes if task.backward else ())]
+
+        def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
+            results, gradients = answer(way, given, shapes, task.dtype)
+            error = largest_error(case, (*results, *gradients), expected)
+            return (error,), too_wrong(error, limit)
+
+        # An implementation that isn't made for the case has no row: explain_attention says why.
+        return check_ways(ways, judge, NATIVE, lambda way, error: way.name != OURS and isinstance(error, OperandError))
+
+    def told(self, task: Task, row: Row, timed: Timed) -> Row:
+        return replace(row, chosen=chosen_by_ours(task.case, task.shared, timed.operands)) if row.what == OURS else row
+
+    def compiled_for(self, case: AttentionCase, dtype: str, backward: bool, offered: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.compiled if name in offered and case.elements() <= LARGEST_AHEAD)
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        return tables(rows)
 
 
-def _cases(framework: Framework, options: Options) -> list[AttentionCase]:
-    found = select(FAMILIES[options.cases], options.only)
-    if framework.device == "gpu":
-        return list(found)
-    # Two cores take minutes for all; whoever asks for others by name gets them.
-    few = found if options.only or options.cases != "public" else [case for case in found if case.name in CPU_CASES]
-    return [scaled(case, "cpu") for case in few]
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Per dtype a table of forward calls, and one of forward and backward."""
+
+    def group(row: Row) -> tuple[str, bool]:
+        return row.dtype, row.backward
+
+    return [_table(*key, list(some)) for key, some in groupby(sorted(rows, key=group), key=group)]
 
 
-def _work(case: AttentionCase, dtype: str, ceilings: Ceilings, backward: bool) -> Work:
-    return Work.of(case.elements(backward) * ITEM_SIZES[dtype], case.flops(backward), ceilings)
-
-
-def _rows(job: _Job, work: Work, effort: Effort, trace: str) -> Iterator[Record]:
-    checked = _check(job)
-    right = [(way, timing) for way, timing in checked if not timing.failure]
-    ways = [way for way, _ in right]
-    # Not the inputs of the check: nothing remembered from there can help.
-    operands = attention_inputs(job.case, job.framework, job.dtype, 1, job.backward)
-    calls = [bind(way, operands) for way in ways]
-    arounds = [way.around for way in ways]
-    timings = time_checked([timing for _, timing in right], calls, job.framework.clock(), arounds, effort)
-    native = next((timing for timing in timings if timing.name == NATIVE), None)
-    best = fastest(timing for timing in timings if not is_own(timing.name))
-    for way, call, timing in zip(ways, calls, timings, strict=True):
-        row = job.row(replace(timing, speedup=paired_ratio(native, timing) if native else None), work)
-        if best is not None and is_own(way.name):
-            row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
-        if way.name == OURS:
-            row = replace(row, chosen=chosen_by_ours(job.case, job.given, operands.operands))
-        with way.around(), suppress(Exception):  # who can't tell was measured all the same
-            row = replace(row, peak_bytes=peak_memory(job.framework, call))
-        yield row
-        if trace:
-            with way.around():
-                yield from write_trace(trace, row, job.framework, made(call))
-    yield from (job.row(timing, work) for _, timing in checked if timing.failure)
-
-
-def _check(job: _Job) -> list[tuple[Way, Timing]]:
-    """The error of every way that can do the case, on inputs of its own."""
-    case, framework = job.case, job.framework
-    given = attention_inputs(case, framework, job.dtype, 0, job.backward)
-    expected = reference(case, given.operands, given.cotangent, job.given)
-    limit = allowed_error(case, job.dtype)
-    checked = []
-    for way in job.ways():
-        try:
-            with way.around(), limited(FIRST_CALL, "the first call"):
-                # What is right mustn't be left over from who came before.
-                framework.spoil([case.result_shape, *(case.shapes if job.backward else ())], job.dtype)
-                results = [way.call(*given.operands)]
-                if job.backward:
-                    results += bind(way, given)()
-            error = largest_error(case, results, expected)
-        except OperandError as cannot:
-            if way.name == OURS:
-                checked.append((way, Timing.failed(way.name, cannot)))
-            continue  # it isn't made for this: explain_attention says why
-        except Exception as failure:
-            checked.append((way, Timing.failed(way.name, failure)))
-            continue
-        checked.append((way, Timing(way.name, error=error, failure=too_wrong(error, limit))))
-    return checked
+def _table(dtype: str, backward: bool, rows: Sequence[Row]) -> Table:
+    ways = [name for name in WAYS if any(row.what == name for row in rows)]
+    columns = [
+        Column[Line]("case", lambda line: line.some.case),
+        Column("sizes", lambda line: line.some.sizes),
+        *by_way(ways, "TFLOP/s", lambda row: number(teraflops(row))),
+        *by_way(ways, "ms", time_of),
+        Column("best peer", lambda line: of(line.best, "what") or "–"),
+        Column("best/ours", lambda line: ratio(best_over_ours(line.ours))),
+        Column("ours by", lambda line: line.ours.chosen if line.ours else "–"),
+        Column("GB/s", lambda line: number(gigabytes(line.ours))),
+        Column("ours/floor", lambda line: ratio(times(1, of(line.ours, "seconds"), of(line.ours, "floor")))),
+        Column("ours peak MB", lambda line: megabytes(line.ours)),
+        Column("best peak MB", lambda line: megabytes(line.best)),
+        Column("check", lambda line: verdict(line.ways.values())),
+    ]
+    direction = "forward and backward" if backward else "forward"
+    summary, figures = comparison(rows)
+    title = f"attention, {dtype}, {direction}"
+    return table(title, lines_of(rows, OURS), columns, summary, dtype=dtype, direction=direction, **figures)

@@ -55,11 +55,11 @@ def attention_inputs(
     """Standard normal operands; with ``backward`` a cotangent too, and gradients are asked for."""
     shapes = [*case.shapes, *([case.result_shape] if backward else [])]
     arrays = framework.normal(shapes, dtype, seed)
-    cotangent = arrays.pop() if backward else None
+    cotangents = (arrays.pop(),) if backward else ()
     if backward:
         for array in arrays:
             framework.track(array)
-    return Inputs(tuple(arrays), cotangent)
+    return Inputs(tuple(arrays), cotangents, backward=backward)
 
 
 def attention_ways(

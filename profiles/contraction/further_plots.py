@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.profiles.contraction.sweep_cases import curve
+from einops_fast.profiles.contraction.cases import curve
 from einops_fast.profiles.reporting.plot_style import (
     OURS_COLOUR,
     colour_of,

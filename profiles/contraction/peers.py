@@ -17,7 +17,7 @@ from typing import Any
 
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.reporting.records import Note, Row, skipped
+from einops_fast.profiles.reporting.records import Note, Record, skipped
 from einops_fast.profiles.timing.limits import limited
 from einops_fast.profiles.ways import Call, Way
 
@@ -39,17 +39,15 @@ class Peer:
     Attributes:
         name: for ``--peers``, and for its column.
         way: how it computes a case of a dtype; raises :class:`Unavailable` for what it isn't made for.
-        guest: it comes from elsewhere, and what it fails at is told but isn't held against the run.
         version: of what isn't told with the framework's own.
     """
 
     name: str
     way: Callable[[Case, str], Way]
-    guest: bool = False
     version: str = ""
 
 
-def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer], list[Row | Note]]:
+def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer], list[Record]]:
     """The peers that run here, the native einsum first; and what to know about them, and why others don't.
 
     Args:
@@ -58,7 +56,7 @@ def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer]
     """
     wanted = names or (tuple(PEERS) if framework.device == "gpu" else (NATIVE, "opt_einsum"))
     peers: list[Peer] = []
-    told: list[Row | Note] = []
+    told: list[Record] = []
     for name, make in PEERS.items():
         if name not in wanted and name != NATIVE:
             continue
@@ -152,7 +150,7 @@ def _compile(framework: Framework) -> Peer:
     if framework.name != "torch":
         raise Unavailable("torch.compile takes torch tensors")
     compiler = Compiler(import_module("torch"))
-    return Peer("compile", lambda case, dtype: compiler.way(framework, case), guest=True)
+    return Peer("compile", lambda case, dtype: compiler.way(framework, case))
 
 
 def _cupy(framework: Framework) -> Peer:
@@ -163,7 +161,7 @@ def _cupy(framework: Framework) -> Peer:
     def way(case: Case, dtype: str) -> Way:
         return _wrapped("cupy", partial(cupy.einsum, case.called), framework, cupy, dtype)
 
-    return Peer("cupy", way, guest=True, version=f"CuPy {cupy.__version__}")
+    return Peer("cupy", way, version=f"CuPy {cupy.__version__}")
 
 
 def _cutensor(framework: Framework) -> Peer:
@@ -188,7 +186,7 @@ def _cutensor(framework: Framework) -> Peer:
 
         return _wrapped("cutensor", call, framework, cupy, dtype)
 
-    return Peer("cutensor", way, guest=True)
+    return Peer("cutensor", way)
 
 
 def _import_cupy(framework: Framework) -> Any:

@@ -2,152 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from itertools import groupby
+from typing import Any
 
-from einops_fast.profiles.cases import BACKWARD, Case
-from einops_fast.profiles.contraction.ahead import compile_ahead
-from einops_fast.profiles.contraction.extra_cases import FAMILIES
+from einops_fast.profiles.cases import BACKWARD, Case, scaled
+from einops_fast.profiles.contraction.cases import FAMILIES, curve
 from einops_fast.profiles.contraction.own_cases import chosen_cases
 from einops_fast.profiles.contraction.peers import NATIVE, PEERS, Peer, make_ways, present
-from einops_fast.profiles.contraction.sweep_cases import fitting
-from einops_fast.profiles.contraction.tables import OURS, tables
-from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.traces import write_trace
-from einops_fast.profiles.reporting.records import Ceiling, Extent, Note, Options, Record, Row, skipped
-from einops_fast.profiles.timing.ceilings import Work, backward_work, forward_work, measure_ceilings
-from einops_fast.profiles.timing.measure import BRIEF, FULL, QUICK, Effort, Timing, compare, fastest, paired_ratio
-from einops_fast.profiles.timing.watch import watched
-from einops_fast.profiles.ways import Call, Way, bind, inputs, our_way
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.reporting.case_tables import (
+    Column,
+    Line,
+    by_way,
+    lines_of,
+    ratio,
+    table,
+    time_of,
+    times,
+    verdict,
+)
+from einops_fast.profiles.reporting.records import Options, Record, Row
+from einops_fast.profiles.reporting.report import Table, geomean
+from einops_fast.profiles.study import Study, Task
+from einops_fast.profiles.timing.measure import Timed
+from einops_fast.profiles.ways import Way, our_way
 from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
+__all__ = ["BEHIND", "OURS", "ContractionStudy", "tables"]
 
-about = "many equations against all that contracts the same arrays, and the device"
+OURS = "fast_einsum"
 
-frameworks: tuple[str, ...] = ("numpy", "torch")
-"""CuPy's einsum is measured beside torch's; ask by name for ours on CuPy arrays, and for MXNet, whose own einsum
-takes seconds for most of the cases."""
-
-families: dict[str, tuple[Case, ...]] = FAMILIES
-own_cases = True
-peers: tuple[str, ...] = tuple(PEERS)
-
-DTYPES = {
-    ("torch", "cpu"): ("float32", "bfloat16"),
-    ("torch", "gpu"): ("float16", "float32"),
-    ("cupy", "gpu"): ("float16", "float32"),
-}
-
-UNWATCHED = ("compile",)
-"""Ways whose memory and kernels aren't looked at: they would have to be compiled once more."""
+BEHIND = 1.02
+"""Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run."""
 
 
-def measure(framework: Framework, options: Options) -> Iterator[Record]:
+class ContractionStudy(Study):
     """A row per dtype, case and implementation, with the floor of ceilings from the same process.
 
-    Some rows come again at the end, with memory and kernels: once watched, a GPU may launch more slowly.
+    CuPy's einsum is measured beside torch's; ask by name for ours on CuPy arrays, and for MXNet, whose own einsum takes
+    seconds for most of the cases.
     """
-    effort = QUICK if options.quick else BRIEF if framework.device == "gpu" else FULL
-    cases = fitting(chosen_cases(FAMILIES, options), framework.device)
-    trained = [case for case in cases if _is_trained(framework, case, options)]
-    dtypes = options.dtypes or DTYPES.get((framework.name, framework.device), ("float32",))
-    tasks = {
-        dtype: [
-            (case, backward)
-            for backward, chosen in ((False, cases), (True, trained))
-            for case in chosen
-            if options.left(framework.name, dtype, case, backward)
-        ]
-        for dtype in dtypes
+
+    about = "many equations against all that contracts the same arrays, and the device"
+    frameworks = ("numpy", "torch")
+    families = FAMILIES
+    own_cases = True
+    ours = OURS
+    peers = tuple(PEERS)
+    guests = ("compile", "cupy", "cutensor")
+    needs_torch = False
+    profiled = True
+    compiled = (OURS, "compile")
+    dtypes: Mapping[str, tuple[str, ...]] = {
+        "torch cpu": ("float32", "bfloat16"),
+        "torch gpu": ("float16", "float32"),
+        "cupy gpu": ("float16", "float32"),
+        "cpu": ("float32",),
+        "gpu": ("float32",),
     }
-    yield Extent(sum(map(len, tasks.values())))
-    peers, told = present(framework, options.peers)
-    yield from told
-    if framework.device == "gpu":
-        each = [(case, dtype, backward) for dtype, chosen in tasks.items() for case, backward in chosen]
-        yield from map(Note, compile_ahead(framework.name, each, peers, framework.threads))
-    done: list[tuple[Case, Row]] = []
-    for dtype in filter(tasks.get, dtypes):
-        try:
-            ceilings = measure_ceilings(framework, dtype, effort)
-        except Unavailable as missing:
-            yield skipped(framework.name, OURS, str(missing), dtype=dtype)
-            continue
-        yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
-        yield Note(
-            f"{framework.name} {dtype} reaches {ceilings.bandwidth / 1e9:.0f} GB/s in a copy"
-            f" and {ceilings.flops / 1e9:.0f} GFLOP/s in a GEMM"
-        )
-        for case, backward in tasks[dtype]:
-            work = (backward_work if backward else forward_work)(case, dtype, ceilings)
-            for row in _rows(framework, case, dtype, peers, work, effort, backward):
-                yield row
-                if row.what not in UNWATCHED and not row.failure:
-                    done.append((case, row))
-    for case, row in done:
-        make = partial(_call, framework, case, row, peers)
-        if row.what == OURS and not row.backward:
-            row = _with_extra_memory(row, framework, make)
-        yield watched(row, framework, make)
-        if options.trace:
-            yield from write_trace(options.trace, row, framework, make)
+
+    def wanted(self, framework: Framework, dtype: str, options: Options) -> tuple[Case, ...]:
+        return chosen_cases(FAMILIES, options)
+
+    def scaled(self, case: Case, device: str, dtype: str) -> Case | None:
+        smaller = scaled(case, device)
+        # A point of a curve is left out rather than moved.
+        return smaller if smaller is case or curve(case.name) is None else None
+
+    def directions(self, framework: Framework, case: Case, options: Options) -> tuple[bool, ...]:
+        # The gradients of the named cases are measured, and of the user's own.
+        trained = case.name in BACKWARD or options.cases not in FAMILIES
+        differentiable = framework.name in ("torch", "mxnet") and not options.forward_only
+        return (False, True) if trained and differentiable else (False,)
+
+    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[list[Peer], list[Record]]:
+        return present(framework, options.peers)
+
+    def ways(self, task: Task) -> list[Way]:
+        # Backward is timed against the native einsum alone.
+        rivals = [peer for peer in task.offered if peer.name == NATIVE or not task.backward]
+        return [*make_ways(rivals, task.case, task.dtype), our_way(OURS, task.framework, task.case)]
+
+    def told(self, task: Task, row: Row, timed: Timed) -> Row:
+        if row.what == OURS and not task.backward and timed.call is not None:
+            with suppress(Exception):  # what can't be watched was measured all the same
+                clear_plans()  # what a plan keeps counts
+                return replace(row, extra_bytes=task.framework.extra_memory(timed.call))
+        return row
+
+    def compiled_for(self, case: Case, dtype: str, backward: bool, offered: Sequence[Peer]) -> tuple[str, ...]:
+        compiler = not backward and any(peer.name == "compile" for peer in offered)
+        return self.compiled if compiler else (OURS,)
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        return tables(rows)
 
 
-def _is_trained(framework: Framework, case: Case, options: Options) -> bool:
-    """Whether the gradients of a case are measured: of the named ones, and of the user's own."""
-    if options.forward_only or framework.name not in ("torch", "mxnet"):
-        return False
-    return case.name in BACKWARD or (options.cases not in FAMILIES)
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Per framework and dtype a table of all cases, and one of those that were also run backward."""
+
+    def group(row: Row) -> tuple[str, str, bool]:
+        return row.framework, row.dtype, row.backward
+
+    places = list(dict.fromkeys(group(row)[:2] for row in rows))
+    ordered = sorted(rows, key=lambda row: (places.index(group(row)[:2]), row.backward))
+    return [_table(*key, list(some)) for key, some in groupby(ordered, key=group)]
 
 
-def _rows(
-    framework: Framework,
-    case: Case,
-    dtype: str,
-    peers: Sequence[Peer],
-    work: Work,
-    effort: Effort,
-    backward: bool,
-) -> Iterator[Row]:
-    guests = {peer.name for peer in peers if peer.guest}
-    # Backward is timed against the native einsum alone.
-    rivals = [peer for peer in peers if peer.name == NATIVE] if backward else peers
-    ways = [*make_ways(rivals, case, dtype), our_way(OURS, framework, case)]
-    for timing, best, to_best in _against_best(case, ways, dtype, effort, backward=backward):
-        row = Row.of(framework.name, case, dtype, timing, work, backward=backward)
-        yield replace(row, guest=timing.name in guests, best=best, to_best=to_best)
+def _table(framework: str, dtype: str, backward: bool, rows: Sequence[Row]) -> Table:
+    """Return the table of a direction; a case that an interruption left without ours isn't in it."""
+    lines = [line for line in lines_of(rows, OURS, NATIVE) if line.ours is not None]
+    every = [line.some for line in lines]
+    ratios = {
+        name: {row.case: found for row in every if (found := value(row)) is not None}
+        for name, value in RATIOS.items()
+        if not backward or name == "ours/native"
+    }
+    failed = [row.case for row in every if row.failure]
+    summary = _means(ratios)
+    figures: dict[str, Any] = {
+        "framework": framework,
+        "dtype": dtype,
+        "cases": {what: len(values) for what, values in ratios.items()},
+        "geomean": {what: geomean(values.values()) for what, values in ratios.items() if values},
+        "worst": {what: _worst(values)[0] for what, values in ratios.items() if values},
+    }
+    native = "np.einsum(optimize=True)" if framework == "numpy" else f"{framework}.einsum"
+    if backward:
+        title = f"{framework}, {dtype}, backward: forward and all gradients, ours against {native}"
+        return table(title, lines, _columns([NATIVE], BACKWARD_COLUMNS), summary, **figures, failed=failed)
+    to_best = ratios["ours/best peer"]
+    figures["behind"] = {name: value for name, value in to_best.items() if value > BEHIND}
+    summary.append(_behind(figures["behind"], {row.case: row.best for row in every}, len(to_best)))
+    if failed:
+        summary.append(f"Ours failed: {', '.join(failed)}.")
+    others = [name for name in dict.fromkeys(row.what for row in rows) if name != OURS]
+    title = f"{framework}, {dtype}: ours against {native}"
+    return table(title, lines, _columns(others, FORWARD_COLUMNS), summary, **figures, failed=failed)
 
 
-def _against_best(
-    case: Case, ways: Sequence[Way], dtype: str, effort: Effort, *, backward: bool = False
-) -> list[tuple[Timing, str, float | None]]:
-    """What came out for each way; for ours also which of the others is the fastest, and the ratio to that."""
-    try:
-        timings = compare(case, ways, dtype, effort=effort, backward=backward)
-    except Exception as error:  # a case that doesn't fit the machine's memory, say, is not the end of the table
-        timings = [Timing.failed(OURS, error)]
-    best = fastest(timing for timing in timings if timing.name != OURS)
+RATIOS: dict[str, Callable[[Row], float | None]] = {
+    "ours/floor": lambda row: times(1, row.seconds, row.floor),
+    "ours/best peer": lambda row: row.to_best,
+    "ours/native": lambda row: times(1, 1.0, row.speedup),
+}
+
+_TO_NATIVE = Column[Line]("ours/native", lambda line: ratio(RATIOS["ours/native"](line.some)))
+
+_CHECK = Column[Line]("check", lambda line: verdict(line.ways.values()))
+
+FORWARD_COLUMNS: tuple[Column[Line], ...] = (
+    Column("ours/floor", lambda line: ratio(RATIOS["ours/floor"](line.some))),
+    Column("best peer", lambda line: line.some.best or "–"),
+    Column("ours/best", lambda line: ratio(line.some.to_best)),
+    _TO_NATIVE,
+    Column("extra bytes", lambda line: "" if line.some.extra_bytes is None else f"{line.some.extra_bytes:,}"),
+    Column("kernels of ours", lambda line: line.some.kernels),
+    _CHECK,
+)
+
+BACKWARD_COLUMNS = (_TO_NATIVE, _CHECK)
+
+
+def _columns(others: Sequence[str], last: Sequence[Column[Line]]) -> list[Column[Line]]:
     return [
-        (timing, best.name, paired_ratio(timing, best)) if best and timing.name == OURS else (timing, "", None)
-        for timing in timings
+        Column("case", lambda line: line.some.case),
+        Column("equation", lambda line: line.some.equation),
+        Column("shapes", lambda line: line.some.sizes),
+        *by_way(others, "ms", time_of),
+        Column("ours ms", lambda line: time_of(line.ours)),
+        *last,
     ]
 
 
-def _call(framework: Framework, case: Case, row: Row, peers: Sequence[Peer]) -> Call:
-    """The call that a row is of, on new operands."""
-    rivals = [peer for peer in peers if peer.name == row.what]
-    ways = [our_way(OURS, framework, case), *make_ways(rivals, case, row.dtype)]
-    way = next(way for way in ways if way.name == row.what)
-    return bind(way, inputs(case, framework, row.dtype, 1, row.backward, shared=False))
+def _worst(values: Mapping[str, float]) -> tuple[str, float]:
+    return max(values.items(), key=lambda item: item[1])
 
 
-def _with_extra_memory(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
-    """The row with what one call needs in memory, what its plan keeps included."""
-    with suppress(Exception):  # what can't be watched was measured all the same
-        call = make()
-        clear_plans()
-        return replace(row, extra_bytes=framework.extra_memory(call))
-    return row
+def _means(ratios: Mapping[str, Mapping[str, float]]) -> list[str]:
+    found = {what: values for what, values in ratios.items() if values}
+    if not found:
+        return []
+    means = (f"{what} {geomean(values.values()):.2f} ({_cases(len(values))})" for what, values in found.items())
+    worst = ((what, *_worst(values)) for what, values in found.items())
+    return [
+        f"Geometric means: {', '.join(means)}.",
+        f"Worst: {', '.join(f'{what} {value:.2f} ({name})' for what, name, value in worst)}.",
+    ]
+
+
+def _behind(behind: Mapping[str, float], best: Mapping[str, str], among: int) -> str:
+    """Tell how many cases ours is behind in, the worst first."""
+    ordered = sorted(behind, key=lambda name: -behind[name])
+    names = ", ".join(f"{name} ({behind[name]:.2f}, {best[name]})" for name in ordered)
+    told = f"Behind the best peer by over {BEHIND - 1:.0%}: {len(behind)} of {_cases(among)}"
+    return f"{told}: {names}." if names else f"{told}."
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"

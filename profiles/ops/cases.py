@@ -135,6 +135,10 @@ class OpCase:
             attention = 4 * batch * positions**2 * features * (0.5 if self.op in CAUSAL else 1.0)
         return int(3 * products + 3.5 * attention if backward else products + attention)
 
+    def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
+        """Elements and FLOPs, of both directions together."""
+        return ((self.elements(backward), self.flops(backward)),)
+
     @property
     def _weights(self) -> int:
         """Elements of all matrices."""

@@ -11,9 +11,9 @@ from functools import partial
 from math import inf, isnan, pi, prod, sqrt
 from typing import Any
 
-from einops_fast.profiles.ops.bound import OpInputs
 from einops_fast.profiles.ops.cases import EPS, OpCase
 from einops_fast.profiles.timing.accuracy import EPSILON
+from einops_fast.profiles.ways import Inputs
 
 __all__ = ["allowed_error", "dropout_wrong", "dropped_share", "errors", "model_errors", "relative_error"]
 
@@ -26,7 +26,7 @@ PER_ROW = {"dropout_add_ln": 2, "dropout_add_layer_norm": 2}
 Values = Sequence[Any]
 
 
-def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) -> tuple[float, float]:
+def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> tuple[float, float]:
     """The largest error of the results and of the gradients, relative to the size of what is expected around it.
 
     Args:
@@ -58,12 +58,12 @@ def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) ->
             array[part].detach().double().requires_grad_() if each is None else each
             for array, each in zip(arrays, shared, strict=True)
         ]
-        extras = [given.target[part]] if given.target is not None else []
+        extras = [target[part] for target in given.constants]
         if case.p:
             extras = [_kept(case, pieces, [each[part] for each in found], [each[part] for each in found_gradients[:2]])]
         outcome = DEFINITIONS[case.op](case, *pieces, *extras)
         expected = _gradients(outcome, pieces, [each[part].double() for each in cotangents])
-        if given.target is not None:
+        if given.constants:
             loss = loss + outcome[0].detach()
         else:
             for result, right in zip(found, outcome, strict=True):
@@ -73,7 +73,7 @@ def errors(case: OpCase, given: OpInputs, results: Values, gradients: Values) ->
                 worst_gradient = _worse(worst_gradient, error(found_gradients[place][part], gradient))
             else:
                 sums[place] += gradient
-    if given.target is not None:
+    if given.constants:
         worst = relative_error(found[0].reshape(1), loss.reshape(1))
     for place, total in enumerate(sums):
         if total is not None:

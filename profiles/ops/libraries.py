@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from einops_fast.profiles.frameworks import Unavailable
-from einops_fast.profiles.ops.bound import Function
 from einops_fast.profiles.ops.cases import EPS, OpCase
 
-__all__ = ["LIBRARIES", "Functions"]
+__all__ = ["LIBRARIES", "Function", "Functions"]
+
+Function = Callable[..., Any]
 
 Functions = dict[str, Callable[[OpCase], Function]]
 """By operator, what makes the function for a case; it raises :class:`Unavailable` for what it isn't made for."""

@@ -7,15 +7,17 @@ just what its model calls it with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Unavailable
-from einops_fast.profiles.ops.bound import Bound, Function, OpInputs, OpWay
 from einops_fast.profiles.ops.cases import OpCase
+from einops_fast.profiles.ops.libraries import Function
 from einops_fast.profiles.timing.measure import reason
+from einops_fast.profiles.ways import Bound, Inputs, Way
 
 __all__ = ["lazily_compiled", "model_reference", "model_ways"]
 
@@ -43,7 +45,30 @@ def lazily_compiled(compiler: Compiler, function: Function, name: str, *, fullgr
     return call
 
 
-def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[OpWay]:
+@dataclass(frozen=True)
+class ModuleWay(Way):
+    """A module that the first call makes; its parameters have gradients, too.
+
+    Attributes:
+        make: of the hidden states, the function to call with these and the module.
+        kept: what that gave.
+        training: dropout is on.
+    """
+
+    make: Callable[[Inputs], tuple[Function, Any]] = field(kw_only=True)
+    kept: list[tuple[Function, Any]] = field(default_factory=list)
+    training: bool = True
+
+    def bind(self, given: Inputs) -> Bound:
+        if not self.kept:
+            self.kept.append(self.make(given))
+        [(function, module)] = self.kept
+        module.train(self.training)
+        leaves = [parameter for _, parameter in sorted(module.named_parameters()) if parameter.requires_grad]
+        return Bound(partial(function, *given.operands), (*given.operands, *leaves))
+
+
+def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[Way]:
     """The ways of these names; each has a model of its own, with the same parameters.
 
     Args:
@@ -53,40 +78,35 @@ def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Com
         compiler: torch.compile.
         dtype: of the parameters.
     """
-    made = []
+    made: list[Way] = []
     for name in names:
         if name in ATTENTION and (name != "compile" or case.compiled):
-            kept: list[tuple[Function, Any]] = []
-            wrap = partial(lazily_compiled, compiler, name=f"{case.name} {dtype}", fullgraph=False)
             make = partial(_function_and_module, case, framework, name, dtype)
-            made.append(OpWay(name, partial(_bind, kept, make, wrap if name == "compile" else None)))
+            if name == "compile":
+                make = partial(_compiled, make, compiler, f"{case.name} {dtype}")
+            made.append(ModuleWay(name, _unmade, framework, make=make))
     return made
 
 
-def model_reference(case: OpCase, framework: Any, dtype: str) -> OpWay:
+def model_reference(case: OpCase, framework: Any, dtype: str) -> Way:
     """Hugging Face's own code with plain attention in float64, with parameters that were rounded to ``dtype``."""
     make = partial(_function_and_module, case, framework, "native", dtype, exactly=True)
-    return OpWay("reference", partial(_bind, [], make, None))
+    return ModuleWay("reference", _unmade, framework, make=make, training=False)
 
 
-def _bind(
-    kept: list[tuple[Function, Any]],
-    make: Callable[[OpInputs], tuple[Function, Any]],
-    wrap: Callable[[Function], Function] | None,
-    given: OpInputs,
-    training: bool,
-) -> Bound:
-    if not kept:
-        function, module = make(given)
-        kept.append((wrap(function) if wrap else function, module))
-    function, module = kept[0]
-    module.train(training)
-    leaves = [parameter for _, parameter in sorted(module.named_parameters()) if parameter.requires_grad]
-    return Bound(partial(function, *given.operands), (*given.operands, *leaves))
+def _unmade(*operands: Any) -> Any:
+    raise NotImplementedError("a module is called by way of its inputs")
+
+
+def _compiled(
+    make: Callable[[Inputs], tuple[Function, Any]], compiler: Compiler, name: str, given: Inputs
+) -> tuple[Function, Any]:
+    function, module = make(given)
+    return lazily_compiled(compiler, function, name, fullgraph=False), module
 
 
 def _function_and_module(
-    case: OpCase, framework: Any, name: str, dtype: str, given: OpInputs, *, exactly: bool = False
+    case: OpCase, framework: Any, name: str, dtype: str, given: Inputs, *, exactly: bool = False
 ) -> tuple[Function, Any]:
     """What is called with the hidden states, and whose parameters have gradients."""
     torch = framework.torch

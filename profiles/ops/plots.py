@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from einops_fast.profiles.contraction.cases import curve
 from einops_fast.profiles.contraction.further_plots import marks
-from einops_fast.profiles.contraction.sweep_cases import curve
-from einops_fast.profiles.ops.tables import in_order
+from einops_fast.profiles.ops.study import in_order
 from einops_fast.profiles.ops.ways import LINEAR, WAYS
 from einops_fast.profiles.reporting.bar_plots import bars
 from einops_fast.profiles.reporting.case_tables import gigabytes

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.ops.bound import Bound, Function, OpInputs, OpWay
 from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
-from einops_fast.profiles.ops.libraries import LIBRARIES
+from einops_fast.profiles.ops.libraries import LIBRARIES, Function
 from einops_fast.profiles.ops.models import lazily_compiled, model_ways
-from einops_fast.profiles.reporting.records import Row, skipped
+from einops_fast.profiles.reporting.records import Record, skipped
+from einops_fast.profiles.ways import Bound, Inputs, Way
 
 __all__ = ["LINEAR", "NATIVE", "OURS", "WAYS", "libraries", "make_ways", "op_inputs"]
 
@@ -28,7 +29,7 @@ with torch's fused attention and, in ``qkv_self_attn``, one projection in place 
 """
 
 
-def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpInputs:
+def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int, backward: bool = True) -> Inputs:
     """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
     vector, matrix = (case.features,), (case.width, case.features)
     more: dict[str, list[tuple[int, ...]]] = {
@@ -54,17 +55,17 @@ def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int) -> OpIn
         weight += 1
     for operand in operands:
         framework.track(operand)
-    target = None
+    targets: tuple[Any, ...] = ()
     if not results:
         classes = case.width or case.features
         [normal] = framework.normal([(case.rows,)], "float32", seed + 100)
-        target = ((normal * 0.5**0.5).erf().abs() * classes).long().clamp_(0, classes - 1)
-    return OpInputs(tuple(operands), target, tuple(cotangents))
+        targets = (((normal * 0.5**0.5).erf().abs() * classes).long().clamp_(0, classes - 1),)
+    return Inputs(tuple(operands), tuple(cotangents), targets, backward)
 
 
-def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase]) -> list[Row]:
+def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase]) -> list[Record]:
     """Which of these ways aren't here, or have no function for some operators, and why."""
-    told = []
+    told: list[Record] = []
     functional = list(dict.fromkeys(case.op for case in cases if case.op not in MODELS))
     for name in set(names) & LIBRARIES.keys():
         try:
@@ -77,7 +78,7 @@ def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase
     return told
 
 
-def make_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[OpWay]:
+def make_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[Way]:
     """The ways of these names that there are for the case.
 
     Args:
@@ -94,34 +95,32 @@ def make_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Comp
     made = []
     for name in names:
         if name == OURS:
-            made.append(_way(name, _ours(case)))
+            made.append(Way(name, _ours(case), framework))
         elif name == NATIVE:
-            made.append(_way(name, native))
+            made.append(Way(name, native, framework))
         elif name == PACKED and case.op == "qkv_self_attn":
-            made.append(_way(name, _attend_packed(case, functional)))
+            made.append(Way(name, _attend_packed(case, functional), framework))
         elif name == COMPILE and case.compiled:
-            made.append(_way(name, lazily_compiled(compiler, native, f"{case.name} {dtype}")))
+            made.append(Way(name, lazily_compiled(compiler, native, f"{case.name} {dtype}"), framework))
         elif name == LINEAR and case.op == "linear":
-            made.append(_way(name, functional.linear))
+            made.append(Way(name, functional.linear, framework))
         elif name in LIBRARIES:
             try:
                 function = LIBRARIES[name]()[case.op](case)
             except (Unavailable, KeyError):
                 continue  # :func:`libraries` says why
             # Its gradient takes the place of the logits.
-            made.append(_way(name, function, overwrites=(name, case.op) == ("liger", "cross_entropy")))
+            overwrites = (name, case.op) == ("liger", "cross_entropy")
+            made.append((OverwritingWay if overwrites else Way)(name, function, framework))
     return made
 
 
-def _way(name: str, function: Function, *, overwrites: bool = False) -> OpWay:
-    def bind(given: OpInputs, training: bool) -> Bound:
-        operands = given.operands
-        if overwrites:
-            operands = tuple(each.detach().clone().requires_grad_() for each in operands)
-        more = () if given.target is None else (given.target,)
-        return Bound(partial(function, *operands, *more), operands)
+class OverwritingWay(Way):
+    """A way that writes over its operands: it gets copies."""
 
-    return OpWay(name, bind)
+    def bind(self, given: Inputs) -> Bound:
+        copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
+        return super().bind(replace(given, operands=copies))
 
 
 def _ours(case: OpCase) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -15,24 +15,19 @@ from typing import Any
 import einops_fast
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.reporting.case_tables import CHECK, Column, ratio, table
 from einops_fast.profiles.reporting.records import Extent, Options, Record, Row
-from einops_fast.profiles.reporting.report import Table, ratio
+from einops_fast.profiles.reporting.report import Table
+from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.clocks import HostClock
 from einops_fast.profiles.timing.measure import FULL, QUICK, Timing, compare, time_calls
-from einops_fast.profiles.ways import Way, bind, inputs
+from einops_fast.profiles.ways import Way, bind, inputs, our_way
 from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["about", "families", "frameworks", "measure", "own_cases", "peers", "tables"]
-
-about = "tiny calls, first calls, the import"
-
-frameworks: tuple[str, ...] = ("numpy", "torch", "mxnet", "cupy")
+__all__ = ["OverheadStudy"]
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
 CHAIN = Case("tiny chain", "bij,bjk,bkl->bil", ((2, 4, 8), (2, 8, 4), (2, 4, 8)))
-families: dict[str, tuple[Case, ...]] = {"public": (TINY, CHAIN)}
-own_cases = False
-peers: tuple[str, ...] = ()
 
 CHOSEN = tuple(
     Case(f"first call of {equation}, its choice on disk", equation, shapes)
@@ -54,61 +49,67 @@ print(perf_counter() - start)
 """
 
 
-def measure(framework: Framework, options: Options) -> Iterator[Record]:
+class OverheadStudy(Study):
     """Rows of host time: a GPU is far from busy with calls of this size."""
-    yield Extent(5 if framework.name == "numpy" else 4)
-    dtype = options.dtypes[0] if options.dtypes else "float32"
-    clock = HostClock(framework.synchronize)
-    effort = QUICK if options.quick else FULL
-    chained = _ways(framework, CHAIN, f"two {framework.product}")
-    ways = _ways(framework, TINY, framework.product)
-    for timing in compare(CHAIN, chained, dtype, effort=effort, clock=clock):
-        yield Row.of(framework.name, CHAIN, dtype, timing)
-    timings = compare(TINY, ways, dtype, effort=effort, clock=clock)
-    for timing in timings:
-        yield Row.of(framework.name, TINY, dtype, timing)
-    for way, timing in zip(ways, timings, strict=True):
-        if way.name == "fast_einsum" and not timing.failure:
-            seconds, _ = _first_call(framework, way, dtype, 20 if options.quick else 300)
-            yield Row.of(framework.name, replace(TINY, name="first call"), dtype, Timing(way.name, seconds))
-            seconds = _observed(framework, way, dtype, clock)
-            yield Row.of(framework.name, replace(TINY, name="tiny, observed"), dtype, Timing(way.name, seconds))
-    for case in CHOSEN if framework.device == "gpu" else ():
-        way = Way("fast_einsum", partial(einops_fast.fast_einsum, case.equation), framework)
-        seconds, loading = _first_call(framework, way, dtype, 5 if options.quick else 50, case, _kernels())
-        yield Row.of(framework.name, case, dtype, Timing(way.name, seconds))
-        loads = replace(case, name=f"{case.name}: of that, to load kernels")
-        yield Row.of(framework.name, loads, dtype, Timing(way.name, loading))
-    if framework.name == "numpy":
-        seconds = _import(3 if options.quick else 15)
-        yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
+
+    about = "tiny calls, first calls, the import"
+    frameworks = ("numpy", "torch", "mxnet", "cupy")
+    families: Mapping[str, tuple[Case, ...]] = {"public": (TINY, CHAIN)}
+    ours = "fast_einsum"
+    needs_torch = False
+
+    def ways(self, task: Task) -> list[Way]:
+        """The native einsum, the products themselves, one after the other, and ours."""
+        framework, case = task.framework, task.case
+        by_hand = framework.product if len(case.shapes) == 2 else f"two {framework.product}"
+        return [
+            Way(f"{framework.name}.einsum", partial(framework.einsum, case.equation), framework),
+            Way(by_hand, lambda *operands: reduce(framework.matmul, operands), framework),
+            Way(self.ours, partial(einops_fast.fast_einsum, case.equation), framework),
+            Way("contract_expression", einops_fast.contract_expression(case.equation, *case.shapes), framework),
+        ]
+
+    def measure(self, framework: Framework, options: Options) -> Iterator[Record]:
+        yield Extent(5 if framework.name == "numpy" else 4)
+        dtype = options.dtypes[0] if options.dtypes else "float32"
+        clock = HostClock(framework.synchronize)
+        effort = QUICK if options.quick else FULL
+
+        def row(case: Case, timing: Timing) -> Row:
+            return Row.of(framework.name, case, dtype, timing)
+
+        for case in (CHAIN, TINY):
+            ways = self.ways(Task(framework, case, dtype, False))
+            timings = compare(case, ways, dtype, effort=effort, clock=clock)
+            yield from (row(case, timing) for timing in timings)
+        for way, timing in zip(ways, timings, strict=True):
+            if way.name == self.ours and not timing.failure:
+                seconds, _ = _first_call(framework, way, dtype, 20 if options.quick else 300)
+                yield row(replace(TINY, name="first call"), Timing(way.name, seconds))
+                seconds = _observed(framework, way, dtype, clock)
+                yield row(replace(TINY, name="tiny, observed"), Timing(way.name, seconds))
+        for case in CHOSEN if framework.device == "gpu" else ():
+            way = our_way(self.ours, framework, case)
+            seconds, loading = _first_call(framework, way, dtype, 5 if options.quick else 50, case, _kernels())
+            yield row(case, Timing(way.name, seconds))
+            yield row(replace(case, name=f"{case.name}: of that, to load kernels"), Timing(way.name, loading))
+        if framework.name == "numpy":
+            seconds = _import(3 if options.quick else 15)
+            yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """One table of everything."""
+        return [table("Host time of a call", rows, COLUMNS)]
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """One table of everything."""
-    columns = ("framework", "what", "call", "µs", "native/this", "check")
-    cells = [
-        (
-            row.framework,
-            row.case,
-            row.what,
-            "–" if row.seconds is None else f"{row.seconds * 1e6:.1f}",
-            ratio(row.speedup),
-            f"failed: {row.failure}" if row.failure else "right",
-        )
-        for row in rows
-    ]
-    return [Table("Host time of a call", columns, cells)]
-
-
-def _ways(framework: Framework, case: Case, by_hand: str) -> list[Way]:
-    """The native einsum, the products themselves, one after the other, and ours."""
-    return [
-        Way(f"{framework.name}.einsum", partial(framework.einsum, case.equation), framework),
-        Way(by_hand, lambda *operands: reduce(framework.matmul, operands), framework),
-        Way("fast_einsum", partial(einops_fast.fast_einsum, case.equation), framework),
-        Way("contract_expression", einops_fast.contract_expression(case.equation, *case.shapes), framework),
-    ]
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("framework", lambda row: row.framework),
+    Column("what", lambda row: row.case),
+    Column("call", lambda row: row.what),
+    Column("µs", lambda row: "–" if row.seconds is None else f"{row.seconds * 1e6:.1f}"),
+    Column("native/this", lambda row: ratio(row.speedup)),
+    CHECK,
+)
 
 
 def _first_call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,19 @@ from einops_fast.profiles.timing.ranges import phase, ranged
 from einops_fast.profiles.timing.watch import calls_to_watch
 from einops_fast.profiles.ways import Call
 
-__all__ = ["listed", "made", "trace_name", "write_trace"]
+__all__ = ["listed", "trace_name", "write_trace"]
 
 LONGEST_TABLE = 30
 
 
-def write_trace(folder: str, row: Row, framework: Framework, make: Callable[[], Call]) -> Iterator[Note]:
+def write_trace(folder: str, row: Row, framework: Framework, call: Call) -> Iterator[Note]:
     """Record a few calls and write the trace, as JSON, and torch's table beside it, as text.
 
     Args:
         folder: where to.
         row: what the call is of; the files are named after it.
         framework: whose profiler records.
-        make: makes the call, which takes no arguments.
+        call: takes no arguments.
 
     Yields:
         What was written, or why nothing was.
@@ -37,9 +37,9 @@ def write_trace(folder: str, row: Row, framework: Framework, make: Callable[[], 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if framework.name == "torch":
-            _torch(framework, make(), path, row)
+            _torch(framework, call, path, row)
         elif framework.name == "mxnet":
-            _mxnet(framework, make(), path, row)
+            _mxnet(framework, call, path, row)
         else:
             raise Unavailable(f"{framework.name} has no profiler of its own")
     except Unavailable as missing:
@@ -48,11 +48,6 @@ def write_trace(folder: str, row: Row, framework: Framework, make: Callable[[], 
         yield Note(f"no trace of {trace_name(row)}: {reason(error)}")
     else:
         yield Note(f"wrote {path}")
-
-
-def made(call: Call) -> Callable[[], Call]:
-    """What :func:`write_trace` takes, of a call that there is already."""
-    return lambda: call
 
 
 def trace_name(row: Row) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from einops_fast.profiles.reporting.case_tables import times
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import environment_table, geomean
 from einops_fast.profiles.reporting.results import Result
@@ -28,10 +29,6 @@ class Column:
     shown: str = ""
 
 
-def _times(factor: float, numerator: float | None, denominator: float | None = 1.0) -> float | None:
-    return factor * numerator / denominator if numerator is not None and denominator else None
-
-
 COLUMNS = (
     Column("framework", lambda row: row.framework),
     Column("dtype", lambda row: row.dtype),
@@ -39,16 +36,16 @@ COLUMNS = (
     Column("direction", lambda row: "backward" if row.backward else "forward"),
     Column("what", lambda row: row.what),
     Column("chosen", lambda row: row.chosen),
-    Column("median ms", lambda row: _times(1e3, row.seconds), ".4f"),
-    Column("spread %", lambda row: _times(100, row.spread, row.seconds), ".1f"),
-    Column("host µs", lambda row: _times(1e6, row.host), ".1f"),
+    Column("median ms", lambda row: times(1e3, row.seconds), ".4f"),
+    Column("spread %", lambda row: times(100, row.spread, row.seconds), ".1f"),
+    Column("host µs", lambda row: times(1e6, row.host), ".1f"),
     Column("native/this", lambda row: row.speedup, ".2f"),
-    Column("time/floor", lambda row: _times(1, row.seconds, row.floor), ".2f"),
-    Column("% of roofline", lambda row: _times(100, row.floor, row.seconds), ".0f"),
-    Column("GB/s", lambda row: _times(1e-9, row.moved, row.seconds), ".1f"),
-    Column("GFLOP/s", lambda row: _times(1e-9, row.flops, row.seconds), ".1f"),
-    Column("moved MB", lambda row: _times(1e-6, row.moved), ".2f"),
-    Column("peak MB", lambda row: _times(1e-6, row.peak_bytes), ".2f"),
+    Column("time/floor", lambda row: times(1, row.seconds, row.floor), ".2f"),
+    Column("% of roofline", lambda row: times(100, row.floor, row.seconds), ".0f"),
+    Column("GB/s", lambda row: times(1e-9, row.moved, row.seconds), ".1f"),
+    Column("GFLOP/s", lambda row: times(1e-9, row.flops, row.seconds), ".1f"),
+    Column("moved MB", lambda row: times(1e-6, row.moved), ".2f"),
+    Column("peak MB", lambda row: times(1e-6, row.peak_bytes), ".2f"),
     Column("error", lambda row: row.error, ".1e"),
     Column("check", lambda row: f"failed: {row.failure}" if row.failure else "right"),
     Column("equation", lambda row: row.equation),

@@ -27,9 +27,7 @@ __all__ = [
     "markdown",
     "markdown_table",
     "measured_on",
-    "milliseconds",
     "print_table",
-    "ratio",
     "save",
     "skips_table",
     "slug",
@@ -68,16 +66,6 @@ def geomean(values: Iterable[float]) -> float:
     """Geometric mean: ratios of two and of a half cancel out."""
     logs = [log(value) for value in values]
     return exp(sum(logs) / len(logs))
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as the cell of a table."""
-    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
-
-
-def ratio(value: float | None) -> str:
-    """A ratio as the cell of a table."""
-    return "–" if value is None else f"{value:.2f}"
 
 
 def check_rich() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import einops_fast
-from einops_fast.profiles.cases import ITEM_SIZES, Case, scaled
-from einops_fast.profiles.contraction.extra_cases import FAMILIES
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Row
 from einops_fast.runtime.files import write_whole
 
@@ -30,10 +27,6 @@ def reports_folder() -> Path:
     """Return the folder that a run writes to by default: one that git ignores in a checkout, else the working one."""
     in_checkout = (ROOT / "setup.cfg").is_file()
     return ROOT / "profiles" / "reports" if in_checkout else Path("einops-fast-reports")
-
-
-# Older files have the ceilings in a note.
-_REACHES = re.compile(r"(\w+) (\w+) reaches (\d+) GB/s in a copy and (\d+) GFLOP/s in a GEMM")
 
 
 @dataclass(frozen=True)
@@ -99,31 +92,22 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """What :meth:`Result.write_json` wrote, now or in an earlier version: what that didn't keep follows from the cases.
+    """What :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less.
 
     Raises:
         ValueError: it is no such file.
     """
     try:
         data = json.loads(path.read_text("utf-8"))
-        rows = [Row(**row) for row in data["rows"]]
-        notes = tuple(data["notes"])
-        ceilings = [Ceiling(**each) for each in data.get("ceilings", ())] or _ceilings(notes)
-        on_gpu = _on_gpu(data["device"], rows)
         return Result(
-            data["study"],
-            data["device"],
-            data["threads"],
-            data["date"],
-            data["whole"],
-            data["versions"],
-            notes,
-            tuple(_complete(row, on_gpu) for row in rows),
-            tuple(ceilings),
-            data.get("environment", {}),
-            tuple(data.get("summaries", ())),
-            data.get("quick", False),
-            tuple(data.get("peers", ())),
+            **{name: data[name] for name in ("study", "device", "threads", "date", "whole", "versions")},
+            notes=tuple(data["notes"]),
+            rows=tuple(Row(**row) for row in data["rows"]),
+            ceilings=tuple(Ceiling(**each) for each in data.get("ceilings", ())),
+            environment=data.get("environment", {}),
+            summaries=tuple(data.get("summaries", ())),
+            quick=data.get("quick", False),
+            peers=tuple(data.get("peers", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of a study: {error}") from None
@@ -135,30 +119,3 @@ def read_or_end(parser: ArgumentParser, paths: Sequence[Path]) -> list[Result]:
         return [read_result(path) for path in paths]
     except (OSError, ValueError) as wrong:
         parser.error(str(wrong))
-
-
-def _ceilings(notes: Sequence[str]) -> list[Ceiling]:
-    found = filter(None, map(_REACHES.fullmatch, notes))
-    return [Ceiling(match[1], match[2], float(match[3]) * 1e9, float(match[4]) * 1e9) for match in found]
-
-
-def _on_gpu(device: str, rows: Sequence[Row]) -> bool:
-    return any(row.extra_bytes is not None for row in rows) or "NVIDIA" in device
-
-
-def _complete(row: Row, on_gpu: bool) -> Row:
-    """A row with bytes and FLOPs, if it is of a case that is known here at the same sizes."""
-    if row.moved is not None or row.backward:
-        return row
-    case = _known(row, on_gpu)
-    if case is None:
-        return row
-    return replace(row, moved=sum(case.elements) * ITEM_SIZES[row.dtype], flops=case.flops)
-
-
-def _known(row: Row, on_gpu: bool) -> Case | None:
-    for case in FAMILIES["all"]:
-        if case.name == row.case:
-            case = scaled(case, "gpu" if on_gpu else "cpu")
-            return case if case.sizes == row.sizes and row.dtype in ITEM_SIZES else None
-    return None

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from einops_fast.profiles.ops.cases import FAMILIES
-from einops_fast.profiles.ops.tables import in_order
+from einops_fast.profiles.ops.study import in_order
 from einops_fast.profiles.ops.ways import OURS as OPERATOR
-from einops_fast.profiles.reporting.case_tables import megabytes
+from einops_fast.profiles.reporting.case_tables import megabytes, milliseconds, ratio
 from einops_fast.profiles.reporting.records import Row
-from einops_fast.profiles.reporting.report import geomean, markdown_table, milliseconds, ratio
+from einops_fast.profiles.reporting.report import geomean, markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, read_result
 
 __all__ = ["CASES", "kept_files"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from einops_fast.profiles.contraction.peers import NATIVE
-from einops_fast.profiles.contraction.tables import BEHIND, OURS
+from einops_fast.profiles.contraction.study import BEHIND, OURS
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import geomean, markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result

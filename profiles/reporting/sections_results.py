@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from einops_fast.profiles.attention.ways import OURS as ATTENTION
-from einops_fast.profiles.contraction.tables import OURS
+from einops_fast.profiles.contraction.study import OURS
 from einops_fast.profiles.ops.ways import OURS as OPERATOR
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import geomean, markdown_table

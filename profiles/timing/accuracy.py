@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from einops_fast.profiles.cases import Case, Shape
 
-__all__ = ["EPSILON", "Reference", "allowed", "gradient_case", "random_values"]
+__all__ = ["EPSILON", "Reference", "allowed", "random_values"]
 
 Values = NDArray[np.float64]
 
@@ -33,13 +33,6 @@ def random_values(shapes: Sequence[Shape], seed: int) -> list[Values]:
     """Standard normal values."""
     random = np.random.default_rng(seed)
     return [np.asarray(random.standard_normal(shape)) for shape in shapes]
-
-
-def gradient_case(case: Case, place: int) -> Case:
-    """The einsum that is the gradient of one operand: in its place stands the result's cotangent."""
-    inputs, shapes = list(case.inputs), list(case.shapes)
-    inputs[place], shapes[place] = case.output, case.result_shape
-    return Case(f"{case.name}-grad{place}", f"{','.join(inputs)}->{case.inputs[place]}", tuple(shapes))
 
 
 class Reference:

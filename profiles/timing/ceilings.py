@@ -7,16 +7,16 @@ stay in cache don't come at the speed of memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 
 from einops_fast import fast_einsum
-from einops_fast.profiles.cases import ITEM_SIZES, Case
+from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.accuracy import gradient_case
 from einops_fast.profiles.timing.measure import Effort, time_calls
 
-__all__ = ["Ceilings", "Work", "backward_work", "forward_work", "measure_ceilings"]
+__all__ = ["Ceilings", "Work", "measure_ceilings"]
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
 GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
@@ -64,19 +64,8 @@ class Work:
     floor: float
 
     @classmethod
-    def of(cls, moved: int, flops: int, ceilings: Ceilings) -> Work:
-        return cls(moved, flops, max(moved / ceilings.bandwidth, flops / ceilings.flops))
-
-
-def forward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
-    """Operands and result are moved once, and the FLOPs are those of the best order."""
-    return Work.of(sum(case.elements) * ITEM_SIZES[dtype], case.flops, ceilings)
-
-
-def backward_work(case: Case, dtype: str, ceilings: Ceilings) -> Work:
-    """Forward, then backward: there operands and cotangent are read once, and every gradient is written."""
-    forward = forward_work(case, dtype, ceilings)
-    moved = forward.moved + sum(map(prod, case.shapes)) * ITEM_SIZES[dtype]
-    flops = sum(gradient_case(case, place).flops for place in range(len(case.shapes)))
-    backward = Work.of(moved, flops, ceilings)
-    return Work(forward.moved + moved, forward.flops + flops, forward.floor + backward.floor)
+    def of(cls, passes: Iterable[tuple[int, int]], dtype: str, ceilings: Ceilings) -> Work:
+        """The work of passes over the data one after another, each of so many elements and FLOPs."""
+        done = [(elements * ITEM_SIZES[dtype], flops) for elements, flops in passes]
+        floors = (max(moved / ceilings.bandwidth, flops / ceilings.flops) for moved, flops in done)
+        return cls(sum(moved for moved, _ in done), sum(flops for _, flops in done), sum(floors))

@@ -9,38 +9,34 @@ from __future__ import annotations
 import gc
 import random
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 from statistics import median, quantiles
 from time import perf_counter
+from typing import Any
 
 from einops_fast.profiles.cases import Case
-from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.accuracy import Reference, allowed, gradient_case
+from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
+from einops_fast.profiles.timing.accuracy import Reference, allowed
 from einops_fast.profiles.timing.clocks import Clock, HostClock
+from einops_fast.profiles.timing.limits import FIRST_CALL, limited
 from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
-from einops_fast.profiles.ways import Around, Call, Inputs, Way, bind, inputs
+from einops_fast.profiles.timing.watch import host_seconds
+from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
 __all__ = [
-    "BRIEF",
-    "FULL",
-    "QUICK",
-    "Effort",
-    "Timing",
-    "check",
-    "compare",
-    "fastest",
-    "paired_ratio",
-    "reason",
-    "time_calls",
-    "time_checked",
-    "too_wrong",
-]
+    "BRIEF", "FULL", "QUICK", "Effort", "Errors", "Timed", "Timing", "check", "check_ways", "compare", "fastest",
+    "paired_ratio", "reason", "time_calls", "time_ways", "too_wrong",
+]  # fmt: skip
 
 LOST_ROUNDS = 5
 """After so many rounds a way that is far behind may stop."""
+
+MOST_FLUSHES = 256
+"""How often the cache is emptied before a call at most."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +77,7 @@ class Timing:
         failure: why the way doesn't count; empty if it does.
         details: the traceback of the failure, if it was an exception.
         rounds: seconds of each round.
+        absent: the failure is nobody's fault: what the way needs isn't here.
     """
 
     name: str
@@ -91,11 +88,20 @@ class Timing:
     failure: str = ""
     details: str = ""
     rounds: tuple[float, ...] = ()
+    absent: bool = False
 
     @classmethod
     def failed(cls, name: str, error: BaseException) -> Timing:
-        """A way that raised an exception."""
+        """A way that raised an exception; it is absent where something that it needs isn't here."""
+        if isinstance(error, Unavailable):
+            return cls(name, failure=str(error), absent=True)
         return cls(name, failure=reason(error), details="".join(traceback.format_exception(error)))
+
+
+Errors = tuple[float, ...]
+
+Judge = Callable[[Way, Errors | None], tuple[Errors, str]]
+"""The errors of a way and why it doesn't count, given the errors of the native way where these are small enough."""
 
 
 def compare(
@@ -107,7 +113,7 @@ def compare(
     backward: bool = False,
     clock: Clock | None = None,
 ) -> list[Timing]:
-    """Check and time all ways. The first, a native einsum, is the standard of errors and ratios.
+    """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios.
 
     Args:
         case: what to compute.
@@ -117,78 +123,136 @@ def compare(
         backward: time forward and backward together, and check the gradients.
         clock: what to measure with; default: the device's own clock.
     """
-    timings = check(case, ways, dtype, backward=backward)
-    given = {way.framework.name: way.framework for way, timing in zip(ways, timings, strict=True) if not timing.failure}
-    if not given:
-        return timings
-    clock = clock or _clock(list(given.values()))
-    # Not the inputs of the check: nothing remembered from there can help.
-    made = {
-        name: inputs(case, framework, dtype, 1, backward, shared=_shared(ways)) for name, framework in given.items()
-    }
-    places: list[int] = []
-    calls: list[Call] = []
-    counts: list[int] = []
-    for place, way in enumerate(ways):
-        if timings[place].failure:
-            continue
-        try:
-            call = bind(way, made[way.framework.name])
-            with way.around():
-                count = _calls_per_sample(call, clock, effort)
-        except Exception as error:  # memory, say, may not do for two sets of inputs
-            timings[place] = Timing.failed(way.name, error)
-            continue
-        places.append(place)
-        calls.append(call)
-        counts.append(count)
-    if not calls:
-        return timings
-    arounds = [_named(ways[place], case, backward) if is_watched() else ways[place].around for place in places]
-    with ExitStack() as profiled:
-        for framework in given.values() if is_watched() else ():
-            profiled.enter_context(recorded(framework))
-        times = _take_turns(calls, counts, clock, arounds, effort)
-    for place, rounds in zip(places, times, strict=True):
-        timings[place] = _timed(timings[place], rounds)
-    return [replace(timing, speedup=paired_ratio(timings[0], timing)) for timing in timings]
+    shared = _shared(ways)
+    timed = time_ways(
+        list(zip(ways, check(case, ways, dtype, backward=backward), strict=True)),
+        lambda framework: inputs(case, framework, dtype, 1, backward, shared=shared),
+        effort,
+        label=f"{case.name}/{{}}/{phase(backward)}",
+        clock=clock,
+    )
+    native = timed[0].timing
+    return [replace(each.timing, speedup=paired_ratio(native, each.timing)) for each in timed]
 
 
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
-    """The error of every way, and whether it is too large, if possible beside that of the first way."""
-    first = ways[0].framework
-    shared = _shared(ways)
+    """The error of every way of an einsum, if possible beside that of the first way."""
+    first, shared = ways[0].framework, _shared(ways)
     given = {first.name: inputs(case, first, dtype, 0, backward, shared=shared)}
     references = _references(case, first, given[first.name])
-    timings = []
-    native: list[float] | None = None
-    for way in ways:
+    shapes = [case.result_shape, *(case.shapes if backward else ())]
+
+    def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
         framework = way.framework
-        try:
-            if framework.name not in given:
-                given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
-            with way.around():
-                call = bind(way, given[framework.name])
-                framework.spoil([case.result_shape, *(case.shapes if backward else ())], dtype)
-                # Gradients may be right where the result isn't, as of a result that is off by a constant.
-                results = (way.call(*given[framework.name].operands), *call()) if backward else (way.finish(call()),)
-            errors = [
-                reference.error(array, framework.to_float64)
-                for reference, array in zip(references, results, strict=True)
-            ]
-        except Exception as error:  # a way that can't run is a row of the table, not its end
-            timings.append(Timing.failed(way.name, error))
-            continue
+        if framework.name not in given:
+            given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
+        # Gradients may be right where the result isn't, as of a result that is off by a constant.
+        results, gradients = answer(way, given[framework.name], shapes, dtype)
+        pairs = zip(references, (*results, *gradients), strict=True)
+        errors = tuple(reference.error(array, framework.to_float64) for reference, array in pairs)
         comparable = native if framework is first else None
         limits = [
             allowed(reference.case, dtype, comparable[place] if comparable else None)
             for place, reference in enumerate(references)
         ]
-        failure = next(filter(None, map(too_wrong, errors, limits)), "")
-        timings.append(Timing(way.name, error=max(errors), failure=failure))
-        if way is ways[0] and not failure:
-            native = errors
-    return timings
+        return errors, next(filter(None, map(too_wrong, errors, limits)), "")
+
+    return check_ways(ways, judge, ways[0].name)
+
+
+def check_ways(
+    ways: Sequence[Way], judge: Judge, native: str, cannot: Callable[[Way, Exception], bool] = lambda way, error: False
+) -> list[Timing]:
+    """The error of every way, the native one first.
+
+    Args:
+        ways: what to check.
+        judge: calls a way, and compares what it returns.
+        native: the name of the way whose errors the others may have too.
+        cannot: whether an exception says that a way isn't made for the case; it is left out then.
+    """
+    found: dict[str, Timing] = {}
+    standard: Errors | None = None
+    for way in sorted(ways, key=lambda way: way.name != native):
+        try:
+            with way.around(), limited(FIRST_CALL, "the first call"):
+                errors, failure = judge(way, standard)
+        except Exception as error:  # a way that can't run is a row of the table, not its end
+            if not cannot(way, error):
+                found[way.name] = Timing.failed(way.name, error)
+            continue
+        found[way.name] = Timing(way.name, error=max(errors), failure=failure)
+        if way.name == native and not failure:
+            standard = errors
+    return [found[way.name] for way in ways if way.name in found]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A way and what came out for it; of one that could be timed, its call, too.
+
+    Attributes:
+        host: seconds of the host for the call, on a GPU.
+        operands: of the call.
+    """
+
+    way: Way
+    timing: Timing
+    call: Call | None = None
+    host: float | None = None
+    operands: tuple[Any, ...] = ()
+
+
+def time_ways(
+    checked: Sequence[tuple[Way, Timing]],
+    make_inputs: Callable[[Framework], Inputs],
+    effort: Effort,
+    *,
+    label: str,
+    clock: Clock | None = None,
+    hiding_launches: float | None = None,
+) -> list[Timed]:
+    """Time the ways that passed their check, in turns.
+
+    Args:
+        checked: the ways with what came out of their check.
+        make_inputs: of a framework; not those of the check: nothing remembered from there can help.
+        effort: how long to measure.
+        label: the name of a way's calls for a profiler, with ``{}`` for that of the way.
+        clock: what to measure with; default: the device's own clock.
+        hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
+            the host has queued all of it; default: once.
+    """
+    timed = {way.name: Timed(way, timing) for way, timing in checked}
+    given: dict[str, Inputs] = {}
+    frameworks = {way.framework.name: way.framework for way, timing in checked if not timing.failure}
+    running: list[Timed] = []
+    for way, timing in checked:
+        if timing.failure:
+            continue
+        try:
+            if way.framework.name not in given:
+                given[way.framework.name] = make_inputs(way.framework)
+            call = bind(way, given[way.framework.name])
+            with way.around():
+                host = host_seconds(way.framework, call) if way.framework.device == "gpu" else None
+                call()
+        except Exception as error:  # memory, say, may not do for two sets of inputs
+            timed[way.name] = Timed(way, Timing.failed(way.name, error))
+            continue
+        running.append(Timed(way, timing, call, host, given[way.framework.name].operands))
+    if not running:
+        return list(timed.values())
+    clock = clock or _clock(list(frameworks.values()), _flushes(running, hiding_launches))
+    arounds = [_named(each.way, label) if is_watched() else each.way.around for each in running]
+    calls = [each.call for each in running if each.call is not None]
+    profiled = partial(_recorded, list(frameworks.values())) if is_watched() else nullcontext
+    times = time_calls(calls, clock, arounds, effort, profiled)
+    for each, rounds in zip(running, times, strict=True):
+        low, _, high = quantiles(rounds, n=4)
+        timing = replace(each.timing, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
+        timed[each.way.name] = replace(each, timing=timing)
+    return list(timed.values())
 
 
 def too_wrong(error: float, limit: float) -> str:
@@ -218,23 +282,20 @@ def reason(error: BaseException) -> str:
 
 
 def time_calls(
-    calls: Sequence[Call], clock: Clock, arounds: Sequence[Around] = (), effort: Effort = FULL
+    calls: Sequence[Call],
+    clock: Clock,
+    arounds: Sequence[Around] = (),
+    effort: Effort = FULL,
+    profiled: Around = nullcontext,
 ) -> list[list[float]]:
-    """Seconds of one call, a value per round, for each of ``calls``."""
+    """Seconds of one call, a value per round, for each of ``calls``; ``profiled`` is around what counts."""
     arounds = arounds or [nullcontext] * len(calls)
     counts = []
     for call, around in zip(calls, arounds, strict=True):
         with around():
             counts.append(_calls_per_sample(call, clock, effort))
-    return _take_turns(calls, counts, clock, arounds, effort)
-
-
-def time_checked(
-    checked: Sequence[Timing], calls: Sequence[Call], clock: Clock, arounds: Sequence[Around], effort: Effort
-) -> list[Timing]:
-    """What came out of the check of each call, with its times."""
-    times = time_calls(calls, clock, arounds, effort) if calls else []
-    return [_timed(timing, rounds) for timing, rounds in zip(checked, times, strict=True)]
+    with profiled():
+        return _take_turns(calls, counts, clock, arounds, effort)
 
 
 def _take_turns(
@@ -268,19 +329,14 @@ def _take_turns(
 
 
 def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
-    """What the result, and each gradient, has to be: from the values as rounded to the dtype."""
+    """Compute what the result, and each gradient, has to be: from the values as rounded to the dtype."""
     operands = given.operands
-    result = Reference(case, operands, framework.to_float64)
-    if given.cotangent is None:
-        return [result]
-    return [result] + [
-        Reference(
-            gradient_case(case, place),
-            [*operands[:place], given.cotangent, *operands[place + 1 :]],
-            framework.to_float64,
-        )
-        for place in range(len(operands))
-    ]
+    found = [Reference(case, operands, framework.to_float64)]
+    for cotangent in given.cotangents:
+        for place in range(len(operands)):
+            others = [*operands[:place], cotangent, *operands[place + 1 :]]
+            found.append(Reference(case.gradient(place), others, framework.to_float64))
+    return found
 
 
 def _shared(ways: Sequence[Way]) -> bool:
@@ -297,10 +353,10 @@ def _calls_per_sample(call: Call, clock: Clock, effort: Effort) -> int:
     return max(1, min(clock.most_calls, ceil(clock.sample_seconds / max(seconds, 1e-9))))
 
 
-def _clock(frameworks: Sequence[Framework]) -> Clock:
-    """One clock for all: the device's own where it sees the work of each, else the host's."""
+def _clock(frameworks: Sequence[Framework], flushes: int) -> Clock:
+    """Return one clock for all: the device's own where it sees the work of each, else the host's."""
     if len(frameworks) == 1 or all(framework.default_stream for framework in frameworks):
-        return frameworks[0].clock()
+        return frameworks[0].clock(flushes=flushes)
 
     def synchronize() -> None:
         for framework in frameworks:
@@ -309,21 +365,31 @@ def _clock(frameworks: Sequence[Framework]) -> Clock:
     return HostClock(synchronize)
 
 
-def _named(way: Way, case: Case, backward: bool) -> Around:
-    """What a way needs around it, and for a profiler its name."""
+def _flushes(running: Sequence[Timed], bandwidth: float | None) -> int:
+    """Return how often to empty the cache for the host to queue all of a call meanwhile, and half as much."""
+    if bandwidth is None:
+        return 1
+    longest = 1.5 * max(each.host or 0.0 for each in running)
+    return min(1 + ceil(longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
+
+
+@contextmanager
+def _recorded(frameworks: Sequence[Framework]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for framework in frameworks:
+            stack.enter_context(recorded(framework))
+        yield
+
+
+def _named(way: Way, label: str) -> Around:
+    """Return what a way needs around it, and for a profiler its name."""
 
     @contextmanager
     def around() -> Iterator[None]:
-        with way.around(), ranged(f"{case.name}/{way.name}/{phase(backward)}"):
+        with way.around(), ranged(label.format(way.name)):
             yield
 
     return around
-
-
-def _timed(checked: Timing, rounds: Sequence[float]) -> Timing:
-    """What came out of the check, with the times of the rounds."""
-    low, _, high = quantiles(rounds, n=4)
-    return replace(checked, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
 
 
 @contextmanager

@@ -1,11 +1,7 @@
-"""What else there is to know of a call that was timed: kernels, memory, the host's share.
-
-It's looked at after the times are taken: once a profiler has watched, a GPU may launch more slowly.
-"""
+"""What else there is to know of a call beside its time: its kernels, and the host's share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
@@ -14,7 +10,6 @@ from time import perf_counter
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.profilers.kernels import kernel_times, summary
 from einops_fast.profiles.reporting.records import Row
-from einops_fast.profiles.timing.memory import peak_memory
 from einops_fast.profiles.ways import Call
 
 __all__ = ["calls_to_watch", "host_seconds", "watched"]
@@ -29,30 +24,14 @@ HOST_SECONDS = 0.1
 """After so long there are no more of them than three."""
 
 
-def watched(row: Row, framework: Framework, make: Callable[[], Call]) -> Row:
-    """The row with everything that can be seen of a call; what can't be seen was measured all the same.
-
-    Args:
-        row: of the timed call.
-        framework: whose arrays it takes.
-        make: makes the call, on new operands; it takes no arguments, and returns the result or, in a backward row, all
-            gradients.
-    """
-    try:
-        call = make()
-    except Exception:  # of memory, say, which others still hold
-        return row
+def watched(row: Row, framework: Framework, call: Call) -> Row:
+    """The row with the kernels of a call; what can't be seen was measured all the same."""
     with suppress(Exception):
         times = kernel_times(framework, call, calls_to_watch(row))
         seconds: dict[str, float] = {}
         for each, name in times:
             seconds[name] = seconds.get(name, 0.0) + each
         row = replace(row, kernels=summary(times), kernel_seconds=seconds)
-    with suppress(Exception):
-        row = replace(row, peak_bytes=peak_memory(framework, call))
-    if framework.device == "gpu":
-        with suppress(Exception):
-            row = replace(row, host=host_seconds(framework, call))
     return row
 
 

@@ -9,15 +9,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-from einops_fast.profiles import frameworks
+from einops_fast.profiles import frameworks, study
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
 from einops_fast.profiles.attention.cases import FAMILIES, scaled, visible_pairs
 from einops_fast.profiles.attention.check import allowed_error, canonical, largest_error, reference, seen
 from einops_fast.profiles.attention.plots import draw_attention
-from einops_fast.profiles.reporting.records import ALL, Extent, Note, Options, Row
+from einops_fast.profiles.reporting.records import ALL, Extent, Options, Row
+from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.ceilings import Ceilings
+
+STUDY = STUDIES["attention"]
 
 CASES = {case.name: case for case in FAMILIES["public"]}
 SMALL = {name: scaled(case, "cpu") for name, case in CASES.items()}
@@ -25,12 +28,12 @@ SMALL = {name: scaled(case, "cpu") for name, case in CASES.items()}
 
 @pytest.fixture
 def torch(monkeypatch):
-    monkeypatch.setattr(study_attention, "measure_ceilings", lambda *arguments: Ceilings(1e10, 1e11))
+    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceilings(1e10, 1e11))
     return frameworks.load("torch", "cpu", 1)
 
 
 def measured(framework, only, **options):
-    found = study_attention.measure(framework, Options(only=only, quick=True, **options))
+    found = STUDY.measure(framework, Options(only=only, quick=True, **options))
     return {record.key[2:]: record for record in found if isinstance(record, Row)}
 
 
@@ -84,7 +87,7 @@ def test_float16_is_measured_in_few_cases_unless_someone_asks_for_it(dtypes, cou
         return sum(2 if case.trained else 1 for case in FAMILIES[family])
 
     gpu = SimpleNamespace(name="torch", device="gpu")
-    extent = next(study_attention.measure(gpu, Options(dtypes=dtypes)))
+    extent = next(STUDY.measure(gpu, Options(dtypes=dtypes)))
     assert extent.cases == sum(map(directions, count.split()))
 
 
@@ -97,8 +100,9 @@ def test_the_reference_is_what_ours_computes_in_float64(torch, name):
     given = attention_ways.extras(case, torch)
     made = attention_ways.attention_inputs(case, torch, "float64", 0, True)
     [ours] = attention_ways.attention_ways(case, torch, given, ("ours",), "float64", True)
-    found = [ours.call(*made.operands), *torch.gradient(ours.call, made.operands, made.cotangent)]
-    expected = reference(case, made.operands, made.cotangent, given)
+    result, gradients = torch.gradient(lambda: ours.call(*made.operands), made.operands, made.cotangents)
+    found = [result, *gradients]
+    expected = reference(case, made.operands, made.cotangents, given)
     assert len(found) == len(expected) == (5 if case.bias else 4)
     assert largest_error(case, found, expected) < 1e-12
     # One position that is wrong drowns nowhere.
@@ -123,7 +127,7 @@ def test_flex_attention_computes_the_case(torch, name, monkeypatch):
     made = attention_ways.attention_inputs(case, torch, "float32", 0)
     [flex] = attention_ways.attention_ways(case, torch, given, ("flex",), "float32", False)
     found = [flex.call(*made.operands) for _ in range(2)]
-    expected = reference(case, made.operands, None, given)
+    expected = reference(case, made.operands, (), given)
     assert all(largest_error(case, [each], expected) < 1e-5 for each in found)
 
 
@@ -174,7 +178,7 @@ def test_wrong_results_and_gradients_fail(torch, monkeypatch):
     rows = measured(torch, "layout-sbhd")
     assert not rows[False, "layout-sbhd", "ours"].failure
     assert rows[True, "layout-sbhd", "ours"].failure.startswith("wrong")
-    [forward, backward] = study_attention.tables(list(rows.values()))
+    [forward, backward] = STUDY.tables(list(rows.values()))
     assert forward.figures["failed"] == []
     assert backward.figures["failed"] == ["layout-sbhd"]
     assert backward.figures["best/ours"] == {}
@@ -202,7 +206,7 @@ def test_an_implementation_that_is_not_made_for_a_case_has_no_row(torch, monkeyp
 
 
 def test_it_is_about_torch(tmp_path):
-    [row] = study_attention.measure(frameworks.load("numpy", "cpu", 1), Options())
+    [row] = STUDY.measure(frameworks.load("numpy", "cpu", 1), Options())
     assert (row.case, row.guest) == (ALL, True)
 
 
@@ -254,19 +258,21 @@ def test_plots_name_every_case_and_way(tmp_path):
 )
 def test_a_gpu_does_the_rows_in_float16_too(torch, monkeypatch, options, expected):
     """A GPU in name only."""
-    ahead = {}
+    ahead = []
     monkeypatch.setattr(torch, "device", "gpu")
-    monkeypatch.setattr(
-        study_attention, "compile_ahead", lambda tasks, dtype, names, threads: ahead.update({dtype: tasks}) or []
-    )
-    monkeypatch.setattr(study_attention, "extras", lambda case, framework: None)
-    monkeypatch.setattr(study_attention, "_rows", lambda job, *others: [Note(f"{job.case.name} {job.dtype}")])
-    found = list(study_attention.measure(torch, options))
-    tasks = {
-        dtype: [(case, backward) for case in cases for backward in (False, True)[: 1 + case.trained]]
+    monkeypatch.setattr(study, "run_ahead", lambda study, jobs, threads, seconds: ahead.extend(jobs) or [])
+    monkeypatch.setattr(STUDY, "shared", lambda *arguments: None)
+    monkeypatch.setattr(STUDY, "rows", lambda task, *others: rows.append((task.dtype, task.case, task.backward)) or [])
+    monkeypatch.setattr(torch, "forget", lambda: None)
+    rows = []
+    found = list(STUDY.measure(torch, options))
+    assert rows == [
+        (dtype, case, backward)
         for dtype, cases in expected.items()
-    }
-    assert ahead == tasks
-    assert found[0] == Extent(sum(map(len, tasks.values())))
-    notes = [record.text for record in found if isinstance(record, Note)]
-    assert notes == [f"{case.name} {dtype}" for dtype, each in tasks.items() for case, _ in each]
+        for case in cases
+        for backward in (False, True)[: 1 + case.trained]
+    ]
+    assert found[0] == Extent(len(rows))
+    compiled = {(dtype, name, backward) for _, name, dtype, backward, _ in ahead}
+    assert compiled == {(dtype, case.name, backward) for dtype, case, backward in rows if case.elements() <= 1 << 30}
+    assert {what for *_, what in ahead} == {"flex", "triton"}

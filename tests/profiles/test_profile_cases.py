@@ -8,11 +8,10 @@ import pytest
 from einops_fast import fast_einsum
 from einops_fast.profiles import frameworks, ways
 from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, ITEM_SIZES, Case, scaled
-from einops_fast.profiles.contraction.extra_cases import EXTRA, FAMILIES
-from einops_fast.profiles.contraction.model_cases import MODELS
-from einops_fast.profiles.layouts import laid_out, stored_shapes
+from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
 from einops_fast.profiles.timing import accuracy
-from einops_fast.profiles.timing.ceilings import Ceilings, forward_work
+from einops_fast.profiles.timing.ceilings import Ceilings, Work
+from einops_fast.profiles.ways import laid_out, stored_shapes
 
 
 def ids(case):
@@ -97,7 +96,7 @@ def test_flops_are_those_of_the_products_that_are_left(case, flops):
 def test_floor_counts_an_expanded_operand_once():
     [case] = [case for case in EXTRA if case.name == "x-batch-shared"]
     slow_memory = Ceilings(bandwidth=1.0, flops=1e30)
-    assert forward_work(case, "float32", slow_memory).floor == 4 * (64 * 400 * 300 + 300 * 500 + 64 * 400 * 500)
+    assert Work.of(case.passes(), "float32", slow_memory).floor == 4 * (64 * 400 * 300 + 300 * 500 + 64 * 400 * 500)
 
 
 # Operands

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 import einops_fast
-from einops_fast.profiles import compare, frameworks
+from einops_fast.profiles import compare, frameworks, processes, study, worker
 from einops_fast.profiles.cases import CONTRACTIONS, Case
-from einops_fast.profiles.contraction import ahead as contraction_ahead
-from einops_fast.profiles.contraction import study as study_contraction
 from einops_fast.profiles.contraction.peers import Peer
-from einops_fast.profiles.contraction.tables import OURS, tables
+from einops_fast.profiles.contraction.study import OURS, tables
 from einops_fast.profiles.profilers import kernels
 from einops_fast.profiles.reporting.records import Machine, Note, Options, Row, decode, encode
+from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing import limits, watch
 from einops_fast.profiles.timing.ceilings import Ceilings
 
@@ -29,13 +28,13 @@ H200 = Machine("NVIDIA H200", 16, {"torch": "2"}, gpu=True)
 @pytest.fixture
 def torch(monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr(study_contraction, "measure_ceilings", lambda *arguments: CEILINGS)
+    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: CEILINGS)
     return frameworks.load("torch", "cpu", 1)
 
 
 def measured(framework, **options):
     """Rows by what they are of, the later ones counting, and notes."""
-    found = list(study_contraction.measure(framework, Options(dtypes=("float32",), quick=True, **options)))
+    found = list(STUDIES["contraction"].measure(framework, Options(dtypes=("float32",), quick=True, **options)))
     rows = {record.key[2:]: record for record in found if isinstance(record, Row)}
     return rows, [record.text for record in found if isinstance(record, Note)]
 
@@ -90,14 +89,14 @@ def test_cases_come_from_the_family_asked_for(torch):
 
 
 def test_a_case_that_fails_altogether_is_not_the_end(torch, monkeypatch):
-    real = study_contraction.compare
+    real = study.check
 
-    def compare_ways(case, *arguments, **options):
+    def check(case, *arguments, **options):
         if case.name == "outer":
             raise MemoryError("no room for operands")
         return real(case, *arguments, **options)
 
-    monkeypatch.setattr(study_contraction, "compare", compare_ways)
+    monkeypatch.setattr(study, "check", check)
     rows, _ = measured(torch, only="outer,scale", peers=("native",))
     assert rows[False, "outer", OURS].failure == "MemoryError: no room for operands"
     assert not rows[False, "scale", OURS].failure
@@ -311,7 +310,7 @@ def run(monkeypatch, tmp_path):
 
     def run(records, *, frameworks=(), **options):
         monkeypatch.setattr(compare, "run_worker", lambda study, framework, options: iter(records))
-        monkeypatch.setattr(study_contraction, "frameworks", ("numpy",))
+        monkeypatch.setattr(STUDIES["contraction"], "frameworks", ("numpy",))
         outcome = compare.run_study("contraction", Options(**options), frameworks=frameworks, folder=tmp_path)
         return outcome.status, sorted(path.name for path in tmp_path.iterdir())
 
@@ -393,41 +392,70 @@ def test_a_watched_row_travels():
 
 def test_what_is_compiled_ahead(monkeypatch):
     told = []
-    monkeypatch.setattr(
-        contraction_ahead,
-        "run_ahead",
-        lambda module, jobs, threads, seconds, variables: told.append((jobs, variables)) or [],
-    )
-    known = {case.name: case for case in CONTRACTIONS}
-    tasks = [
-        (known["mx0"], "float16", False),
-        (known["mx0"], "float16", True),
-        (Case("own", "i->", ((2,),)), "", False),
-    ]
+    monkeypatch.setattr(study, "run_ahead", lambda study, jobs, threads, seconds: told.append(jobs) or [])
+    [known] = [case for case in CONTRACTIONS if case.name == "mx0"]
+    plan = {"float16": [(known, [False, True]), (Case("own", "i->", ((2,),)), [False])]}
+    gpu = SimpleNamespace(name="torch", threads=16)
     for peers in ([], ["native", "compile"]):
         given = [Peer(name, lambda case, dtype: None) for name in peers]
-        assert contraction_ahead.compile_ahead("torch", tasks, given, 16) == []
-    (ours, variables), (both, _) = told
-    assert ours == [("torch", "mx0", "float16", False, ""), ("torch", "mx0", "float16", True, "")]
-    assert sorted(set(both) - set(ours)) == [("torch", "mx0", "float16", False, "compile")]
-    # What is measured beside other processes isn't kept.
-    assert list(variables) == ["EINOPS_FAST_CACHE_DIR"]
+        assert STUDIES["contraction"].compile_ahead(gpu, plan, given) == []
+    ours, both = told
+    assert ours == [("torch", "mx0", "float16", False, OURS), ("torch", "mx0", "float16", True, OURS)]
+    assert set(both) - set(ours) == {("torch", "mx0", "float16", False, "compile")}
+
+
+def test_what_is_measured_beside_other_processes_is_not_kept(monkeypatch):
+    begun = []
+
+    class Process:
+        def __init__(self, command, env, **options):
+            begun.append((command, env))
+
+        def wait(self, seconds):
+            pass
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Process)
+    [told] = processes.run_ahead("ops", [("torch", str(at)) for at in range(6)], 16, 1.0)
+    assert told.startswith("Kernels of 6 calls were compiled ahead")
+    assert sorted(job for command, _ in begun for job in json.loads(command[-1])) == [
+        ["torch", str(n)] for n in range(6)
+    ]
+    assert {command[3:5] == ["ops", "ahead"] for command, _ in begun} == {True}
+    assert all("EINOPS_FAST_CACHE_DIR" in env for _, env in begun)
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch isn't installed")
-def test_jobs_are_called_once_and_failures_left_for_later(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "jobs", "gradients"),
+    [
+        ("contraction", [("tiny", False, OURS), ("none", False, OURS), ("tiny", True, OURS)], 1),
+        ("contraction", [("tiny", False, "opt_einsum")], 0),
+        ("ops", [("softmax@256", True, "ours"), ("softmax@256", False, "ours")], 1),
+        ("attention", [("layout-bshd", True, "ours")], 1),
+    ],
+)
+def test_jobs_are_called_once_and_failures_left_for_later(monkeypatch, name, jobs, gradients):
     framework = frameworks.load("torch", "cpu", 1)
     called = []
-    monkeypatch.setattr(contraction_ahead, "load", lambda *arguments: framework)
-    monkeypatch.setattr(
-        contraction_ahead,
-        "bind",
-        lambda way, given: lambda: called.append((way.name, given.cotangent is not None, way.call(*given.operands))),
-    )
-    known = {name: Case(name, "ij,jk->ik", ((2, 3), (rows, 4))) for name, rows in (("small", 3), ("wrong", 0))}
-    monkeypatch.setattr(contraction_ahead, "_known", lambda: known)
-    jobs = [("torch", name, "float32", backward, peer) for name, backward, peer in (
-        ("small", False, ""), ("wrong", False, ""), ("small", True, ""), ("small", False, "opt_einsum"),
-    )]  # fmt: skip
-    contraction_ahead.main(jobs)
-    assert [each[:2] for each in called] == [("", False), ("", True), ("opt_einsum", False)]
+    chosen, one_call = STUDIES[name], STUDIES[name].one_call
+
+    def counted(task, what):
+        way, call = one_call(task, what)
+        return way, lambda: called.append((task.case.name, task.backward, way.name)) or call()
+
+    monkeypatch.setattr(worker.frameworks, "load", lambda *arguments: framework)
+    monkeypatch.setattr(chosen, "one_call", counted)
+    if name == "contraction":
+        monkeypatch.setattr(chosen, "families", {"public": (Case("tiny", "ij,jk->ik", ((2, 3), (3, 4))),)})
+    else:
+        small = type(chosen).scaled
+        monkeypatch.setattr(chosen, "scaled", lambda case, device, dtype: small(chosen, case, "cpu", dtype))
+    right = framework.gradient
+    made = []
+    monkeypatch.setattr(framework, "gradient", lambda *given: made.append(1) or right(*given))
+    worker.call_ahead(name, [("torch", case, "float32", backward, what) for case, backward, what in jobs])
+    assert called == [job for job in jobs if job[0] != "none"]
+    assert len(made) == gradients

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from einops_fast.profiles.cases import ITEM_SIZES
-from einops_fast.profiles.contraction.extra_cases import FAMILIES
+from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.reporting import documents, sections_einsum
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Row, skipped
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result

@@ -13,9 +13,8 @@ pytest.importorskip("torch")
 
 from browser import CHROMIUM, browse
 
-from einops_fast.profiles import compare, frameworks
+from einops_fast.profiles import compare, frameworks, study
 from einops_fast.profiles.__main__ import main
-from einops_fast.profiles.ops import ahead as ops_ahead
 from einops_fast.profiles.ops import cases as ops_cases
 from einops_fast.profiles.ops import check as ops_check
 from einops_fast.profiles.ops import libraries as ops_libraries
@@ -26,10 +25,14 @@ from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, MODELS, ORDER, P
 from einops_fast.profiles.ops.check import allowed_error, dropout_wrong, errors
 from einops_fast.profiles.ops.plots import draw_ops
 from einops_fast.profiles.reporting.html_report import html_page
-from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Note, Options, Row, task
+from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Options, Row, task
 from einops_fast.profiles.reporting.results import Result
+from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.timing import measure
 from einops_fast.profiles.timing.ceilings import Ceilings
 from einops_fast.profiles.timing.clocks import HostClock
+
+STUDY = STUDIES["ops"]
 
 CASES = {case.name: case for case in FAMILIES["public"]}
 SMALL = {name: scaled(case, "cpu", "float32") for name, case in CASES.items()}
@@ -40,12 +43,12 @@ ONE_OF_EACH = {case.op: name for name, case in reversed(SMALL.items()) if case.o
 
 @pytest.fixture
 def torch(monkeypatch):
-    monkeypatch.setattr(study_ops, "measure_ceilings", lambda *arguments: Ceilings(1e10, 1e11))
+    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceilings(1e10, 1e11))
     return frameworks.load("torch", "cpu", 1)
 
 
 def measured(framework, only, **options):
-    found = study_ops.measure(framework, Options(only=only, quick=True, **options))
+    found = STUDY.measure(framework, Options(only=only, quick=True, **options))
     return {record.key[2:]: record for record in found if isinstance(record, Row)}
 
 
@@ -98,7 +101,7 @@ def test_the_definition_is_what_torch_computes_in_float64(torch, op):
     case = SMALL[ONE_OF_EACH[op]]
     given = ops_ways.op_inputs(case, torch, "float64", 0)
     [way] = ops_ways.make_ways(case, torch, ("native",), None, "float64")
-    bound = way.bind(given, True)
+    bound = way.bind(given)
     found = bound.forward()
     found = found if isinstance(found, tuple) else (found,)
     gradients = list(torch.torch.autograd.grad(found, bound.leaves, given.cotangents or None))
@@ -119,7 +122,7 @@ def test_what_was_dropped_is_read_off_exactly(torch, monkeypatch):
     case = replace(SMALL["epoi-dropout_add_ln-32x128x768"], shape=(64, 96))
     given = ops_ways.op_inputs(case, torch, "float64", 0)
     [way] = ops_ways.make_ways(case, torch, ("native",), None, "float64")
-    bound = way.bind(given, True)
+    bound = way.bind(given)
     found = (bound.forward(),)
     gradients = list(torch.torch.autograd.grad(found, bound.leaves, given.cotangents))
     assert not ops_check.dropped_share(case, *gradients[:2])
@@ -192,7 +195,7 @@ def test_wrong_values_and_gradients_fail(torch, monkeypatch, kind):
     assert both.seconds is None
     assert not both.guest
     assert not rows[True, "rms_norm@512", "native"].failure
-    alone, together = study_ops.tables(list(rows.values()))
+    alone, together = STUDY.tables(list(rows.values()))
     assert together.figures["failed"] == ["rms_norm@512"]
     assert together.figures["best/ours"] == {}
     assert together.cells[0][-1].startswith("failed: ours wrong")
@@ -231,27 +234,29 @@ def test_what_fails_is_a_row_and_not_the_end(torch, monkeypatch):
 
 
 def test_it_is_about_torch():
-    [row] = study_ops.measure(frameworks.load("numpy", "cpu", 1), Options())
+    [row] = STUDY.measure(frameworks.load("numpy", "cpu", 1), Options())
     assert (row.case, row.guest) == (ALL, True)
 
 
 def test_what_is_done_is_not_compiled_again(torch, monkeypatch):
     """A GPU in name only."""
+    ahead = []
     monkeypatch.setattr(torch, "device", "gpu")
-    monkeypatch.setattr(study_ops, "compile_ahead", lambda wanted, names, threads: [f"{len(wanted)} ahead"])
+    monkeypatch.setattr(torch, "forget", lambda: None)
+    monkeypatch.setattr(study, "run_ahead", lambda study, jobs, threads, seconds: ahead.append(jobs) or [])
+    monkeypatch.setattr(STUDY, "rows", lambda *arguments: [])
+    monkeypatch.setattr(STUDY, "shared", lambda *arguments: None)
     done = [
         task("torch", dtype, f"linear_cross_entropy-{sizes}", backward)
         for dtype in ("bfloat16", "float32")
         for sizes in ("8192x2048x50257", "8192x4096x32000", "4096x1024x50257")
         for backward in (False, True)
     ]
-    monkeypatch.setattr(study_ops, "make_ways", lambda *arguments: [])
-    monkeypatch.setattr(study_ops, "_forget", lambda framework: None)
-    for count, cases, tasks in ((0, 6, 12), (3, 5, 9), (12, 0, 0)):
-        options = Options(cases="losses", only="linear_cross_entropy", done=done[:count])
-        found = list(study_ops.measure(torch, options))
-        assert Note(f"{cases} ahead") in found
-        assert Extent(tasks) in found
+    for count in (0, 3, 12):
+        options = Options(cases="losses", only="linear_cross_entropy", peers=("native",), done=done[:count])
+        assert Extent(12 - count) in list(STUDY.measure(torch, options))
+        left = [task("torch", dtype, name, backward) for _, name, dtype, backward, _ in ahead.pop()]
+        assert left == done[count:]
 
 
 def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_libraries, monkeypatch):
@@ -265,10 +270,13 @@ def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_librarie
             vars(self).update(vars(torch), device="gpu")
 
         def clock(self, *, flushes):
-            assert 1 < flushes <= study_ops.MOST_FLUSHES
+            assert 1 < flushes <= measure.MOST_FLUSHES
             return HostClock(self.synchronize)
 
         def synchronize(self):
+            pass
+
+        def forget(self):
             pass
 
     class Compiler:
@@ -279,7 +287,7 @@ def test_on_a_gpu_every_way_is_measured_with_the_hosts_time(torch, fake_librarie
             return call
 
     monkeypatch.setattr(study_ops, "Compiler", Compiler)
-    monkeypatch.setattr(study_ops, "compile_ahead", lambda wanted, names, threads: [])
+    monkeypatch.setattr(study, "run_ahead", lambda *arguments: [])
     monkeypatch.setitem(ops_cases.BYTES, "gpu", 1 << 16)
     rows = measured(Pretended(), "rms_norm@1024")
     assert {what for _, case, what in rows if case != ALL} == {"ours", "native", "compile", "liger"}
@@ -444,36 +452,21 @@ def test_a_compiled_way_is_compiled_once_for_all_its_calls(torch):
 
     [way] = ops_ways.make_ways(case, torch, ("compile",), Compiler(), "float32")
     for seed in (0, 1):
-        way.bind(ops_ways.op_inputs(case, torch, "float32", seed), True).forward()
+        way.bind(ops_ways.op_inputs(case, torch, "float32", seed)).forward()
     assert made == [("softmax@1024 float32", True)]
     assert not ops_ways.make_ways(SMALL["softmax@512"], torch, ("compile",), Compiler(), "float32")
 
 
-def test_what_is_compiled_ahead(torch, monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        ops_ahead, "run_ahead", lambda module, jobs, threads, seconds, variables: told.append((jobs, variables)) or []
-    )
-    wanted = [(CASES[name], "bfloat16") for name in ("softmax@512", "softmax@1024", "cross_entropy-32768x50257")]
-    assert ops_ahead.compile_ahead(wanted, ("ours", "native", "compile"), 16) == []
-    [(jobs, variables)] = told
-    assert jobs == [
-        ("softmax@512", "bfloat16", "ours"),
-        ("softmax@1024", "bfloat16", "ours"),
-        ("softmax@1024", "bfloat16", "compile"),
-    ]
-    # What is chosen while processes share the GPU is kept apart.
-    assert set(variables) == {"EINOPS_FAST_CACHE_DIR"}
-
-
-def test_each_job_is_called_in_both_directions(torch, monkeypatch):
-    monkeypatch.setattr(ops_ahead, "load", lambda *arguments: torch)
-    monkeypatch.setattr(ops_ahead, "scaled", lambda case, device, dtype: SMALL[case.name])
-    calls = []
-    right = torch.torch.autograd.grad
-    monkeypatch.setattr(torch.torch.autograd, "grad", lambda *given: calls.append(1) or right(*given))
-    ops_ahead.main([("softmax@256", "float32", "ours"), ("nothing's", "float32", "ours")][:1])
-    assert calls == [1]
+def test_what_is_compiled_ahead():
+    found = {
+        name: STUDY.compiled_for(CASES[name], "bfloat16", True, (("ours", "native", "compile"), None))
+        for name in ("softmax@512", "softmax@1024", "cross_entropy-32768x50257")
+    }
+    assert found == {
+        "softmax@512": ("ours",),
+        "softmax@1024": ("ours", "compile"),
+        "cross_entropy-32768x50257": (),
+    }
 
 
 # Files
@@ -483,7 +476,7 @@ def test_each_job_is_called_in_both_directions(torch, monkeypatch):
 def test_command(torch, tmp_path, capsys, monkeypatch):
     def here(study, framework, options):
         yield Machine("Some CPU", 1, {"torch": "2"}, framework=framework)
-        yield from study_ops.measure(torch, options)
+        yield from STUDY.measure(torch, options)
 
     monkeypatch.setattr(compare, "run_worker", here)
     earlier = replace(ROWS[0], case="layer_norm@256", dtype="float32", seconds=1e-9)
@@ -530,9 +523,7 @@ ROWS = tuple(
 
 
 def test_backward_alone_is_what_is_left(torch):
-    bytes_, flops = (
-        [table for table in study_ops.tables(ROWS) if kind in table.title] for kind in ("memory", "products")
-    )
+    bytes_, flops = ([table for table in STUDY.tables(ROWS) if kind in table.title] for kind in ("memory", "products"))
     assert [cell[0] for cell in bytes_[1].cells] == ["softmax@256", "softmax@512"]
     assert bytes_[1].cells[0][bytes_[1].columns.index("backward ms, of copy")] == "2.500, 60%"
     assert flops[0].cells[0][flops[0].columns.index("ours of GEMM")] == "50%"

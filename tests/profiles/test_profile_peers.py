@@ -130,7 +130,6 @@ def test_all_peers_are_measured_on_a_gpu(gpu):
     found, notes = gpu.present()
     assert names(found) == list(peers.PEERS)
     assert notes == [Note("torch is measured beside CuPy 14")]
-    assert [peer.guest for peer in found] == [False, False, True, True, True]
 
 
 def test_cupy_contracts_the_memory_of_torch(gpu, torch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from einops_fast.profiles.contraction.tables import OURS
+from einops_fast.profiles.contraction.study import OURS
 from einops_fast.profiles.reporting import plots
 from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.reporting.results import Result

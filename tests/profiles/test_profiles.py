@@ -14,13 +14,13 @@ import pytest
 from einops_fast.profiles import compare, frameworks
 from einops_fast.profiles.__main__ import main
 from einops_fast.profiles.cases import CONTRACTIONS, ITEM_SIZES, PROBLEMS, Case, scaled, select
-from einops_fast.profiles.contraction.extra_cases import FAMILIES
-from einops_fast.profiles.einsum.modes import BY_HAND
+from einops_fast.profiles.contraction.cases import FAMILIES
+from einops_fast.profiles.einsum.study import BY_HAND
 from einops_fast.profiles.overhead import study as study_overhead
 from einops_fast.profiles.reporting import records, results
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.timing import accuracy, measure
-from einops_fast.profiles.timing.ceilings import Ceilings, forward_work
+from einops_fast.profiles.timing.ceilings import Ceilings, Work
 from einops_fast.profiles.timing.clocks import EventClock, HostClock
 from einops_fast.profiles.ways import Way
 
@@ -81,7 +81,7 @@ def test_names_are_unique():
 def test_floor_is_the_published_one(name, microseconds):
     case = next(case for case in CONTRACTIONS if case.name == name)
     h200 = Ceilings(bandwidth=4.24e12, flops=50.9e12)
-    assert forward_work(case, "float32", h200).floor * 1e6 == pytest.approx(microseconds, rel=0.01)
+    assert Work.of(case.passes(), "float32", h200).floor * 1e6 == pytest.approx(microseconds, rel=0.01)
 
 
 def test_select():
@@ -127,7 +127,7 @@ def test_gradient_cases_are_the_gradients():
     cotangent = torch.randn(SMALL.result_shape, dtype=torch.float64)
     gradients = torch.autograd.grad(torch.einsum(SMALL.equation, *operands), operands, cotangent)
     for place, gradient in enumerate(gradients):
-        case = accuracy.gradient_case(SMALL, place)
+        case = SMALL.gradient(place)
         given = [operand.detach().numpy() for operand in operands]
         given[place] = cotangent.numpy()
         np.testing.assert_allclose(gradient.numpy(), np.einsum(case.equation, *given))
