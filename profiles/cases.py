@@ -22,6 +22,7 @@ __all__ = [
     "Named",
     "Shape",
     "contractions",
+    "curve",
     "parts",
     "scaled",
     "select",
@@ -300,3 +301,13 @@ def select(cases: tuple[AnyCase, ...], only: str) -> tuple[AnyCase, ...]:
 def parts(only: str) -> list[str]:
     """What to look for in the names of cases."""
     return [f"mx{part}" if part.isdigit() else part for part in map(str.strip, only.split(",")) if part]
+
+
+def curve(name: str) -> tuple[str, int] | None:
+    """The curve that a case is a point of, and its size; ``None`` for other cases.
+
+    >>> curve('matmul@4096'), curve('mx0')
+    (('matmul', 4096), None)
+    """
+    of, _, size = name.rpartition("@")
+    return (of, int(size)) if of and size.isdigit() else None

@@ -15,6 +15,7 @@ from einops_fast.profiles.cases import Named, select
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.processes import run_ahead
 from einops_fast.profiles.profilers.traces import write_trace
+from einops_fast.profiles.reporting.charts import Chart, general_charts
 from einops_fast.profiles.reporting.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
@@ -143,6 +144,21 @@ class Study(ABC):
     @abstractmethod
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """The tables of what was measured."""
+
+    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
+        """The charts of what was measured, with names for files: of forward calls, per framework and dtype."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            if not row.backward and row.dtype:
+                groups.setdefault((row.framework, row.dtype), []).append(row)
+        several = len({framework for framework, _ in groups}) > 1
+        charts = []
+        for (framework, dtype), group in groups.items():
+            reached = next((each for each in ceilings if (each.framework, each.dtype) == (framework, dtype)), None)
+            named = f"{framework}-{dtype}" if several else dtype
+            for chart in general_charts(group, reached, f"{framework}, {dtype}"):
+                charts.append(replace(chart, name=named if chart.name == "floor" else f"{named}-{chart.name}"))
+        return charts
 
     # What is the same for all
 

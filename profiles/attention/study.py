@@ -40,7 +40,8 @@ from einops_fast.profiles.reporting.case_tables import (
     times,
     verdict,
 )
-from einops_fast.profiles.reporting.records import Options, Record, Row, is_own
+from einops_fast.profiles.reporting.charts import Chart, bars
+from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row, is_own
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timed, Timing, check_ways, too_wrong
@@ -137,6 +138,18 @@ class AttentionStudy(Study):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         return tables(rows)
+
+    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
+        """A chart per dtype and family."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            groups.setdefault((row.dtype, row.case.partition("-")[0]), []).append(row)
+        charts = []
+        for (dtype, family), group in groups.items():
+            unit, value = ("GB/s", gigabytes) if family == "decode" else ("TFLOP/s", teraflops)
+            panels = bars(group, WAYS, value, unit, ratios=False)
+            charts.append(Chart(f"{dtype}-{family}", f"attention, {dtype}", panels))
+        return [chart for chart in charts if chart.panels]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

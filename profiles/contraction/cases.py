@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from einops_fast.profiles.cases import CONTRACTIONS, Case
 
-__all__ = ["EXTRA", "FAMILIES", "MODELS", "SWEEP", "curve"]
+__all__ = ["EXTRA", "FAMILIES", "MODELS", "SWEEP"]
 
 _ATTENTION: tuple[Case, ...] = (
     Case("x-qk-odd", "bind,bjnd->bnij", ((3, 1009, 11, 72), (3, 997, 11, 72))),
@@ -152,16 +152,6 @@ SWEEP: tuple[Case, ...] = (
     *(Case(f"rowdot@{n}", "bind,bind->bni", ((8, n, 16, 64), (8, n, 16, 64))) for n in _sizes(64, 16384)),
     *(Case(f"scale@{n}", "bij,bj->bij", ((64, n, 1024), (64, 1024))) for n in _sizes(16, 4096)),
 )
-
-
-def curve(name: str) -> tuple[str, int] | None:
-    """The curve that a case is a point of, and its size; ``None`` for other cases.
-
-    >>> curve('matmul@4096'), curve('mx0')
-    (('matmul', 4096), None)
-    """
-    of, _, size = name.rpartition("@")
-    return (of, int(size)) if of and size.isdigit() else None
 
 
 FAMILIES: dict[str, tuple[Case, ...]] = {

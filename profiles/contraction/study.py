@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from einops_fast.profiles.cases import BACKWARD, Case, scaled
-from einops_fast.profiles.contraction.cases import FAMILIES, curve
+from einops_fast.profiles.cases import BACKWARD, Case, curve, scaled
+from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.contraction.own_cases import chosen_cases
 from einops_fast.profiles.contraction.peers import NATIVE, PEERS, Peer, make_ways, present
 from einops_fast.profiles.frameworks import Framework

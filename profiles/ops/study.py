@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from einops_fast.profiles.cases import select
+from einops_fast.profiles.cases import curve, select
 from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, HALF, MODELS, ORDER, OpCase, scaled
@@ -40,7 +40,8 @@ from einops_fast.profiles.reporting.case_tables import (
     times,
     verdict,
 )
-from einops_fast.profiles.reporting.records import Options, Record, Row
+from einops_fast.profiles.reporting.charts import Chart, Points, bars, curves, series
+from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
@@ -157,6 +158,32 @@ class OpsStudy(Study):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         return tables(rows)
+
+    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
+        """Per dtype bandwidth over the length of rows, and ratios of the other cases as bars."""
+        measured = [row for row in in_order(rows) if row.seconds]
+        charts = []
+        for dtype in dict.fromkeys(row.dtype for row in measured):
+            some = [row for row in measured if row.dtype == dtype]
+            copied = next((each.bandwidth * 1e-9 for each in ceilings if each.dtype == dtype), None)
+            for backward, direction in ((False, "forward"), (True, "backward")):
+                title = f"operators, {dtype}, {'forward and backward' if backward else 'forward'}"
+                swept = curves(row for row in some if curve(row.case) and row.backward is backward)
+                panels = tuple(_bandwidth(name, points, copied) for name, points in swept.items())
+                charts.append(Chart(f"{dtype}-columns-{direction}", title, panels))
+            others = [row for row in some if not curve(row.case) and row.what != LINEAR]
+            for kind, epoi in (("ratios", False), ("epoi", True)):
+                chosen = [row for row in others if row.case.startswith("epoi") is epoi]
+                ratios = bars(chosen, WAYS, lambda row: row.speedup, "native time / this", ratios=True)
+                charts.append(Chart(f"{dtype}-{kind}", f"operators, {dtype}: native time over that of each", ratios))
+        return [chart for chart in charts if chart.panels]
+
+
+def _bandwidth(name: str, points: Sequence[tuple[int, Row]], copied: float | None) -> Points:
+    found = series(points, gigabytes)
+    sizes = [size for size, _ in points]
+    roof = () if copied is None else ((min(sizes), copied), (max(sizes), copied))
+    return Points(name, "columns", "GB/s", found, joined=True, roof=roof, roof_label="copy", from_zero=True)
 
 
 def _answer(task: Task, way: Way, given: Inputs) -> Answer:

@@ -16,9 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from einops_fast.profiles.reporting.charts import general_charts, ways_of
 from einops_fast.profiles.reporting.page_tables import cards, environment, kernels, measurements, notes
 from einops_fast.profiles.reporting.records import Row, is_ours, is_own
 from einops_fast.profiles.reporting.results import Result, read_or_end
+from einops_fast.profiles.timing.ranges import phase
 
 __all__ = ["html_page", "ours_of"]
 
@@ -88,20 +90,22 @@ def _section(at: int, result: Result) -> str:
 
 
 def _group(row: Row) -> str:
-    return f"{row.framework}, {row.dtype}, {'backward' if row.backward else 'forward'}"
+    return f"{row.framework}, {row.dtype}, {phase(row.backward)}"
 
 
 def _data(result: Result) -> dict[str, Any]:
-    """What the charts are drawn from."""
-    names = ("framework", "dtype", "case", "what", "equation", "sizes", "seconds", "speedup", "floor", "moved", "flops")
-    rows = [
-        {name: getattr(row, name) for name in names}
-        | {"direction": "backward" if row.backward else "forward", "failure": row.failure}
-        for row in result.measured
-    ]
-    own = sorted({row.what for row in result.measured if is_own(row.what)})
-    ceilings = list(map(asdict, result.ceilings))
-    return {"ours": ours_of(result.measured), "own": own, "ceilings": ceilings, "rows": rows}
+    """Return what the charts are drawn from: those of each group of rows, and the ways in the order of colours."""
+    groups: dict[str, list[Row]] = {}
+    for row in result.measured:
+        if row.dtype:
+            groups.setdefault(_group(row), []).append(row)
+    ceilings = {(each.framework, each.dtype): each for each in result.ceilings}
+    charts = {
+        name: [asdict(chart) for chart in general_charts(rows, ceilings.get((rows[0].framework, rows[0].dtype)), name)]
+        for name, rows in groups.items()
+    }
+    ways = sorted(ways_of(result.measured), key=lambda name: (not is_ours(name), not is_own(name)))
+    return {"own": sorted(filter(is_own, ways)), "ways": ways, "charts": charts}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,5 +1,4 @@
-"""Plots of a study as files, SVG and PNG: how far from the device's floor each case is, by ours and by the best peer,
-and those of :mod:`einops_fast.profiles.contraction.further_plots`.
+"""Charts as files, SVG and PNG.
 
 ``python -m einops_fast.profiles.reporting.plots FILE.json …`` draws them from kept results.
 """
@@ -9,158 +8,184 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
-from einops_fast.profiles.attention.plots import draw_attention
-from einops_fast.profiles.contraction import further_plots
-from einops_fast.profiles.ops.plots import draw_ops
-from einops_fast.profiles.reporting.plot_style import colour_of, log_ratios, marker_of, new_figure, saved, without_frame
+from einops_fast.profiles.reporting.charts import Bars, Chart, Points
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours
 from einops_fast.profiles.reporting.results import read_or_end
+from einops_fast.profiles.studies import STUDIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Dot", "dots", "draw"]
+__all__ = ["draw"]
 
-FASTER, SLOWER = "#0072b2", "#bb0000"
-"""Of the line from ours to the best peer."""
+OURS, OURS_BEHIND = ("#0072b2", "o"), "#bb0000"
 
+OTHERS = (("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"), ("#cc79a7", "v"), ("#555555", "P"), ("#4a4a9c", "X"),
+           ("#56b4e9", "<"), ("#8a5a2b", ">"))  # fmt: skip
+"""Colours and marks of all others, told apart by those who see fewer colours."""
 
-@dataclass(frozen=True)
-class Dot:
-    """A line of the plot: one case.
+PLACES = (
+    ("native", "einsum"),
+    ("opt_einsum", "einsum_optimize", "cudnn", "sdpa"),
+    ("compile", "no_einsum", "fa4"),
+    ("cupy", "th_einsum", "flash", "liger"),
+    ("flex", "quack"),
+    ("efficient", "linear"),
+    ("triton",),
+    ("naive",),
+)
+"""Whose are which; what isn't here takes the place that its name falls on, the same in every plot."""
 
-    Attributes:
-        case: its name.
-        ours: our time over the floor; ``None`` if ours failed.
-        best: the fastest peer; empty if there is none.
-        peer: its time over the floor.
-        failures: what failed, and why.
-    """
-
-    case: str
-    ours: float | None
-    best: str
-    peer: float | None
-    failures: tuple[str, ...] = ()
+GRID: dict[str, Any] = {"color": "#dddddd", "linewidth": 0.5}
 
 
-def dots(rows: Sequence[Row]) -> list[Dot]:
-    """The lines of the plot, from the case that ours is farthest from the floor in; those that failed last."""
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    return sorted((_dot(name, ways) for name, ways in cases.items()), key=lambda dot: -(dot.ours or 0.0))
-
-
-def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = (), *, study: str = "") -> list[Path]:
-    """Draw what was measured, if matplotlib is here: an SVG and a PNG of each plot per framework and dtype.
+def draw(rows: Sequence[Row], stem: Path, ceilings: Sequence[Ceiling] = (), *, study: str) -> list[Path]:
+    """Draw the charts of a study, if matplotlib is here.
 
     Args:
-        rows: of a study; of those that were measured forward there are plots.
+        rows: what was measured.
         stem: path that the files' names begin with.
-        ceilings: what the device reaches, for the roofs.
-        study: its name; those of attention and of the operators have plots of their own.
+        ceilings: what the device reaches.
+        study: its name.
     """
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if not row.backward:
-            groups.setdefault((row.framework, row.dtype), []).append(row)
-    groups = {key: group for key, group in groups.items() if any(row.floor or row.moved for row in group)}
-    if not groups and study not in ("attention", "ops"):
+    charts = STUDIES[study].charts(rows, ceilings)
+    if not charts:
         return []
     try:
         import_module("matplotlib.figure")
     except ImportError as missing:
         print(f"no plots: they need matplotlib (pip install 'einops_fast[profile]'): {missing}", file=sys.stderr)
         return []
-    if study == "attention":
-        return draw_attention(rows, stem)
-    if study == "ops":
-        return draw_ops(rows, stem, ceilings)
-    several = len({framework for framework, _ in groups}) > 1
-    paths = []
-    for (framework, dtype), group in groups.items():
-        named = stem.with_name(f"{stem.name}-{framework}-{dtype}" if several else f"{stem.name}-{dtype}")
-        title = f"{framework}, {dtype}"
-        if any(row.floor for row in group):
-            lines = dots(group)
-            paths += saved(named, lambda lines=lines, title=title: _figure(lines, title))  # type: ignore[misc]
-        reached = next((each for each in ceilings if (each.framework, each.dtype) == (framework, dtype)), None)
-        paths += further_plots.draw(group, named, title, reached)
+    return [path for chart in charts for path in _saved(chart, stem.with_name(f"{stem.name}-{chart.name}"))]
+
+
+def _saved(chart: Chart, stem: Path) -> list[Path]:
+    """Keep a chart as SVG and PNG. Text stays text, and the same results give the same file."""
+    import matplotlib
+
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "einops_fast", "font.size": 8.5}
+    with matplotlib.rc_context(style):
+        drawn = _figure(chart)
+        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+        drawn.savefig(paths[0], metadata={"Date": None})
+        drawn.savefig(paths[1], dpi=150)
     return paths
 
 
-def _dot(case: str, ways: Sequence[Row]) -> Dot:
-    right = {row.what: row.seconds / row.floor for row in ways if row.seconds is not None and row.floor}
-    ours = next((name for name in right if is_ours(name)), "")
-    others = {name: value for name, value in right.items() if not is_ours(name)}
-    best = min(others, key=lambda name: others[name], default="")
-    failures = tuple(f"{row.what} {row.failure}" for row in ways if row.failure)
-    return Dot(case, right.get(ours), best, others.get(best), failures)
+def _figure(chart: Chart) -> Any:
+    # Not pyplot: nothing is shown, and no display is asked for.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-
-def _figure(lines: Sequence[Dot], title: str) -> Any:
-    failed = [f"{dot.case}: {failure}" for dot in lines for failure in dot.failures]
-    below = 0.16 * (len(failed) + 1) if failed else 0.0
-    figure = new_figure(8.5, 1.6 + 0.2 * len(lines) + below, f"{title}: time over the device's floor")
-    axes = figure.add_subplot()
-    _plot(axes, lines)
+    columns = min(3, len(chart.panels))
+    lines = -(-len(chart.panels) // columns)
+    failed = [f"failed: {text[:149]}{'…' * (len(text) > 149)}" for text in chart.failures]
+    width, height = 4.6 * columns + 0.8, 3.2 * lines + 0.4
+    if isinstance(chart.panels[0], Bars):
+        thickness = 0.12 + 0.12 * max(len(panel.barred) for panel in chart.panels if isinstance(panel, Bars))
+        cases = max(len(panel.lines) for panel in chart.panels if isinstance(panel, Bars))
+        width, height = (8.5 if columns == 1 else 11.8), 1.4 + thickness * cases + 0.16 * len(failed)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(chart.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    for at, panel in enumerate(chart.panels):
+        axes = figure.add_subplot(lines, columns, at + 1)
+        if isinstance(panel, Bars):
+            _bars(axes, panel)
+        else:
+            _points(axes, panel)
+        axes.set_xlabel(panel.x)
+        axes.set_title(panel.title, fontsize=9, loc="left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
     if failed:
-        figure.supxlabel("\n".join(("failed:", *(_cut(text) for text in failed))), x=0.01, ha="left", fontsize=7)
+        figure.supxlabel("\n".join(failed), x=0.01, ha="left", fontsize=7)
+    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    marked = {label: line for legend in legends for line, label in legend}
+    figure.legend(marked.values(), marked.keys(), loc="outside lower center", ncols=9, frameon=False, fontsize=8)
     return figure
 
 
-def _plot(axes: Axes, lines: Sequence[Dot]) -> None:
-    heights = range(len(lines))[::-1]
-    both = [(h, dot.ours, dot.peer) for h, dot in zip(heights, lines, strict=True) if dot.ours and dot.peer]
-    for colour, label, slower in ((FASTER, "ours is faster", False), (SLOWER, "ours is slower", True)):
-        pairs = [pair for pair in both if (pair[1] > pair[2]) is slower]
-        if pairs:
-            places, ours, peers = map(list, zip(*pairs, strict=True))
-            axes.hlines(places, ours, peers, colors=colour, alpha=0.35, linewidths=2.5, label=label, zorder=1)
-    dot_places = [(dot.ours, height) for height, dot in zip(heights, lines, strict=True) if dot.ours is not None]
-    _scatter(axes, dot_places, "ours", "ours", hollow=False)
-    for name in sorted({dot.best for dot in lines if dot.best}):
-        points = [(dot.peer, height) for height, dot in zip(heights, lines, strict=True) if dot.best == name]
-        _scatter(axes, points, name, f"best peer: {name}", hollow=True)
-    axes.axvline(1.0, color="black", linewidth=0.8, zorder=0)
-    log_ratios(axes)
-    axes.set_xlabel("time / floor, log scale (at 1 the device itself does no more)")
-    axes.set_yticks(list(heights), [f"{dot.case}  {_told(dot)}" for dot in lines])
-    axes.set_ylim(-0.8, len(lines) - 0.2)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+def _bars(axes: Axes, panel: Bars) -> None:
+    start = 1.0 if panel.ratios else 0.0
+    thick = 0.85 / len(panel.barred)
+    for place, way in enumerate(panel.barred):
+        colour = _style(way)[0]
+        alone = len(panel.barred) == 1
+        lengths = [line.values.get(way, start) - start for line in panel.lines]
+        heights = [-at + 0.425 - thick * (place + 0.5) for at in range(len(lengths))]
+        axes.barh(heights, lengths, left=start, height=thick * 0.92, color=colour, label=_label(way))
+        for height, line in zip(heights, panel.lines, strict=True):
+            if not alone and way in line.values:
+                axes.text(line.values[way], height, f" {line.values[way]:.3g}", va="center", fontsize=5.5)
+    marked = dict.fromkeys(way for line in panel.lines for way in line.values if way not in panel.barred)
+    for way in sorted(marked):
+        places = [(line.values[way], -at) for at, line in enumerate(panel.lines) if way in line.values]
+        _marks(axes, way, *zip(*places, strict=True))
+    if panel.ratios:
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        _log_ratios(axes)
+    axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=8, frameon=False)
-    without_frame(axes)
+    axes.set_yticks([-at for at in range(len(panel.lines))], [line.label for line in panel.lines])
+    for label, line in zip(axes.get_yticklabels(), panel.lines, strict=True):
+        label.set_color(OURS_BEHIND if line.failed else "black")
+    axes.set_ylim(-len(panel.lines) + 0.4, 0.6)
 
 
-def _scatter(axes: Axes, points: Sequence[tuple[Any, int]], name: str, label: str, *, hollow: bool) -> None:
-    colour = colour_of(name)
-    axes.scatter(
-        [x for x, _ in points],
-        [y for _, y in points],
-        # Where both are at one place, the larger frames the smaller.
-        s=42 if hollow else 18,
-        marker=marker_of(name),
-        facecolors="none" if hollow else colour,
-        edgecolors=colour,
-        linewidths=1.2,
-        label=label,
-        zorder=2,
+def _points(axes: Axes, panel: Points) -> None:
+    for way, points in panel.series.items():
+        if points:
+            x, y, _ = zip(*points, strict=True)
+            _marks(axes, way, x, y, line="-" if panel.joined else "none")
+    axes.set_xscale("log", base=2 if panel.joined else 10)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
+    if panel.roof:
+        x, y = zip(*panel.roof, strict=True)
+        axes.plot(x, y, color="black", linewidth=1.0, label=panel.roof_label, zorder=0)
+    axes.set_ylabel(panel.y)
+    axes.grid(**GRID)
+
+
+def _marks(axes: Axes, way: str, x: Sequence[float], y: Sequence[float], *, line: str = "none") -> None:
+    """Draw points: ours are filled, the others are hollow."""
+    colour, marker = _style(way)
+    face = colour if is_ours(way) else "white"
+    order = 3 if is_ours(way) else 2
+    axes.plot(
+        x, y, line, marker=marker, markersize=5, color=colour, markerfacecolor=face, zorder=order, label=_label(way)
     )
 
 
-def _told(dot: Dot) -> str:
-    return "failed" if dot.ours is None else f"{dot.ours:.2f}"
+def _label(way: str) -> str:
+    return "ours" if is_ours(way) else way
 
 
-def _cut(text: str, longest: int = 150) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+def _style(way: str) -> tuple[str, str]:
+    """Return the colour and the mark of a way."""
+    if is_ours(way):
+        return OURS
+    place = next((at for at, names in enumerate(PLACES) if way in names), None)
+    return OTHERS[crc32(way.encode()) % 6 if place is None else place]
+
+
+def _log_ratios(axes: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 12 * low else (1, 1.5, 2, 3, 4, 5, 7)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def main(files: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
 from einops_fast.profiles.attention.cases import FAMILIES, scaled, visible_pairs
 from einops_fast.profiles.attention.check import allowed_error, canonical, largest_error, reference, seen
-from einops_fast.profiles.attention.plots import draw_attention
+from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Extent, Options, Row
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.ceilings import Ceilings
@@ -238,7 +238,7 @@ ROWS = tuple(
 
 def test_plots_name_every_case_and_way(tmp_path):
     pytest.importorskip("matplotlib")
-    paths = draw_attention(ROWS, tmp_path / "attention-gpu")
+    paths = draw(ROWS, tmp_path / "attention-gpu", study="attention")
     assert {path.name for path in paths if path.suffix == ".svg"} == {
         "attention-gpu-bfloat16-row.svg",
         "attention-gpu-bfloat16-decode.svg",

@@ -23,8 +23,8 @@ from einops_fast.profiles.ops import study as study_ops
 from einops_fast.profiles.ops import ways as ops_ways
 from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, MODELS, ORDER, PASSES, scaled
 from einops_fast.profiles.ops.check import allowed_error, dropout_wrong, errors
-from einops_fast.profiles.ops.plots import draw_ops
 from einops_fast.profiles.reporting.html_report import html_page
+from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Options, Row, task
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
@@ -531,10 +531,11 @@ def test_backward_alone_is_what_is_left(torch):
 
 def test_plots_name_every_case_and_way(tmp_path):
     pytest.importorskip("matplotlib")
-    paths = draw_ops(
+    paths = draw(
         [*ROWS, row("softmax@256", "native", False, None)],
         tmp_path / "ops",
         (Ceiling("torch", "bfloat16", 4e12, 7e14),),
+        study="ops",
     )
     texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix == ".svg"}
     assert texts.keys() == {f"ops-bfloat16-{what}.svg" for what in ("columns-forward", "columns-backward", "ratios")}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from einops_fast.profiles.contraction.study import OURS
-from einops_fast.profiles.reporting import plots
+from einops_fast.profiles.reporting import charts, plots
 from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.reporting.results import Result
 
@@ -39,28 +39,34 @@ def text(svg):
     return re.findall(r"<text[^>]*>([^<]*)", svg.read_text("utf-8"))
 
 
+def draw(rows, stem, ceilings=()):
+    return plots.draw(rows, stem, ceilings, study="contraction")
+
+
 def test_lines_are_sorted_and_none_is_missing():
-    assert plots.dots(ROWS) == [
-        plots.Dot("far", 55.5, "native", 40.0, ("cupy OutOfMemoryError: no room",)),
-        plots.Dot("alone", 7.0, "", None),
-        plots.Dot("near", 1.25, "cupy", 2.0),
-        plots.Dot("broken", None, "native", 4.0, (f"{OURS} wrong: error 1 <2>",)),
+    [chart] = charts.general_charts(ROWS, None, "torch, float32")
+    [panel] = chart.panels
+    assert [(line.label, line.values, line.failed) for line in panel.lines] == [
+        ("far  55.50", {"native": 40.0, OURS: 55.5}, False),
+        ("alone  7.00", {OURS: 7.0}, False),
+        ("near  1.25", {"native": 3.0, "cupy": 2.0, OURS: 1.25}, False),
+        ("broken  failed", {"native": 4.0}, True),
     ]
+    assert chart.failures == ("far: cupy OutOfMemoryError: no room", f"broken: {OURS} wrong: error 1 <2>")
 
 
 def test_plot_names_every_case_and_failure(tmp_path):
     pytest.importorskip("matplotlib")
-    svg, png = plots.draw(ROWS, tmp_path / "contraction-nvidia-h200")
+    svg, png = draw(ROWS, tmp_path / "contraction-nvidia-h200")
     assert (svg.name, png.name) == ("contraction-nvidia-h200-float32.svg", "contraction-nvidia-h200-float32.png")
     assert png.read_bytes().startswith(b"\x89PNG")
     words = text(svg)
     for label in ("far  55.50", "alone  7.00", "near  1.25", "broken  failed"):
         assert label in words
     assert "torch, float32: time over the device's floor" in [word.replace("&#x27;", "'") for word in words]
-    assert {"ours", "best peer: native", "best peer: cupy", "ours is faster", "ours is slower"} <= set(words)
-    assert "best peer: fast_einsum" not in words
-    assert "far: cupy OutOfMemoryError: no room" in words
-    assert any(word.startswith("broken: fast_einsum wrong: error 1") for word in words)
+    assert {"ours", "native", "cupy"} <= set(words)
+    assert "failed: far: cupy OutOfMemoryError: no room" in words
+    assert any(word.startswith("failed: broken: fast_einsum wrong: error 1") for word in words)
 
 
 def test_each_framework_and_dtype_has_its_plot(tmp_path):
@@ -69,31 +75,31 @@ def test_each_framework_and_dtype_has_its_plot(tmp_path):
         row("near", OURS, 2.0, dtype=dtype, framework=framework)
         for framework, dtype in (("numpy", "float32"), ("torch", "float32"), ("torch", "bfloat16"))
     ]
-    names = {path.stem for path in plots.draw(rows, tmp_path / "c")}
+    names = {path.stem for path in draw(rows, tmp_path / "c")}
     assert names == {"c-numpy-float32", "c-torch-float32", "c-torch-bfloat16"}
 
 
 def test_backward_and_what_has_no_floor_are_not_drawn(tmp_path):
     backward = row("far", OURS, 2.0, backward=True)
-    assert plots.draw([backward, Row("torch", "tiny", "call", "float32", seconds=1e-6)], tmp_path / "c") == []
+    assert draw([backward, Row("torch", "tiny", "call", "float32", seconds=1e-6)], tmp_path / "c") == []
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_right_is_drawn_all_the_same(tmp_path):
     pytest.importorskip("matplotlib")
-    svg, _ = plots.draw([row("broken", OURS, None, failure="wrong")], tmp_path / "c")
+    svg, _ = draw([row("broken", OURS, None, failure="wrong")], tmp_path / "c")
     assert "broken  failed" in text(svg)
 
 
 def test_the_same_results_give_the_same_file(tmp_path):
     pytest.importorskip("matplotlib")
-    first, second = (plots.draw(ROWS, tmp_path / name)[0].read_bytes() for name in "ab")
+    first, second = (draw(ROWS, tmp_path / name)[0].read_bytes() for name in "ab")
     assert first == second
 
 
 def test_without_matplotlib_there_are_no_plots(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert plots.draw(ROWS, tmp_path / "c") == []
+    assert draw(ROWS, tmp_path / "c") == []
     assert "they need matplotlib" in capsys.readouterr().err
 
 
@@ -118,7 +124,7 @@ SWEPT = [
 
 def test_a_study_has_all_its_plots(tmp_path):
     pytest.importorskip("matplotlib")
-    paths = plots.draw(SWEPT, tmp_path / "c", [Ceiling("torch", "float32", 1e12, 5e13)])
+    paths = draw(SWEPT, tmp_path / "c", [Ceiling("torch", "float32", 1e12, 5e13)])
     found = {path.name for path in paths}
     assert found == {
         f"c-float32{which}.{kind}" for which in ("", "-native", "-throughput", "-roofline") for kind in ("svg", "png")

@@ -61,7 +61,7 @@ function axes(svg, x, y, box, labels) {
   for (const tick of y ? y.ticks : []) {
     const at = y.at(tick);
     group.append(element("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }));
-    group.append(words(short(tick), box.left - 5, at + 4, { "text-anchor": "end" }));
+    group.append(words(tick, box.left - 5, at + 4, { "text-anchor": "end" }));
   }
   group.append(words(labels.x, (box.left + box.right) / 2, box.bottom + 29, { "text-anchor": "middle" }));
   if (labels.y) group.append(words(labels.y, 2, box.top - 6));
@@ -79,7 +79,7 @@ const MARKERS = [
 // Ours is filled, the others are hollow.
 function marker(series, x, y, text) {
   const made = MARKERS[series.index % MARKERS.length](x, y);
-  made.setAttribute("fill", series.ours ? series.colour : "var(--paper)");
+  made.setAttribute("fill", series.index === 0 && series.own ? series.colour : "var(--paper)");
   made.setAttribute("stroke", series.colour);
   made.setAttribute("stroke-width", 1.6);
   made.append(tooltip(text));
