@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from einops_fast.runtime.measuring import Stopwatch
+
 __all__ = ["Memory"]
 
 
@@ -70,6 +72,14 @@ class Memory(ABC):
         """A flat array beside ``like``."""
 
     @abstractmethod
+    def layout(self, array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its shape, and its strides in elements."""
+
+    @abstractmethod
+    def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """An array to measure with: random, and none of what a program has."""
+
+    @abstractmethod
     def pointer(self, array: Any) -> int:
         """Address of the first element."""
 
@@ -105,6 +115,10 @@ class Memory(ABC):
         """What the framework lets its library do with products of this dtype, beyond the precision of float32."""
         return {}
 
+    def deterministic(self) -> bool:
+        """Whether all calls are to give the same bits."""
+        return False
+
     @abstractmethod
     def capturing(self) -> bool:
         """Whether work on the current stream is captured in a graph now."""
@@ -112,6 +126,10 @@ class Memory(ABC):
     @abstractmethod
     def may_measure(self) -> bool:
         """Whether work may be timed now: not while a graph is being captured or a compiler is at work."""
+
+    @abstractmethod
+    def stopwatch(self) -> Stopwatch:
+        """What times runs on the current stream without waiting for them."""
 
     @abstractmethod
     def synchronize(self, device: int) -> None:

@@ -7,7 +7,7 @@ from math import ceil
 from time import perf_counter
 from typing import Any, NamedTuple
 
-__all__ = ["Sample", "gpu_times", "times_behind"]
+__all__ = ["EventStopwatch", "Sample", "gpu_times", "times_behind"]
 
 _MOST = 64
 """How often other work is queued first at most: as often, the host waits for what it has queued itself."""
@@ -25,6 +25,30 @@ class Sample(NamedTuple):
     ahead: float
     host: float
     seconds: float
+
+
+class EventStopwatch:
+    """What times a run by two events of a framework's.
+
+    Args:
+        start, end: events that know their time once they've been recorded and passed.
+        passed: whether the current stream has passed an event.
+        milliseconds: between the two.
+    """
+
+    def __init__(
+        self, start: Any, end: Any, passed: Callable[[Any], bool], milliseconds: Callable[[Any, Any], float]
+    ) -> None:
+        self._start, self._end, self._passed, self._milliseconds = start, end, passed, milliseconds
+
+    def start(self) -> None:
+        self._start.record()
+
+    def stop(self) -> None:
+        self._end.record()
+
+    def seconds(self) -> float | None:
+        return self._milliseconds(self._start, self._end) / 1e3 if self._passed(self._end) else None
 
 
 def gpu_times(

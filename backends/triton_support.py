@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-__all__ = ["OLDEST", "installed_version", "why_unusable"]
+from einops_fast.backends.memory import Memory
+from einops_fast.runtime import choosing
+
+__all__ = ["OLDEST", "circumstances", "installed_version", "interpreting", "why_unusable"]
 
 OLDEST = (3, 6)
 """The oldest version of Triton that the kernels are written for."""
@@ -34,6 +39,17 @@ def installed_version() -> str | None:
     source = Path(spec.origin) if spec.origin else None
     written = _WRITTEN.search(source.read_text("utf-8")) if source is not None and source.is_file() else None
     return written[1] if written else "unknown"
+
+
+def interpreting() -> bool:
+    """Return whether Triton runs kernels in its interpreter, as Triton reads that."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
+
+
+def circumstances(memory: Memory, device: int) -> dict[str, Any]:
+    """Return what every measurement on a device depends on, as part of its key."""
+    versions = {"triton": installed_version() or "none", **memory.versions()}
+    return choosing.circumstances(memory.device_name(device), versions)
 
 
 def why_unusable() -> str | None:

@@ -42,6 +42,7 @@ class PrivateNames(NamedTuple):
 
 _NO_BACKEND = "The torch backend can't be imported."
 _CALLS_FAIL = "Calls that get there raise AttributeError."
+_STAYS_WITH_THE_LIBRARY = "In the mode 'auto', contractions stay with the framework's own calls."
 
 # fmt: off
 _ROWS: tuple[tuple[str, ...], ...] = (
@@ -200,6 +201,18 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("triton.runtime", "driver.active.get_current_target", "einops_fast.backends.triton.launching.launch",
      "Ask for the GPU that kernels are compiled for.",
      _CALLS_FAIL),
+    ("triton.runtime", "driver.set_active", "einops_fast.backends.triton.launching.elsewhere",
+     "Compile for a device in a process that has none.",
+     _STAYS_WITH_THE_LIBRARY),
+    ("triton.runtime.cache", "triton_key", "einops_fast.backends.triton.launching.elsewhere",
+     "Hash Triton, which takes a second, in a thread of its own.",
+     _STAYS_WITH_THE_LIBRARY),
+    ("triton.backends.compiler", "GPUTarget", "einops_fast.backends.triton.launching.elsewhere",
+     "Say which device to compile for.",
+     _STAYS_WITH_THE_LIBRARY),
+    ("triton.backends.nvidia.driver", "CudaLauncher", "einops_fast.backends.triton.launching.elsewhere",
+     "Compile what Triton launches a kernel by, beside it.",
+     _STAYS_WITH_THE_LIBRARY),
     ("triton.knobs.runtime", "interpret", "einops_fast.backends.triton.launching.launch",
      "Ask whether kernels run in the interpreter.",
      "Kernels can't be imported."),

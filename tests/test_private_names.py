@@ -94,7 +94,8 @@ def runtime() -> Any:
     from triton.runtime import driver
 
     # Without a GPU, none is active.
-    return SimpleNamespace(driver=SimpleNamespace(active=CudaDriver) if hasattr(type(driver), "active") else driver)
+    without = SimpleNamespace(active=CudaDriver, set_active=driver.set_active)
+    return SimpleNamespace(driver=without if hasattr(type(driver), "active") else driver)
 
 
 def of_einsum() -> Any:

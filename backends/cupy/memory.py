@@ -11,7 +11,7 @@ import cupy as cp
 
 from einops_fast.backends.gpus import driver_version
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.queueing import gpu_times
+from einops_fast.backends.queueing import EventStopwatch, gpu_times
 from einops_fast.planning.layout import reach
 
 __all__ = ["CupyMemory"]
@@ -29,6 +29,16 @@ class CupyMemory(Memory):
 
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         return cp.empty(elements, dtype)
+
+    def layout(self, array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return array.shape, tuple([stride // array.itemsize for stride in array.strides])
+
+    def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        strides = tuple([abs(stride) for stride in strides])
+        with cp.cuda.Device(device):
+            flat = cp.random.standard_normal(reach(shape, strides), "float32").astype(dtype)
+        item = flat.itemsize
+        return cp.ndarray(shape, dtype, memptr=flat.data, strides=tuple([stride * item for stride in strides]))
 
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
@@ -64,6 +74,9 @@ class CupyMemory(Memory):
 
     def may_measure(self) -> bool:
         return not self.capturing()
+
+    def stopwatch(self) -> EventStopwatch:
+        return EventStopwatch(cp.cuda.Event(), cp.cuda.Event(), lambda event: event.done, cp.cuda.get_elapsed_time)
 
     def synchronize(self, device: int) -> None:
         cp.cuda.Device(device).synchronize()

@@ -337,7 +337,7 @@ class TorchBackend(TorchSteps):
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
         precision, mode = settled(fp32_precision()), current_mode()
-        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries(step)))
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
 
 
 def _in_fewer_calls(plan: Plan, run: Run) -> Run:
@@ -345,6 +345,17 @@ def _in_fewer_calls(plan: Plan, run: Run) -> Run:
     if len(plan.steps) != 1 or plan.target.gradients or not plan.target.drops_expanded or observed():
         return run
     step = plan.steps[0]
+    if isinstance(step, Fused):
+        # torch.einsum has none of integers.
+        if (
+            hasattr(run, "at_once")
+            and step.any_order
+            and len(plan.operands) == 2
+            and not is_integer(plan.numerics.compute)
+        ):
+            equation = f"{','.join(plan.subscripts.inputs)}->{plan.subscripts.output}"
+            run.at_once = lambda a, b: _pair_einsum(equation, (a, b))
+        return run
     if not isinstance(step, Gemm) or len(step.batch) < 2 or step.buffer is not None or 1 in (step.m, step.n):
         return run
     plain = all(how.shape is None and not how.moves for how in (step.left, step.right))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
@@ -12,8 +11,10 @@ import torch
 
 from einops_fast.backends.gpus import driver_version
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.queueing import gpu_times
+from einops_fast.backends.queueing import EventStopwatch, gpu_times
+from einops_fast.backends.triton_support import interpreting
 from einops_fast.dtypes import dtype_name
+from einops_fast.planning.layout import reach
 
 __all__ = ["TorchMemory", "new_here"]
 
@@ -27,9 +28,9 @@ if torch.version.cuda:
 
 _event: Any = torch.cuda.Event
 
-# As Triton reads it. Its interpreter works on the CPU, where torch with CUDA may find no GPU to ask about these; torch
+# Triton's interpreter works on the CPU, where torch with CUDA may find no GPU to ask about these; torch
 # without CUDA doesn't have them.
-_interpreting = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
+_interpreting = interpreting()
 _cuda = None if _interpreting else torch._C
 _current_device: Callable[[], int] = getattr(_cuda, "_cuda_getDevice", lambda: 0)
 _raw_stream: Callable[[int], int] = getattr(_cuda, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -75,6 +76,14 @@ class TorchMemory(Memory):
             return _new_on_gpu((int(elements),), (1,), getattr(torch, dtype))
         return like.new_empty(elements, dtype=getattr(torch, dtype))
 
+    def layout(self, array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(array.shape), array.stride()
+
+    def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        kind = getattr(torch, dtype)
+        flat = torch.empty(reach(shape, strides), dtype=kind, device=torch.device("cuda", device))
+        return (flat.normal_() if kind.is_floating_point else flat.random_(0, 8)).as_strided(shape, strides)
+
     def device(self, array: Any) -> int:
         return max(int(array.get_device()), 0)  # less than 0 on the CPU
 
@@ -106,6 +115,13 @@ class TorchMemory(Memory):
 
     def may_measure(self) -> bool:
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
+
+    def deterministic(self) -> bool:
+        return torch.are_deterministic_algorithms_enabled()
+
+    def stopwatch(self) -> EventStopwatch:
+        start, end = _event(enable_timing=True), _event(enable_timing=True)
+        return EventStopwatch(start, end, _event.query, _event.elapsed_time)
 
     def synchronize(self, device: int) -> None:
         torch.cuda.synchronize(device)

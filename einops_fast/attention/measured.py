@@ -124,7 +124,8 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
         for ways in (able, fused)
         for way in ways
         if predicted[way.name]
-        <= (_SLOW_MARGIN if way.slow_to_begin else ATTENTION.margin)[mode] * predicted[ways[0].name]
+        <= (_SLOW_MARGIN if way.slow_to_begin else ATTENTION.margin)["always" if mode == "always" else "auto"]
+        * predicted[ways[0].name]
     }
     return [way for way in able if way.name in near]
 

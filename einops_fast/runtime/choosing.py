@@ -21,7 +21,7 @@ from einops_fast.runtime import disk_cache
 from einops_fast.runtime.budget import AT_ONCE, may_spend, spending
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["Choice", "Chooser", "Record", "circumstances", "kernel_hash", "measure_once", "recall"]
+__all__ = ["Choice", "Chooser", "Record", "agree", "circumstances", "kernel_hash", "measure_once", "recall"]
 
 W = TypeVar("W")
 
@@ -101,12 +101,22 @@ def measure_once(
         if record is None:
             return None
         _measured.pop(text, None)
-        theirs = None if mode == "always" else recall(key, mode)
-        if theirs is not None and usable(theirs["choice"]):
-            return theirs
-        disk_cache.write(key, record)
-        keep(_measured, text, record)
-        return record
+        return agree(key, mode, record, usable)
+
+
+def agree(key: Mapping[str, Any], mode: str, record: Record, usable: Callable[[str], bool]) -> Record:
+    """Write down what was measured, unless another process has done so meanwhile; return what all agree on.
+
+    Args:
+        key, mode, usable: as for :func:`measure_once`.
+        record: of this process.
+    """
+    theirs = None if mode == "always" else recall(key, mode)
+    if theirs is not None and usable(theirs["choice"]):
+        return theirs
+    disk_cache.write(key, record)
+    keep(_measured, json.dumps(key, sort_keys=True), record)
+    return record
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,19 @@ from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 
-__all__ = ["ATTENTION", "CONTRACTIONS", "ROWS", "Clock", "Policy", "Run", "Times", "fastest", "record_of", "time_runs"]
+__all__ = [
+    "ATTENTION",
+    "CONTRACTIONS",
+    "ROWS",
+    "Clock",
+    "Policy",
+    "Run",
+    "Stopwatch",
+    "Times",
+    "fastest",
+    "record_of",
+    "time_runs",
+]
 
 Run = Callable[[], Any]
 
@@ -25,6 +37,19 @@ class Clock(Protocol):
 
     def settle(self, runs: Sequence[Run]) -> None:
         """Keep the device at work by these in turns until it is as under load: its clock falls, for some by more."""
+
+
+class Stopwatch(Protocol):
+    """What times a run as its stream goes on, and waits for nothing."""
+
+    def start(self) -> None:
+        """What is queued from now on is timed."""
+
+    def stop(self) -> None:
+        """What is queued from now on isn't timed any more."""
+
+    def seconds(self) -> float | None:
+        """Return the device's time between; ``None`` while it isn't done with it."""
 
 
 @dataclass(frozen=True)

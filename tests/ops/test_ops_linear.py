@@ -25,7 +25,7 @@ from einops_fast.backends.triton.contraction import choice as choice_module  # n
 from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.tilings import tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate  # noqa: E402
@@ -139,13 +139,13 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """``linear`` is run by the first kernel of ours, on whatever device; the names of those that ran."""
     ran: list[str] = []
 
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
         way = kernel_candidates(self.step, self.memory.dtype(arrays[0]), ON, self.precision)[0]
         if self.step.epilogue is not None:
             ran.append(way.name)
         return way
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     monkeypatch.setattr(choice_module, "_small", lambda _: False)
     everything = frozenset({"float16", "bfloat16", "float32", "float64"})
     monkeypatch.setattr(engine, "kernel_dtypes", lambda _: everything)

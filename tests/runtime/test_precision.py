@@ -14,7 +14,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from einops_fast.backends.torch.backend import TorchBackend  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 
 
 def test_blocks_nest_and_end() -> None:
@@ -76,13 +76,13 @@ def test_errors_are_those_of_what_was_allowed(monkeypatch: pytest.MonkeyPatch, a
 
     asked: list[str] = []
 
-    def choose(self: Choice, arrays: Any) -> Any:
+    def choose(self: StepProblem, arrays: Any) -> Any:
         from einops_fast.backends.gpus import gpu_ceilings
 
         asked.append(self.precision)
         return kernel_candidates(self.step, "float32", gpu_ceilings("H200"), self.precision)[0]
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     clear_plans()
     a = torch.randn(1024, 1024, device="cuda", requires_grad=True)
     b = torch.randn(1024, 1024, device="cuda")

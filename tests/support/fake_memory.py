@@ -31,6 +31,15 @@ class FakeMemory(Memory):
     def workspace(self, like: Any, elements: int, dtype: str) -> Any:
         raise AssertionError
 
+    def layout(self, array: Any) -> Any:
+        return (), ()
+
+    def sample(self, device: int, dtype: str, shape: Any, strides: Any) -> Any:
+        return "sample"
+
+    def stopwatch(self) -> Any:
+        raise AssertionError
+
     def pointer(self, array: Any) -> int:
         return 0
 

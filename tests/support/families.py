@@ -26,7 +26,7 @@ from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  #
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
@@ -398,7 +398,7 @@ def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> I
     chance = random.Random(0)
     ran: list[str] = []
 
-    def choose(self: Choice, arrays: Sequence[Any]) -> Candidate:
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Candidate:
         found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), on, self.precision)
         if meant is None:
             way = chance.choice(found[:20])
@@ -409,7 +409,7 @@ def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> I
         return way
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Choice, "_choose", choose))
+        stack.enter_context(mock.patch.object(StepProblem, "decide", choose))
         stack.enter_context(mock.patch.object(choice_module, "_small", return_value=False))
         stack.enter_context(
             mock.patch.object(torch_backend, "kernel_dtypes", return_value=frozenset((*KERNEL_DTYPES, *INTEGERS)))

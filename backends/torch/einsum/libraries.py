@@ -8,8 +8,7 @@ import torch
 
 from einops_fast.backends.base import Run
 from einops_fast.backends.torch.backend import TorchBackend
-from einops_fast.backends.torch.einsum.copies import CopyingByKernel
-from einops_fast.backends.triton.contraction.ways import LibraryCalls
+from einops_fast.backends.triton.contraction.library import LibraryCalls
 from einops_fast.planning.steps import Fused, Gemm
 
 __all__ = ["TurningSingles", "has_single", "other_libraries"]
@@ -21,7 +20,10 @@ def other_libraries(step: Fused) -> list[LibraryCalls]:
     if has_single(step) and step.any_order:
         found.append(LibraryCalls("library the other way round", TurningSingles().library(step), in_order=False))
     if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
-        found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step)))
+        # Imported here because it needs Triton.
+        from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+
+        found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step), compiles_late=True))
     return found
 
 

@@ -11,13 +11,14 @@ from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings, loose
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
 from einops_fast.backends.triton.contraction.copies import Copy, with_copies
+from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.backends.triton.contraction.loops import tilings as reduction_tilings
 from einops_fast.backends.triton.contraction.loops.tilings import Reduction
 from einops_fast.backends.triton.contraction.pointers import tilings as contraction_tilings
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
 from einops_fast.backends.triton.contraction.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, fma_tilings_of_name
-from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, Candidate, CopyCandidate, KernelCandidate
+from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate
 from einops_fast.backends.triton.launching.launch import interpreted
 from einops_fast.backends.triton.launching.measuring import works
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer

@@ -1,50 +1,40 @@
-"""Which way a fused step is run: by prediction where the margin is clear, else by measurement at first use."""
+"""Which way a fused step is run: the library's calls at once, and a kernel of our own as soon as that pays.
+
+Nothing here imports Triton before a kernel is wanted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from functools import cached_property
 from math import prod
-from operator import attrgetter
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
-from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
-from einops_fast.backends.triton.contraction.ways import Candidate, LibraryCalls, LibraryCandidate
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.launching.measuring import circumstances, measure, works
+from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls, LibraryCandidate, Run
+from einops_fast.backends.triton_support import circumstances, interpreting
 from einops_fast.planning.chains import products
+from einops_fast.planning.cost import step_costs
+from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.steps import Epilogue, Fused, Multiply
-from einops_fast.runtime.budget import AT_ONCE
-from einops_fast.runtime.choosing import Chooser, Record
-from einops_fast.runtime.measuring import CONTRACTIONS
+from einops_fast.runtime import background
+from einops_fast.runtime.choosing import Chooser
+from einops_fast.runtime.measuring import CONTRACTIONS, Stopwatch
+from einops_fast.runtime.tiers import Problem, Tiers
 
-__all__ = ["Choice", "chosen_run", "left_to_library"]
-
-_LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 5.0
-"""How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
-library needs no compiling; how it copes with odd strides isn't foreseen."""
-
-_OF_KIND, _KIND_MARGIN = 2, 3.0
-"""The best so many tilings of each kernel are also measured if they may take so many times as long as another one."""
-
-_MOST = {"auto": 6, "always": 24}
-"""The most tilings of each kernel that are measured, by mode."""
-
-_MOST_LOOPS = {"auto": 10, "always": 24}
-"""The same of the reduction kernel, which is compiled in less time."""
+__all__ = ["Choice", "StepProblem", "chosen_run", "left_to_library"]
 
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that, unless it is one
 launch in place of several."""
 
-_MOST_SMALL, _SMALL_SECONDS = 2, 10.0
-"""Then so many tilings of a kernel are measured, and so many seconds taken at once by those that differ in sizes."""
+_LEAST_SAVED = 0.1
+"""Of the library's time that a kernel may save, whatever is predicted: how that copes with strides isn't foreseen."""
 
-
-_seconds: Callable[[Candidate], float] = attrgetter("seconds")
+_UP_TO_THE_HOST = 1e-4
+"""Seconds on the device for which the library's calls wait for the host."""
 
 
 def _small(step: Fused) -> bool:
@@ -56,7 +46,7 @@ def _small(step: Fused) -> bool:
 
 
 class Choice:
-    """A fused step that finds out, when it is first run, how to be run.
+    """A fused step that finds out, when it is run, how to be run.
 
     Args:
         step: the step.
@@ -64,33 +54,36 @@ class Choice:
         memory: the framework's arrays.
         precision: of float32 products.
         mode: see :func:`einops_fast.autotune`.
-        others: further ways to make the library's calls.
+        others: finds further ways to make the library's calls.
+
+    Attributes:
+        chosen: the way that was chosen for good.
+        at_once: the framework's own function for all of the step, where there is one; it takes the host less time than
+            the calls.
     """
 
     def __init__(
         self,
         step: Fused,
-        calls: Callable[..., Any],
+        calls: Run,
         memory: Memory,
         precision: str,
         mode: str,
-        others: Sequence[LibraryCalls] = (),
+        others: Callable[[Fused], Iterable[LibraryCalls]] = lambda step: (),
     ) -> None:
         self.step, self.memory = step, memory
-        self.libraries = [
-            each._replace(run=self._placed(each.run)) for each in (LibraryCalls("library", calls), *others)
-        ]
-        self.calls = self.libraries[0].run
-        self.precision, self.mode = precision, mode
+        self.calls = self.placed(calls)
+        self.precision, self.mode, self.others = precision, mode, others
         self.chosen: Candidate | None = None
+        self.at_once: Run | None = None
         # By whether addresses are aligned.
-        self._choosers: dict[bool, Chooser[Candidate]] = {}
-        self._run: Callable[..., Any] | None = None
-        self._run_unaligned: Callable[..., Any] | None = None
+        self._problems: dict[bool, StepProblem] = {}
+        self._run: Run | None = None
+        self._run_unaligned: Run | None = None
         self._device = 0
         self._current_device = memory.current_device
 
-    def _placed(self, calls: Callable[..., Any]) -> Callable[..., Any]:
+    def placed(self, calls: Run) -> Run:
         """The calls, with the result in rows with gaps between them where the next step relies on that."""
         shape, strides, empty = self.step.shape, self.step.strides, self.memory.empty
         if strides is None:
@@ -112,103 +105,158 @@ class Choice:
         with self.memory.on_device(self._device):
             return run(*operands)
 
-    def _first(self, operands: Sequence[Any]) -> Callable[..., Any]:
-        aligned = self._aligned(operands)
+    def _first(self, operands: Sequence[Any]) -> Run:
+        """What runs a call as long as nothing is chosen for good."""
+        aligned = not any(self.memory.pointer(operand) % VECTOR for operand in operands)
         if not aligned and self._run_unaligned is not None:
             return self._run_unaligned
-        self._device = self.memory.device(operands[0])
-        chooser = self._choosers.get(aligned)
-        if not self.memory.may_measure() or (chooser is not None and chooser.waits()):
+        problem = self._problems.get(aligned)
+        if problem is None:
+            self._device = self.memory.device(operands[0])
+            problem = self._problems[aligned] = StepProblem(self, operands, self._device, aligned)
+        # Triton's interpreter runs kernels only to test them.
+        if self.mode == "auto" and not interpreting():
+            return problem.tiers.run()
+        if not self.memory.may_measure():
             # Nothing is chosen while a graph is being captured; the next call may do so.
             return self.calls
         with self.memory.on_device(self._device):
-            chosen = self._choose(operands)
-            if chosen is None:
-                return self.calls
-            self.chosen = chosen
-            run = chosen.run(self.memory, self._device)
-        # What is the fastest at odd addresses is chosen by calls with such alone, and holds for them alone.
+            return problem.choose(operands)
+
+    def keep(self, way: Candidate, run: Run, aligned: bool) -> None:
+        """Run all later calls in one way.
+
+        What is the fastest at odd addresses is chosen by calls with such alone, and holds for them alone.
+        """
+        self.chosen = way
         if aligned:
             self._run = run
         else:
             self._run_unaligned = run
+
+
+class StepProblem(Problem[Candidate]):
+    """A step on operands of one dtype, all of which begin where the hardware can copy boxes from, or not all.
+
+    Args:
+        choice: whose step it is.
+        operands: of a call.
+        device: where these are.
+        aligned: whether all begin so, as new memory does.
+    """
+
+    policy = CONTRACTIONS
+
+    def __init__(self, choice: Choice, operands: Sequence[Any], device: int, aligned: bool) -> None:
+        memory = choice.memory
+        self.step, self.memory, self.precision, self.device = choice.step, memory, choice.precision, device
+        self.small = _small(self.step)
+        self.dtype = memory.dtype(operands[0])
+        self.on = gpu_ceilings(memory.device_name(device))
+        self.mode = choice.mode
+        self._choice, self._aligned = choice, aligned
+        self._layouts = [memory.layout(operand) for operand in operands]
+        self.kind = _kind(self.step), self.dtype, self.precision, device
+        self.library = self._by_library(LibraryCalls("library", choice.calls))
+        if choice.at_once is not None and self.library.seconds < _UP_TO_THE_HOST:
+            self.library = self._by_library(LibraryCalls("library", choice.at_once))
+        self.chooser = Chooser[Candidate](self.kind, self.mode)
+
+    @cached_property
+    def tiers(self) -> Tiers[Candidate]:
+        """What runs calls while nothing waits."""
+        return Tiers(self, self._keep)
+
+    @cached_property
+    def libraries(self) -> list[Candidate]:
+        """The ways to make the library's calls."""
+        others = self._choice.others(self.step)
+        placed = [each._replace(run=self._choice.placed(each.run)) for each in others]
+        return [self.library, *map(self._by_library, placed)]
+
+    def _by_library(self, calls: LibraryCalls) -> Candidate:
+        return LibraryCandidate(calls, self.step, self.dtype, self.on)
+
+    def _keep(self, way: Candidate, run: Run) -> None:
+        self._choice.keep(way, run, self._aligned)
+
+    def choose(self, operands: Sequence[Any]) -> Run:
+        """Return what runs a call on the current device, for which it may wait."""
+        way = self.decide(operands)
+        run = self.run(way)
+        self._keep(way, run)
         return run
 
-    def _aligned(self, operands: Sequence[Any]) -> bool:
-        """Whether all begin where the hardware can copy boxes from, as new memory does."""
-        return not any(self.memory.pointer(operand) % ALIGNMENT for operand in operands)
+    def decide(self, operands: Sequence[Any]) -> Candidate:
+        """Choose a way for good."""
+        from einops_fast.backends.triton.contraction.deciding import decide
 
-    def _choose(self, operands: Sequence[Any]) -> Candidate | None:
-        """The way for these operands; ``None`` if that can't be known yet."""
-        dtype, aligned = self.memory.dtype(operands[0]), self._aligned(operands)
-        on = gpu_ceilings(self.memory.device_name(self._device))
-        libraries: list[Candidate] = [LibraryCandidate(calls, self.step, dtype, on) for calls in self.libraries]
-        if interpreted():
-            return kernel_candidates(self.step, dtype, on, self.precision)[0]
+        return decide(self, operands)
 
-        def named(name: str) -> Candidate | None:
-            """Return the way of this name, if there is one still and it compiles; only this one is looked for."""
-            way = next((way for way in libraries if way.name == name), None)
-            way = way or kernel_candidate(name, self.step, dtype, on, self.precision)
-            return way if way is not None and works(way) else None
+    def settle(self) -> None:
+        with self.memory.on_device(self.device):
+            self.choose([self.memory.sample(self.device, self.dtype, *layout) for layout in self._layouts])
 
-        @cache
-        def kernels() -> Sequence[Candidate]:
-            return kernel_candidates(self.step, dtype, on, self.precision)
+    def saves(self) -> float:
+        (kernel,) = step_costs([self.step], [prod(shape) for shape, _ in self._layouts], self.dtype, self.on)
+        return max(self.library.seconds - kernel.seconds, _LEAST_SAVED * self.library.seconds)
 
-        def near() -> Sequence[Candidate]:
-            found = self._near(kernels(), libraries)
-            return found if len(found) > 1 else ()
+    def near(self) -> Sequence[str]:
+        from einops_fast.backends.triton.contraction import deciding
 
-        def predicted() -> Candidate:
-            return next(way for way in sorted([*libraries, *kernels()], key=_seconds) if works(way))
+        with self.memory.on_device(self.device):
+            ways = [way for way in deciding.near(self) if not way.compiles_late]
+            return [way.name for way in ways if self._aligned or not way.in_boxes]
 
-        def measured(ways: Sequence[Candidate]) -> Record | None:
-            in_order = {way.name for way in ways if way.in_order}
-            return measure(ways, in_order, operands, self.memory, self._device, CONTRACTIONS)
+    def compiled(self, name: str) -> Future[Any] | None:
+        if any(way.name == name for way in self.libraries):
+            return None
+        from einops_fast.backends.triton.contraction.deciding import compile_for
+        from einops_fast.backends.triton.launching.elsewhere import architecture
 
-        kind = _kind(self.step), dtype, self.precision, self._device
-        new = Chooser[Candidate](kind, self.mode, _SMALL_SECONDS if _small(self.step) else AT_ONCE)
-        chooser = self._choosers.setdefault(aligned, new)
-        choice = chooser.choose(self._key(dtype, aligned), named, near, predicted, libraries[0], measured)
-        return choice.way if choice.final else None
+        with self.memory.on_device(self.device):
+            arch = architecture()
+        problem = self.step, self.dtype, self.on, self.precision
+        return background.submit(compile_for, arch, name, *problem, self._aligned)
 
-    def _near(self, kernels: Sequence[Candidate], libraries: list[Candidate]) -> list[Candidate]:
-        """Those of which one may be the fastest, by their predictions; the library where it has a chance."""
-        least, other = min(way.seconds for way in kernels), libraries[0].seconds
-        if least > _KERNEL_MARGIN * other:
-            return libraries
-        near: list[Candidate] = []
-        for way in kernels:
-            # Of each kind some: how one does against another isn't foreseen so well.
-            before = [each.kind for each in near].count(way.kind)
-            margin = max(CONTRACTIONS.margin[self.mode], _KIND_MARGIN if before < _OF_KIND else 0.0)
-            if before < self._most(way) and way.seconds <= margin * least:
-                near.append(way)
-        # The library first: of what takes seconds, not all is timed.
-        return libraries + near if other <= _LIBRARY_MARGIN * least else near
+    def named(self, name: str) -> Candidate:
+        from einops_fast.backends.triton.contraction.deciding import kernel_of_name
 
-    def _most(self, way: Candidate) -> int:
-        """How many of the same kernel are measured."""
-        if self.mode == "auto" and _small(self.step):
-            return _MOST_SMALL
-        return (_MOST_LOOPS if way.kind is ReductionTiling else _MOST)[self.mode]
+        way = next((way for way in self.libraries if way.name == name), None) or kernel_of_name(name, self)
+        if way is None:
+            raise LookupError(name)
+        way.compile(self._aligned)
+        return way
 
-    def _key(self, dtype: str, aligned: bool) -> dict[str, Any]:
+    def run(self, way: Candidate) -> Run:
+        return way.run(self.memory, self.device)
+
+    def preferred(self, ways: Iterable[Candidate]) -> Collection[str]:
+        return {way.name for way in ways if way.in_order}
+
+    def stopwatch(self) -> Stopwatch:
+        return self.memory.stopwatch()
+
+    def may_measure(self) -> bool:
+        # Who wants the same bits in all calls has one way.
+        return self.memory.may_measure() and not self.memory.deterministic()
+
+    def key(self) -> dict[str, Any]:
+        step, dtype = self.step, self.dtype
         terms = [
-            "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in self.step.loops)
-            for at in range(len(self.step.reads))
+            "".join(f"{loop.label}:{loop.size}:{loop.strides[at]} " for loop in step.loops)
+            for at in range(len(step.reads))
         ]
-        gaps = "" if self.step.strides is None else f" of strides {' '.join(map(str, self.step.strides))}"
-        then = "" if self.step.epilogue is None else f", {_text(self.step.epilogue)}"
+        gaps = "" if step.strides is None else f" of strides {' '.join(map(str, step.strides))}"
+        then = "" if step.epilogue is None else f", {_text(step.epilogue)}"
         return {
-            "problem": f"{', '.join(term.strip() for term in terms)} -> {self.step.labels}{gaps}{then}",
-            "any_order": self.step.any_order,
-            "aligned": aligned,
+            "problem": f"{', '.join(term.strip() for term in terms)} -> {step.labels}{gaps}{then}",
+            "any_order": step.any_order,
+            "aligned": self._aligned,
             "dtype": dtype,
             "precision": self.precision if dtype == "float32" else "ieee",
             "library": self.memory.library_settings(dtype),
-            **circumstances(self.memory, self._device),
+            **circumstances(self.memory, self.device),
         }
 
 

@@ -1,89 +1,31 @@
-"""The ways to run a fused step: a kernel of our own with one tiling, copies of operands and a kernel, library calls."""
+"""The ways to run a fused step by kernels of our own: one with a tiling, or copies of operands and then one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.library import Candidate, Run
 from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, Kernel, accumulator, follow_early
-from einops_fast.planning.cost import ITEM_SIZES, Ceilings, step_costs
 from einops_fast.planning.steps import Fused
 
 __all__ = [
     "ORDER",
     "BoxCandidate",
-    "Candidate",
     "CopyCandidate",
     "KernelCandidate",
-    "LibraryCalls",
-    "LibraryCandidate",
     "TiledCandidate",
 ]
 
-Run = Callable[..., Any]
-
 ORDER = ", order "
 """What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
-
-
-class Candidate:
-    """One way to run a step.
-
-    Attributes:
-        name: unique among the ways to run one step, and stable, so that a measured choice can be kept.
-        seconds: predicted time.
-        in_order: whether the result lies in C order.
-        kind: which kernel it is, whose predictions are comparable.
-    """
-
-    name: str
-    seconds: float
-    in_order: bool
-    kind: object = None
-
-    def compile(self) -> None:
-        """Do beforehand what takes long the first time."""
-
-    def run(self, memory: Memory, device: int) -> Run:
-        """What takes the operands, on a device that is the current one, and returns the result."""
-        raise NotImplementedError
-
-
-class LibraryCalls(NamedTuple):
-    """A way to run a step by the framework's own calls.
-
-    Attributes:
-        name: stable, and unique among the ways to run the step.
-        run: what takes the operands.
-        in_order: the result lies in the order that users of the framework are used to.
-    """
-
-    name: str
-    run: Run
-    in_order: bool = True
-
-
-class LibraryCandidate(Candidate):
-    """The framework's own calls."""
-
-    def __init__(self, calls: LibraryCalls, step: Fused, dtype: str, on: Ceilings) -> None:
-        self.name, self._run, self.in_order = calls
-        operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
-        self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
-        # An activation, and rows with gaps between them, are passes of their own.
-        passes = int(step.epilogue is not None and step.epilogue.activation != "none") + int(step.strides is not None)
-        self.seconds += passes * (2 * prod(step.shape) * ITEM_SIZES[dtype] / on.bandwidth + on.call)
-
-    def run(self, memory: Memory, device: int) -> Run:
-        return self._run
 
 
 class TiledCandidate(Candidate):
@@ -122,8 +64,16 @@ class TiledCandidate(Candidate):
     def _kernel(self) -> Kernel | BoxKernel:
         raise NotImplementedError
 
-    def compile(self) -> None:
-        self._kernel.compile()
+    @cached_property
+    def _addition(self) -> Kernel:
+        """What adds up the parts of a sum that was cut."""
+        then = replace(sum_of_parts(self.tiling.split, self.tiling.reach), follows=follow_early())
+        return Kernel(then, accumulator(self.dtype), self.dtype)
+
+    def compile(self, aligned: bool = True) -> None:
+        self._kernel.compile(aligned)
+        if self.tiling.split > 1:
+            self._addition.compile()
 
     def _in_turn(self) -> Any:
         """The tiling, which says to the kernel whether it leads and follows."""
@@ -172,15 +122,14 @@ def _in_parts(
     launch_parts: Callable[[Sequence[Any], Any], None], of: TiledCandidate, memory: Memory, device: int
 ) -> Run:
     """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
-    parts, shape, strides, reach, wide = of.tiling.split, of.shape, of.strides, of.tiling.reach, accumulator(of.dtype)
-    then = replace(sum_of_parts(parts, reach), follows=follow_early())
-    addition, empty = Kernel(then, wide, of.dtype), memory.maker(of.dtype)
+    elements, shape, strides, wide = of.tiling.split * of.tiling.reach, of.shape, of.strides, accumulator(of.dtype)
+    add, empty = of._addition.launch, memory.maker(of.dtype)
 
     def run_in_parts(*operands: Any) -> Any:
-        workspace = memory.workspace(operands[0], parts * reach, wide)
+        workspace = memory.workspace(operands[0], elements, wide)
         launch_parts(operands, workspace)
         out = empty(operands[0], shape, strides)
-        addition.launch(memory, device, (workspace,), out)
+        add(memory, device, (workspace,), out)
         return out
 
     return run_in_parts
@@ -194,6 +143,8 @@ class BoxCandidate(TiledCandidate):
         other: finds a kernel for the same order of the result.
         units: multiprocessors of the device.
     """
+
+    in_boxes = True
 
     def __init__(
         self,
@@ -266,9 +217,10 @@ class CopyCandidate(Candidate):
         """What the name begins with."""
         return f"copy of {' and '.join(f'operand {at}' for at in copied)}, "
 
-    def compile(self) -> None:
-        for way in (*self._copies.values(), self._then):
-            way.compile()
+    def compile(self, aligned: bool = True) -> None:
+        for way in self._copies.values():
+            way.compile(aligned)
+        self._then.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
         copies = [(at, copy.run(memory, device)) for at, copy in self._copies.items()]

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import triton
-
 from einops_fast.backends.clock import DeviceClock
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime import choosing
 from einops_fast.runtime.measuring import Policy, Run, record_of, time_runs
 
-__all__ = ["Measurable", "circumstances", "measure", "works"]
+__all__ = ["Measurable", "measure", "works"]
 
 
 class Measurable(Protocol):
@@ -77,9 +75,3 @@ def measure(
 
     times = time_runs({way.name: maker(way) for way in working}, DeviceClock(memory, device), policy)
     return record_of(times, [way.name for way in ways], preferred, policy)
-
-
-def circumstances(memory: Memory, device: int) -> dict[str, Any]:
-    """Return what every measurement on a device depends on, as part of its key."""
-    versions = {"triton": triton.__version__, **memory.versions()}
-    return choosing.circumstances(memory.device_name(device), versions)

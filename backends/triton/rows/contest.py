@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.launching.launch import interpreted
-from einops_fast.backends.triton.launching.measuring import circumstances, measure, works
+from einops_fast.backends.triton.launching.measuring import measure, works
+from einops_fast.backends.triton_support import circumstances
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
 

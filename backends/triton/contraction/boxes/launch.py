@@ -110,11 +110,11 @@ class BoxKernel:
         if not launch.again(stream, addresses):
             launch(stream, addresses)
 
-    def compile(self) -> Any:
-        """Compile for the current device, or take the kernel from Triton's own cache."""
-        aligned = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("third", "written")}
+    def compile(self, aligned: bool = True) -> Any:
+        """Compile for the current device, or take the kernel from Triton's own cache; addresses have to be aligned."""
+        hints = {(list(self._types).index(name),): [["tt.divisibility", ALIGNMENT]] for name in ("third", "written")}
         types = {**self._types, "tiling": "constexpr"}
-        source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, aligned)
+        source = GluonASTSource(box_kernel, types, {"tiling": self.tiling}, hints)
         options: dict[str, Any] = {"num_warps": _WARPS}
         if self.tiling.registers is not None:
             options["maxnreg"] = self.tiling.registers

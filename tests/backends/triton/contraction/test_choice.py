@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from einops_fast.runtime import budget, disk_cache
+from einops_fast.runtime import disk_cache
 from einops_fast.runtime import measuring as clocks
 
 pytest.importorskip("triton")
@@ -18,9 +18,10 @@ torch: Any = pytest.importorskip("torch")
 from fake_memory import FakeMemory  # noqa: E402
 
 from einops_fast.backends.memory import Memory  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as module  # noqa: E402
+from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
+from einops_fast.backends.triton.contraction import deciding as module  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice, chosen_run  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate, LibraryCalls  # noqa: E402
+from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls  # noqa: E402
 from einops_fast.planning.steps import Epilogue, Fused, Loop  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
@@ -43,7 +44,7 @@ class Way(Candidate):
         self.name, self.seconds, self.in_order = name, predicted, in_order
         self.real, self.broken = real, broken
 
-    def compile(self) -> None:
+    def compile(self, aligned: bool = True) -> None:
         if self.broken:
             raise RuntimeError("no such tile")
 
@@ -66,19 +67,20 @@ STEP = Fused((0,), "a", (LARGE,), (Loop("a", LARGE, (1,), True), Loop("b", LARGE
 def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(module, "interpreted", lambda: False)
+    monkeypatch.setattr(choice_module, "interpreting", lambda: False)
     return TimedMemory()
 
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
-    def make(*kernels: Way, library: Way, mode: str = "auto", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
+    def make(*kernels: Way, library: Way, mode: str = "wait", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
         clear_plans()  # each choice as in a process of its own
         libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
         monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
-        monkeypatch.setattr(module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
+        monkeypatch.setattr(choice_module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
         further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
-        return Choice(step, library.run(memory, 0), memory, "ieee", mode, further)
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode, lambda _: further)
 
     return make
 
@@ -270,22 +272,6 @@ def test_a_small_step_of_several_calls_may_be_one_kernel(offer: Any, memory: Tim
     assert set(memory.measured) == {"kernel 0", "kernel 1", "library"}
 
 
-def test_small_steps_in_ever_new_sizes_have_less_time(
-    offer: Any, passing: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = module.measure
-    monkeypatch.setattr(
-        module, "measure", lambda *arguments: (passing.append(0.7 * module._SMALL_SECONDS), measure(*arguments))[1]
-    )
-
-    def sized(size: int) -> Choice:
-        loops = tuple(replace(loop, size=size) for loop in SMALL_CHAIN.loops)
-        step = replace(SMALL_CHAIN, shape=(size, size), loops=loops)
-        return offer(Way("one", 10, 5), library=library(10, 7), step=step)
-
-    assert [sized(size)("a", "b", "c")[0] for size in (4, 5, 6)] == ["one", "one", "library"]
-
-
 def test_an_unknown_choice_on_disk_is_a_miss(offer: Any, memory: TimedMemory) -> None:
     offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))("array")
     (entry,) = disk_cache.entries()
@@ -315,34 +301,6 @@ def test_calls_at_odd_addresses_choose_for_themselves(
     assert choose("array")[0] == "one"
     assert len(memory.measured) > measured
     assert len(list(disk_cache.entries())) == 2
-
-
-def test_time_is_up_for_ever_new_shapes(
-    offer: Any, memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one kind: others have time of their own, and what comes back is chosen for when some has passed."""
-    measure = module.measure
-    monkeypatch.setattr(
-        module, "measure", lambda *arguments: (passing.append(0.7 * budget.AT_ONCE), measure(*arguments))[1]
-    )
-    reads: list[Any] = []
-    monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
-
-    def shaped(size: int, label: str = "b", mode: str = "auto") -> Choice:
-        loops = Loop("a", size, (1,), True), Loop(label, LARGE, (size,), False)
-        ways = Way("one", 10, 9), Way("two", 11, 5)
-        return offer(*ways, library=library(10, 7), step=Fused((0,), "a", (size,), loops, True, ()), mode=mode)
-
-    assert [shaped(LARGE + at)("array")[0] for at in range(3)] == ["two", "two", "library"]
-    assert shaped(LARGE, "c")("array")[0] == "two"
-    assert shaped(LARGE + 2, mode="always")("array")[0] == "two"
-    late = shaped(LARGE + 3)
-    del reads[:]
-    assert late("array")[0] == late("array")[0] == "library"
-    assert late.chosen is None
-    assert len(reads) == 1
-    passing.append(1e4)
-    assert late("array")[0] == "two"
 
 
 def test_library_writes_rows_with_gaps_where_the_next_step_reads_such(memory: TimedMemory) -> None:

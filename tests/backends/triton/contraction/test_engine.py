@@ -32,8 +32,7 @@ from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import LibraryCandidate  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,13 +52,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     chance = random.Random(0)
     ran: list[str] = []
 
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
         found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), gpu_ceilings("H200"), self.precision)
         way = chance.choice(found[:20])
         ran.append(way.name)
         return way
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     monkeypatch.setattr(choice_module, "_small", lambda _: False)
     monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
     clear_plans()
@@ -203,10 +202,10 @@ def test_three_operands_in_one_pass_under_autocast(kernels: list[str]) -> None:
 
 
 def test_the_library_reads_what_was_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
-        return LibraryCandidate(self.libraries[0], self.step, "float16", gpu_ceilings("H200"))
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
+        return self.library
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40).half(), randn(5, 16)
     with torch.autocast(DEVICE, torch.float16):
         result, wanted = (einsum("jk,ai,kb,ji->ba", *chain) for einsum in (fast_einsum, torch.einsum))
@@ -237,10 +236,10 @@ def test_a_chain_of_small_matrices_is_one_kernel(kernels: list[str]) -> None:
 
 
 def test_the_library_multiplies_a_chain_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
-        return LibraryCandidate(self.libraries[0], self.step, "float32", gpu_ceilings("H200"))
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
+        return self.library
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
     for equation in ("jk,ai,kb,ji->ba", "jk,ai,kb,ji->ab"):
         torch.testing.assert_close(fast_einsum(equation, *chain), torch.einsum(equation, *chain))
@@ -289,13 +288,13 @@ def test_c_order_is_written_and_not_made_of_another() -> None:
 
 def test_gradients_are_tuned_as_the_forward_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = []
-    chosen = Choice._choose
+    chosen = StepProblem.decide
 
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
         modes.append(self.mode)
         return chosen(self, arrays)
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     a, b = randn(2, 3, 4).requires_grad_(), randn(2, 4, 5).requires_grad_()
     with autotune("never"):
         result = fast_einsum("bij,bjk->kbi", a, b)
@@ -362,12 +361,12 @@ def test_a_small_product_that_is_broadcast_keeps_its_digits(monkeypatch: pytest.
 
 
 def test_what_the_library_gives_lies_as_the_next_kernel_expects(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: Choice, arrays: Sequence[Any]) -> Any:
+    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
         if len(self.step.library) > 1 or self.step.labels != "ac":
-            return LibraryCandidate(self.libraries[0], self.step, "float32", gpu_ceilings("H200"))
+            return self.library
         return kernel_candidates(self.step, "float32", gpu_ceilings("H200"))[0]
 
-    monkeypatch.setattr(Choice, "_choose", choose)
+    monkeypatch.setattr(StepProblem, "decide", choose)
     a, b, c = randn(7, 5).T, randn(7, 5).T, randn(7, 6)
     wanted = torch.einsum("ab,ab,bc->ac", a, b, c)
     result = fast_einsum("ab,ab,bc->ac", a, b, c, optimize=[(0, 1), (0, 1)])

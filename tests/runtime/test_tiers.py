@@ -1,0 +1,219 @@
+"""Calls that don't wait: the library first, and the fastest way when it's there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from einops_fast.runtime import disk_cache, tiers
+from einops_fast.runtime.measuring import CONTRACTIONS
+from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.runtime.tiers import Problem, Tiers
+
+
+class Watch:
+    """Says what the way that ran takes."""
+
+    def __init__(self, problem: Fake) -> None:
+        self._problem = problem
+
+    def start(self) -> None:
+        self._problem.running = None
+
+    def stop(self) -> None:
+        self.name = self._problem.running
+
+    def seconds(self) -> float | None:
+        return self._problem.real[self.name] if self._problem.passed else None
+
+
+class Fake(Problem[str]):
+    """Ways by name; each call returns the name of the one that ran."""
+
+    library, policy = "library", CONTRACTIONS
+
+    def __init__(self, real: Mapping[str, float], saves: float = 1.0, kind: str = "kind") -> None:
+        self.real, self._saves, self.kind = real, saves, kind
+        self.ordered: dict[str, Future[Any]] = {}
+        self.measurable, self.passed, self.settled = True, True, 0
+        self.running: str | None = None
+        self.failing: set[str] = set()
+        self.found: tuple[str, Callable[..., Any]] | None = None
+        self.tiers = Tiers(self, self.keep)
+
+    def keep(self, way: str, run: Callable[..., Any]) -> None:
+        self.found = way, run
+
+    def key(self) -> Mapping[str, Any]:
+        return {"problem": self.kind, "ways": sorted(self.real)}
+
+    def saves(self) -> float:
+        return self._saves
+
+    def near(self) -> Sequence[str]:
+        return list(self.real)
+
+    def compiled(self, name: str) -> Future[Any] | None:
+        if name == "library":
+            return None
+        return self.ordered.setdefault(name, Future())
+
+    def named(self, name: str) -> str:
+        if name in self.failing:
+            raise RuntimeError("too large a tile")
+        return name
+
+    def run(self, way: str) -> Callable[..., Any]:
+        def run(*operands: Any) -> str:
+            if operands == (way,):
+                raise MemoryError
+            self.running = way
+            return way
+
+        return run
+
+    def preferred(self, ways: Iterable[str]) -> Collection[str]:
+        return ()
+
+    def stopwatch(self) -> Watch:
+        return Watch(self)
+
+    def may_measure(self) -> bool:
+        return self.measurable
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def call(self, *operands: Any) -> str:
+        return str((self.found[1] if self.found else self.tiers.run())(*operands))
+
+    def calls(self, count: int) -> list[str]:
+        return [self.call() for _ in range(count)]
+
+    def compile_all(self) -> None:
+        for future in self.ordered.values():
+            if not future.done():
+                future.set_result(None)
+
+
+@pytest.fixture(autouse=True)
+def in_this_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What the planner is told is done at once."""
+
+    class Planner:
+        def put(self, work: Callable[[], None]) -> None:
+            work()
+
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiers, "_planner", Planner)
+    monkeypatch.setattr(tiers.background, "available", lambda: True)
+    clear_plans()
+    yield
+    clear_plans()
+
+
+def test_no_call_waits_and_the_fastest_is_kept() -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5})
+    assert problem.calls(20) == ["library"] * 20
+    assert set(problem.ordered) == {"one", "two"}
+    problem.compile_all()
+    assert set(problem.calls(60)) == {"library", "one", "two"}
+    assert problem.found is not None
+    assert problem.found[0] == "two"
+    assert problem.calls(3) == ["two"] * 3
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.record["candidates"] == {"library": 3e-5, "one": 2e-5, "two": 1e-5}
+
+
+def test_ways_that_are_far_behind_are_tried_less() -> None:
+    problem = Fake({"library": 1e-3, "one": 1e-5, "two": 1.1e-5})
+    problem.calls(4)
+    problem.compile_all()
+    ran = problem.calls(60)
+    assert ran.count("library") < ran.count("two") < ran.count("one")
+
+
+def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
+    problem = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39)
+    problem.calls(36)
+    assert not problem.ordered
+    problem.calls(4)
+    assert set(problem.ordered) == {"one"}
+
+
+def test_problems_that_differ_in_sizes_pay_together() -> None:
+    problems = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39) for _ in range(20)]
+    others = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39, kind="other") for _ in range(5)]
+    for problem in (*problems, *others):
+        problem.calls(4)
+    assert sum(bool(each.ordered) for each in problems) == 2
+    assert not any(each.ordered for each in others)
+
+
+def test_what_was_chosen_earlier_is_compiled_alone() -> None:
+    real = {"library": 3e-5, "one": 2e-5, "two": 1e-5}
+    first = Fake(real)
+    first.calls(4)
+    first.compile_all()
+    first.calls(60)
+    clear_plans()  # as in another process
+    later = Fake(real)
+    later.calls(4)
+    assert set(later.ordered) == {"two"}
+    later.compile_all()
+    later.calls(2)
+    assert later.calls(1) == ["two"]
+
+
+def test_what_fails_is_left_out() -> None:
+    problem = Fake({"library": 3e-5, "refused": 1e-6, "too large": 1e-6, "one": 2e-5})
+    problem.failing = {"too large"}
+    problem.calls(4)
+    problem.ordered["refused"].set_exception(RuntimeError("the compiler's"))
+    problem.compile_all()
+    ran = problem.calls(60)
+    assert set(ran) == {"library", "one"}
+    assert ran[-1] == "one"
+
+
+def test_a_run_that_fails_is_the_library_s() -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5})
+    problem.calls(4)
+    problem.compile_all()
+    for _ in range(60):
+        assert problem.call("two") != "two"
+    assert problem.found is not None
+    assert problem.found[0] == "one"
+
+
+def test_the_device_is_not_waited_for() -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5})
+    problem.calls(4)
+    problem.compile_all()
+    problem.passed = False
+    ran = problem.calls(40)
+    assert ran.count("one") == 1
+    assert problem.found is None
+    problem.passed = True
+    assert problem.calls(40)[-1] == "one"
+
+
+def test_nothing_is_tried_while_a_graph_is_captured() -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5})
+    problem.measurable = False
+    assert problem.calls(20) == ["library"] * 20
+    assert not problem.ordered
+
+
+def test_waiting_settles_what_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, other = Fake({"library": 3e-5, "one": 2e-5}), Fake({"library": 3e-5})
+    problem.calls(1)
+    monkeypatch.setattr(Tiers, "compile", lambda self: None)
+    tiers.settle_all()
+    tiers.settle_all()
+    assert (problem.settled, other.settled) == (1, 1)
