@@ -63,7 +63,7 @@ IMPORTED = {
     ),
     "backends.torch.ops": "face words planning runtime attention backends backends.torch",
     "backends.triton.device": "backends.triton.launching",
-    "backends.triton.launching": "planning runtime backends backends.triton.device backends.triton.contraction",
+    "backends.triton.launching": "planning runtime backends backends.triton.device",
     "backends.triton.contraction": (
         "planning runtime backends backends.triton.device backends.triton.launching backends.triton.rows"
     ),
@@ -80,7 +80,7 @@ IN_FUNCTIONS = {
     "patching": "attention",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
-    "profiles": "planning ops nn backends.mxnet backends.triton.launching backends.triton.contraction",
+    "profiles": "planning ops nn backends.mxnet backends.triton.launching",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.triton.contraction",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",

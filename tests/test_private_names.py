@@ -93,8 +93,9 @@ def runtime() -> Any:
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
 
-    # Without a GPU, none is active.
-    without = SimpleNamespace(active=CudaDriver, set_active=driver.set_active)
+    # Without a GPU, none is active; some functions are given to a driver when it is made.
+    names = [*dir(CudaDriver), *CudaDriver.__mro__[1].__init__.__code__.co_names]
+    without = SimpleNamespace(active=SimpleNamespace(**dict.fromkeys(names)), set_active=driver.set_active)
     return SimpleNamespace(driver=without if hasattr(type(driver), "active") else driver)
 
 

@@ -137,11 +137,10 @@ def _first_call(
 def _kernels() -> tuple[Any, ...]:
     """What loads kernels that Triton has on disk, if there is Triton."""
     try:
-        from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
-        from einops_fast.backends.triton.launching.launch import Kernel
+        from einops_fast.backends.triton.launching.kernel_call import KernelCall
     except ImportError:
         return ()
-    return Kernel, BoxKernel
+    return (KernelCall,)
 
 
 @contextmanager

@@ -22,13 +22,13 @@ from einops_fast.backends.torch.ops import linear as torch_linear  # noqa: E402
 from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.tilings import tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate  # noqa: E402
+from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
 from einops_fast.nn import FusedLinear  # noqa: E402
 from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402

@@ -22,7 +22,6 @@ from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
@@ -31,6 +30,7 @@ from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate  # noqa: E402
+from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.launching.measuring import works  # noqa: E402
 from einops_fast.planning.cost import is_integer  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402

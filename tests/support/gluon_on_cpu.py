@@ -25,7 +25,7 @@ from einops_fast.backends.triton.attention.decode import plan as hopper_decode_p
 from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
 from einops_fast.backends.triton.attention.hopper.call import HopperCall
 from einops_fast.backends.triton.contraction import candidates
-from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
+from einops_fast.backends.triton.contraction.launch import BoxKernel
 from einops_fast.backends.triton.contraction.threads import kernel as fma_contraction
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.rows import cluster_tilings

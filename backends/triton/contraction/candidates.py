@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings, loose
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
@@ -19,7 +18,7 @@ from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
 from einops_fast.backends.triton.contraction.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, fma_tilings_of_name
 from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate
-from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
 from einops_fast.backends.triton.launching.measuring import works
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.planning.steps import Fused

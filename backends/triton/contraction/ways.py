@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.launch import BoxKernel, Kernel
 from einops_fast.backends.triton.contraction.library import Candidate, Run
 from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, Kernel, accumulator, follow_early
+from einops_fast.backends.triton.launching.launch import ALIGNMENT, accumulator, follow_early
 from einops_fast.planning.steps import Fused
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Kernels that are compiled as they say: what is changed of them on their way through LLVM and ptxas.
+"""How kernels are compiled: for what types, and what is changed of them on their way through LLVM and ptxas.
 
 **Descriptors.** Warp groups multiply tiles in shared memory by way of descriptors: a tile's address with constants for
 its layout. Where a kernel has tiles of two layouts at one address, one after the other, and the address is known before
@@ -18,15 +18,107 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
+import triton
 from triton import knobs
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import driver
 
-__all__ = ["compiling", "unpromised", "untangled"]
+from einops_fast.backends.triton.launching.arrays import Array
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
+
+__all__ = ["Signature", "compiled_for", "compiling", "signature", "unpromised", "untangled"]
+
+_Path = tuple[int, ...]
+"""Where an argument is: its number, then places in tuples."""
+
+_INT32 = range(-(1 << 31), 1 << 31)
+
+
+class Signature(NamedTuple):
+    """What a kernel is compiled for, besides the device and the compiler's options.
+
+    Attributes:
+        types: of the arguments, by name, as Triton's compiler spells them.
+        constants: the values that are known while compiling.
+        aligned: the arguments that are multiples of 16: addresses and numbers.
+    """
+
+    types: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[_Path, Any], ...]
+    aligned: tuple[_Path, ...]
+
+
+def signature(
+    function: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...], even: Collection[str] | None
+) -> Signature:
+    """Return what a kernel is compiled for.
+
+    Args:
+        function: the kernel.
+        arguments: the first ones: an :class:`Array`, ``None``, a number, or a tuple of such.
+        constants: the other ones.
+        even: fields of tuples that the compiler is told to be multiples of 16 where they are; of other numbers it's
+            told nothing. If ``None``, it's told as much as Triton's launcher does: 1 is a constant, and so on, but for
+            arguments that the kernel excludes (``do_not_specialize``).
+    """
+    types: list[Any] = []
+    known: list[tuple[_Path, Any]] = []
+    aligned: list[_Path] = []
+
+    def typed(value: Any, path: _Path, name: str, special: bool) -> Any:
+        if isinstance(value, Array):
+            if value.aligned and not value.box:
+                aligned.append(path)
+            return value.type
+        if isinstance(value, tuple):
+            names = getattr(value, "_fields", ("",) * len(value))
+            inner = [
+                typed(each, (*path, at), named, even is None)
+                for at, (each, named) in enumerate(zip(value, names, strict=True))
+            ]
+            return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+        if value is None or (special and type(value) is int and value == 1):
+            known.append((path, value))
+            return "constexpr"
+        if isinstance(value, bool):
+            return "u1"
+        if isinstance(value, float):
+            return "fp32"
+        if (special or (even is not None and name in even)) and value % ALIGNMENT == 0:
+            aligned.append(path)
+        return "i32" if value in _INT32 else "i64"
+
+    for at, (value, parameter) in enumerate(zip(arguments, function.params, strict=False)):
+        types.append(typed(value, (at,), parameter.name, even is None and not parameter.do_not_specialize))
+    for value in constants:
+        known.append(((len(types),), value))
+        types.append("constexpr")
+    return Signature(tuple(zip(function.arg_names, types, strict=True)), tuple(known), tuple(aligned))
+
+
+def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> Any:
+    """Compile a kernel for the current device, or take it from those compiled before, here or in Triton's own cache."""
+    return _compiled(function, given, options, driver.active.get_current_device(), driver.active.get_current_target())
+
+
+@lru_cache(maxsize=512)
+def _compiled(function: Any, given: Signature, options: tuple[tuple[str, Any], ...], device: int, target: Any) -> Any:
+    """Compile a kernel for ``device``, the current one, which is a ``target``."""
+    written_in = GluonASTSource if function.is_gluon() else ASTSource
+    hints = {path: [["tt.divisibility", ALIGNMENT]] for path in given.aligned}
+    source = written_in(function, dict(given.types), dict(given.constants), hints)
+    with compiling():
+        compiled = triton.compile(source, target=target, options=dict(options))
+    _ = compiled.run  # loads it on the device, which may fail
+    return compiled
+
 
 _KEY = "-untangled-unpromised"
 """What tells compiled kernels apart from those that Triton compiles otherwise."""

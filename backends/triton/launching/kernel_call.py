@@ -1,25 +1,35 @@
-"""Launching a kernel that Triton compiles for its arrays, again and again with as little as possible on the way."""
+"""The launcher: it compiles a kernel for its arrays, and queues it again and again with little time on the host.
+
+All arguments of a launch are made once for each set of addresses, and kept. Descriptors of boxes are made once for each
+address: Triton's launcher makes them at every launch, which takes the host as long as the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.device.tiling import LANES
-from einops_fast.backends.triton.launching.bare_launch import Launch, keep, launch_of
-from einops_fast.backends.triton.launching.compiling import compiling
+from einops_fast.backends.triton.launching.arrays import Array, Descriptor, mapped
+from einops_fast.backends.triton.launching.bare_launch import Launch, launch_of
+from einops_fast.backends.triton.launching.compiling import compiled_for, signature
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.launching.occupancy import ask_for_shared, clusters_at_a_time
 
-__all__ = ["KernelCall"]
+__all__ = ["DeclaredCall", "KernelCall"]
+
+_MOST_KEPT = 256
+"""Sets of addresses of a kernel, and addresses of a box, that arguments are kept for; then all are forgotten."""
+
+T = TypeVar("T")
 
 
 class KernelCall:
     """A kernel with everything fixed but its arrays.
 
-    Triton compiles it at the first launch, for what the numbers and the arrays' dtypes and alignment allow, and is then
-    passed by.
+    It is compiled at the first launch, for the numbers and for the arrays' dtypes and alignment.
 
     Args:
         function: the kernel, whose first arguments are arrays or tuples of arrays, the same ones in all calls.
@@ -30,6 +40,12 @@ class KernelCall:
         ctas: thread blocks of a program, which are then a cluster.
         registers: of a thread, at most.
     """
+
+    _declared: tuple[Any, ...] | None = None
+    _given: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+    _order: tuple[Any, ...] | None = None
+    _even: Collection[str] | None = None
+    _boxes = False
 
     def __init__(
         self,
@@ -43,67 +59,185 @@ class KernelCall:
         registers: int | None = None,
     ) -> None:
         self.function, self.grid, self.tail, self.constants = function, (*grid, 1), tail, dict(constants)
-        self.options = {"num_warps": warps, "num_stages": stages, "num_ctas": ctas}
+        self.options: dict[str, Any] = {"num_warps": warps, "num_stages": stages, "num_ctas": ctas}
         if registers is not None:
             self.options["maxnreg"] = registers
         self._rest = (*tail, *self.constants.values())
         self._launches: dict[Any, Launch] = {}
         self._ready: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._maps: dict[int, dict[int, list[Any]]] = {}
+        self._nested = True
         self._interpreted = interpreted()
-        self._nested: bool | None = None
 
-    def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
-        """Queue the kernel on the framework's stream of the device, which is the current one."""
-        grid = self.grid
-        if not grid[0]:
-            return
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
+        """Queue the kernel on the framework's stream of the device, which is the current one.
+
+        Returns:
+            Whether it was queued: not where the kernel copies boxes of an array that lies at an odd address.
+        """
         if self._interpreted:
-            self.function[grid](*arrays, *self.tail, **self.constants)
-            return
-        if self._nested is None:
-            self._nested = any(isinstance(array, tuple) for array in arrays)
+            if self.grid[0]:
+                self.function[self.grid](*self._ordered(arrays), *self.tail, **self.constants)
+            return True
         pointer = memory.pointer
+        key: tuple[Any, ...]
         every: Sequence[Any] = arrays
-        if self._nested:
-            every = [each for array in arrays for each in (array if isinstance(array, tuple) else (array,))]
-        addresses = [None if array is None else pointer(array) for array in every]
-        kinds = [None if array is None else array.dtype for array in every]
-        key = (device, *addresses, *kinds)
+        if self._declared is not None:
+            if self._given is not None:
+                every = self._given(arrays)
+            key = (device, *map(pointer, every))
+        else:
+            if self._nested:
+                every = [each for array in arrays for each in (array if isinstance(array, tuple) else (array,))]
+            addresses = [None if array is None else pointer(array) for array in every]
+            key = (device, *addresses, *[None if array is None else array.dtype for array in every])
         ready = self._ready.get(key)
         if ready is None:
-            launch = self._launch(device, addresses, kinds, arrays)
-            given = [_of_each(pointer, array) for array in arrays]
-            ready = keep(self._ready, key, (launch.queue, launch.arguments((*given, *self._rest))))
+            ready = self._prepared(memory, device, arrays)
+            if ready is None:
+                return False
+            _keep(self._ready, key, ready)
         queue, arguments = ready
+        grid = self.grid
         queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
+        return True
 
-    def _launch(self, device: int, addresses: Sequence[Any], kinds: Sequence[Any], arrays: tuple[Any, ...]) -> Launch:
-        """How the kernel is queued for arrays of these kinds at such addresses."""
-        key = (device, *[each is None or each % ALIGNMENT == 0 for each in addresses], *kinds)
-        found = self._launches.get(key)
-        if found is None:
-            found = self._launches[key] = launch_of(self.compile(*arrays))
-        return found
+    def _ordered(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arrays of a call as the kernel takes them."""
+        return arrays if self._order is None else _picked(arrays, self._order)
+
+    def _prepared(
+        self, memory: Memory, device: int, arrays: tuple[Any, ...]
+    ) -> tuple[Callable[..., None], tuple[Any, ...]] | None:
+        """Return what queues the kernel for these arrays, and what it takes after the stream."""
+        self._nested = any(isinstance(array, tuple) for array in arrays)
+        if not self.grid[0]:
+            return _queue_nothing, ()
+        arrays = self._ordered(arrays)
+        described = self._described(memory.pointer, arrays)
+        if described is None:
+            return None
+        launch = self._launches.get((device, described))
+        if launch is None:
+            launch = self._launches[device, described] = launch_of(self.compile_for(*described))
+        addresses = mapped(memory.pointer, arrays)
+        given = self._with_boxes(launch, described, addresses) if self._boxes else addresses
+        return launch.queue, launch.arguments((*given, *self._rest))
+
+    def _described(self, pointer: Callable[[Any], int], arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return what the kernel is compiled for in place of the arrays; ``None`` if it can't take them."""
+        described: tuple[Any, ...] = mapped(
+            lambda array: Array(array.dtype, aligned=pointer(array) % ALIGNMENT == 0), arrays
+        )
+        return described
+
+    def _with_boxes(self, launch: Launch, described: tuple[Any, ...], addresses: tuple[Any, ...]) -> list[Any]:
+        """Return the arguments in place of arrays, where the hardware copies boxes of some."""
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        given: list[Any] = []
+        expansions = iter(launch.boxes)
+        for at, (array, address) in enumerate(zip(described, addresses, strict=True)):
+            if array is None or not array.box:
+                given.append(address)
+            elif not launch.bare:
+                given.append(Descriptor(array, address))
+            else:
+                expansion = next(expansions)
+                maps = self._maps.setdefault(at, {})
+                found = maps.get(address)
+                if found is None:
+                    found = make_tensordesc_arg(Descriptor(array, address), expansion)
+                    _keep(maps, address, found)
+                given += found
+        return given
 
     def compile(self, *arrays: Any) -> Any:
-        """Compile for the current device and arrays such as these, or take the kernel from Triton's own cache."""
-        with compiling():
-            compiled = self.function.warmup(*arrays, *self.tail, grid=self.grid, **self.constants, **self.options)
-        _ = compiled.run  # loads it on the device, which may fail
-        if self.options["num_ctas"] > 1:
+        """Compile for the current device and arrays such as these, or take a kernel that was compiled before."""
+        return self.compile_for(*(self._described(lambda array: array.data_ptr(), arrays) or ()))
+
+    def compile_for(self, *arrays: Any) -> Any:
+        """Do so with an :class:`Array` in place of each array that the kernel takes."""
+        given = signature(self.function, (*arrays, *self.tail), tuple(self.constants.values()), self._even)
+        compiled = compiled_for(self.function, given, tuple(self.options.items()))
+        if self.options.get("num_ctas", 1) > 1:
             ask_for_shared(compiled.function, compiled.metadata.shared)
         return compiled
 
     def at_a_time(self, *arrays: Any) -> int | None:
-        """How many of its programs run at a time, if these are clusters; ``None`` if that isn't known."""
+        """Return how many of its programs run at a time, if these are clusters; ``None`` if that isn't known."""
         if self._interpreted:
             return None
         compiled, threads = self.compile(*arrays), LANES * self.options["num_warps"]
         return clusters_at_a_time(compiled.function, self.options["num_ctas"], threads, compiled.metadata.shared)
 
 
-def _of_each(get: Callable[[Any], Any], array: Any) -> Any:
-    """What there is to get of an array, or of each in a tuple."""
-    if isinstance(array, tuple):
-        return tuple([None if each is None else get(each) for each in array])
-    return None if array is None else get(array)
+class DeclaredCall(KernelCall):
+    """A kernel whose arrays are described before there are any; some may be copied as boxes.
+
+    Args:
+        function: the kernel.
+        grid: how many programs.
+        arrays: an :class:`Array` in place of each that the kernel takes, or a tuple of these; ``None`` where there is
+            none.
+        tail, constants: the arguments that follow, as of any kernel.
+        options: the compiler's.
+        even: fields of tuples in ``tail`` that the compiler is told to be multiples of 16 where they are.
+        order: where each array that the kernel takes is in a call, in tuples as the kernel has them; if ``None``, a
+            call has the kernel's order.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        grid: tuple[int, int],
+        arrays: tuple[Any, ...],
+        tail: tuple[Any, ...],
+        constants: Mapping[str, Any],
+        options: Mapping[str, Any],
+        even: Collection[str] = (),
+        order: tuple[Any, ...] | None = None,
+    ) -> None:
+        super().__init__(function, grid, tail, constants, 4, 3)
+        self.options = dict(options)
+        self._declared: tuple[Any, ...] = arrays
+        self._even, self._order = even, order
+        self._anywhere = mapped(lambda array: array._replace(aligned=False), arrays)
+        if None in arrays:
+            self._given = itemgetter(*[at for at, array in enumerate(arrays) if array is not None])
+        self._aligned = [array is not None and array.aligned for array in _flat(arrays)]
+        self._boxes = any(array is not None and array.box for array in _flat(arrays))
+
+    def compile(self, aligned: bool = True) -> Any:
+        """Compile for the current device, and for aligned addresses or for any; boxes are copied from aligned ones."""
+        return self.compile_for(*(self._declared if aligned or self._boxes else self._anywhere))
+
+    def _described(self, pointer: Callable[[Any], int], arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        for array, aligned in zip(_flat(arrays), self._aligned, strict=True):
+            if aligned and pointer(array) % ALIGNMENT:
+                return None if self._boxes else self._anywhere
+        return self._declared
+
+
+def _queue_nothing(*given: Any) -> None:
+    """Take the place of what queues a kernel that has no programs."""
+
+
+def _keep(kept: dict[Any, T], key: Any, made: T) -> None:
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[key] = made
+
+
+def _flat(arrays: tuple[Any, ...]) -> list[Any]:
+    """Return arrays, those in tuples among the others."""
+    return [
+        each
+        for array in arrays
+        for each in (array if isinstance(array, tuple) and not isinstance(array, Array) else (array,))
+    ]
+
+
+def _picked(arrays: tuple[Any, ...], order: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arrays at these places, in tuples where these are."""
+    return tuple([_picked(arrays, at) if isinstance(at, tuple) else arrays[at] for at in order])

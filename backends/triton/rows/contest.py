@@ -28,7 +28,7 @@ _SMALL = 8 << 20
 class Kernel(Protocol):
     """What is launched, such as :class:`~einops_fast.backends.triton.launching.kernel_call.KernelCall`."""
 
-    def __call__(self, memory: Memory, device: int, *arrays: Any) -> None:
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> object:
         """Queue it on the device, which is the current one."""
 
     def compile(self, *arrays: Any) -> Any:

@@ -17,8 +17,7 @@ pytest.importorskip("triton")
 from families import FAMILIES, allowed, parametrized, picking, rounding
 
 from einops_fast import autotune, contract_expression, fast_einsum
-from einops_fast.backends.triton.contraction.boxes.launch import BoxKernel
-from einops_fast.backends.triton.launching.launch import Kernel
+from einops_fast.backends.triton.contraction.launch import BoxKernel, Kernel
 from einops_fast.runtime.plan_cache import clear_plans
 
 pytestmark = pytest.mark.gpu

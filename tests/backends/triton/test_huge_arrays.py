@@ -21,7 +21,6 @@ from fused_steps import ON, fused_step  # noqa: E402
 from kernel_problems import MEMORY  # noqa: E402
 from poisoned_integers import Poisoned as PoisonedIntegers  # noqa: E402
 
-from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
@@ -29,7 +28,7 @@ from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted  # noqa: E402
 from einops_fast.planning.cost import ITEM_SIZES, is_integer  # noqa: E402
 
 if DEVICE == "cpu" and not interpreted():

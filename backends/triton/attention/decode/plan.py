@@ -13,7 +13,6 @@ from einops_fast.backends.triton.attention.hopper.call import (
     BATCH_AXES,
     LOG2E,
     NOWHERE,
-    Array,
     HopperCall,
     array_of,
     of_batch,
@@ -21,6 +20,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, Places
 from einops_fast.backends.triton.attention.launches import Launch, Room
 from einops_fast.backends.triton.attention.problem import ANY, Problem
+from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 
 __all__ = ["decode_tiling", "forward", "programs_for", "suits_decode"]

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import triton
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import driver
-
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.decode.work import DecodeNumbers, DecodeTiling
 from einops_fast.backends.triton.attention.hopper.tiles import GROUP_ROWS, ITEM, PADDED, HopperTiling, Numbers, Places
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.contraction.boxes.launch import Descriptor, descriptor_type
-from einops_fast.backends.triton.launching.compiling import compiling
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, spelled
-from einops_fast.backends.triton.launching.mapped_launch import MappedLaunch
+from einops_fast.backends.triton.launching.arrays import Array
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["BATCH_AXES", "LOG2E", "NOWHERE", "Array", "HopperCall", "Layouts", "array_of", "of_batch", "padded"]
+__all__ = ["BATCH_AXES", "LOG2E", "NOWHERE", "HopperCall", "Layouts", "array_of", "of_batch", "padded"]
 
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
@@ -45,31 +37,7 @@ def of_batch(values: tuple[Any, ...], missing: Any) -> tuple[Any, ...]:
     return (*(missing,) * (BATCH_AXES - len(values)), *values)
 
 
-@dataclass(frozen=True)
-class Array:
-    """An array that a kernel takes.
-
-    Attributes:
-        dtype: of it.
-        shape, strides, box: for the hardware, which copies it; without these, the kernel gets its address.
-        aligned: whether the address has to be a multiple of 16.
-    """
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    box: tuple[int, ...] = ()
-    aligned: bool = True
-
-    @property
-    def type(self) -> str:
-        """As Triton's compiler spells it."""
-        if self.box:
-            return descriptor_type(list(self.box), self.dtype)
-        return "*" + spelled(self.dtype)
-
-
-class HopperCall:
+class HopperCall(DeclaredCall):
     """One kernel with everything fixed but its arrays.
 
     Args:
@@ -92,50 +60,9 @@ class HopperCall:
         programs: int,
         even: Sequence[str] = ("q_len", "padded"),
     ) -> None:
-        self._programs = programs
-        self._aligned = [array is not None and array.aligned for array in arrays.values()]
-        self._descriptors = [
-            Descriptor(list(array.shape), list(array.strides)) if array is not None and array.box else None
-            for array in arrays.values()
-        ]
-        types: dict[str, Any] = {name: array.type if array else "constexpr" for name, array in arrays.items()}
-        types |= {name: _number_type(number) for name, number in scalars.items()}
-        types["numbers"] = _number_type(numbers)
-        # What begins at a multiple of 16 bytes, numbers included, can be loaded several at a time.
-        aligned: list[tuple[int, ...]] = [
-            (at,) for at, array in enumerate(arrays.values()) if array and array.aligned and not array.box
-        ]
-        aligned += [
-            (list(types).index("numbers"), numbers._fields.index(name))
-            for name in even
-            if getattr(numbers, name) % ALIGNMENT == 0
-        ]
-        self._kind = function, tuple(types.items()), tuple(aligned), tiling
-        self._rest = (*scalars.values(), numbers, tiling)
-        self._launches: dict[int, MappedLaunch] = {}
-
-    def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
-        """Queue the kernel, unless an array lies at an odd address: then do nothing.
-
-        Returns:
-            Whether it was queued.
-        """
-        if not self._programs:
-            return True
-        pointer = memory.pointer
-        addresses: tuple[Any, ...] = tuple([None if array is None else pointer(array) for array in arrays])
-        launch = self._launches.get(device)
-        if launch is not None and launch.again(memory.stream(device), addresses):
-            return True
-        for address, aligned in zip(addresses, self._aligned, strict=True):
-            if aligned and address % ALIGNMENT:
-                return False
-        if launch is None:
-            compiled = compiled_for(*self._kind, device)
-            launch = MappedLaunch(compiled, self._programs, self._descriptors, self._rest)
-            self._launches[device] = launch
-        launch(memory.stream(device), addresses)
-        return True
+        options = {"num_warps": 4, "maxnreg": tiling.registers}
+        tail = *scalars.values(), numbers
+        super().__init__(function, (programs, 1), tuple(arrays.values()), tail, {"tiling": tiling}, options, even)
 
 
 def array_of(parameter: str) -> str:
@@ -146,40 +73,6 @@ def array_of(parameter: str) -> str:
 def padded(spec: AttentionSpec) -> int:
     """Queries of a batch element in the array of rows' numbers."""
     return -(-spec.q_len // PADDED) * PADDED
-
-
-def _number_type(number: Any) -> Any:
-    """As Triton's compiler spells it; of a tuple, those of what is in it."""
-    if isinstance(number, tuple):
-        return type(number)(*map(_number_type, number))
-    return "fp32" if isinstance(number, float) else "i32"
-
-
-@lru_cache(maxsize=512)
-def compiled_for(
-    function: Any,
-    types: tuple[tuple[str, Any], ...],
-    aligned: tuple[tuple[int, ...], ...],
-    tiling: HopperTiling | DecodeTiling,
-    device: int,
-) -> Any:
-    """A kernel for ``device``, the current one: compiled, or taken from Triton's own cache.
-
-    Args:
-        function: the kernel.
-        types: of its arguments, by name.
-        aligned: which of them are multiples of 16.
-        tiling: what it is specialised for.
-        device: number of the device.
-    """
-    hints = {path: [["tt.divisibility", ALIGNMENT]] for path in aligned}
-    constants = {name: None for name, each in types if each == "constexpr"}
-    source = GluonASTSource(function, {**dict(types), "tiling": "constexpr"}, {**constants, "tiling": tiling}, hints)
-    options = {"num_warps": 4, "maxnreg": tiling.registers}
-    with compiling():
-        compiled = triton.compile(source, target=driver.active.get_current_target(), options=options)
-    _ = compiled.run  # loads it on the device, which may fail
-    return compiled
 
 
 class Layouts:

@@ -27,7 +27,7 @@ __all__ = ["factor_of", "is_factored", "left_layout", "multiplied"]
 @gluon.constexpr_function
 def is_factored(tiling):
     """Whether there is a factor."""
-    return tiling.factor is not None
+    return tiling.factored
 
 
 @gluon.constexpr_function

@@ -112,6 +112,11 @@ class BoxTiling:
     follows: bool = False
 
     @property
+    def factored(self) -> bool:
+        """Whether the left operand is the product of two arrays."""
+        return self.factor is not None
+
+    @property
     def right_rest(self) -> View:
         """How the right operand is seen for the second part."""
         return _narrowed(self.right, self.rest or self.width)

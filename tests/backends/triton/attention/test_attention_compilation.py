@@ -34,7 +34,6 @@ triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention import plan as attention_plan
-from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.attention.general.tilings import shared_memory
@@ -42,7 +41,7 @@ from einops_fast.backends.triton.launching.compiling import untangled
 
 on = divmod(capability, 10)
 torch_attention_runs._device = lambda device: (on, 132)
-compile = KernelCall.compile
+compile = KernelCall.compile_for
 
 def report(function, compiled, most):
     # Threads may compile side by side: a line has to be written at once.
@@ -54,15 +53,12 @@ def report(function, compiled, most):
     assert shared <= most
     return compiled
 
-KernelCall.compile = lambda self, *arrays: report(self.function, compile(self, *arrays), shared_memory(on))
-on_hopper = hopper_call.compiled_for
-
-def report_on_hopper(function, types, aligned, tiling, device):
+def compiled(self, *arrays):
     # Of programs that share a multiprocessor, each may have half of its memory.
-    most = shared_memory((9, 0)) // getattr(tiling, "programs", 1)
-    return report(function, on_hopper(function, types, aligned, tiling, device), most)
+    programs = getattr(self.constants.get("tiling"), "programs", 1)
+    return report(self.function, compile(self, *arrays), shared_memory(on) // programs)
 
-hopper_call.compiled_for = report_on_hopper
+KernelCall.compile_for = compiled
 of_hopper = (
     (attention_plan, "suits_hopper"),
     (attention_plan, "suits_hopper_backward"),

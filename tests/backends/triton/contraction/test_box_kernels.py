@@ -16,13 +16,13 @@ from gluon_on_cpu import boxes_on_cpu  # noqa: E402
 from kernel_problems import DEVICE, MEMORY, check  # noqa: E402
 
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.launch import copies_boxes  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.tilings import contraction  # noqa: E402
 from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import BoxCandidate  # noqa: E402
 from einops_fast.backends.triton.device.tiling import Axis  # noqa: E402
+from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")

@@ -22,11 +22,10 @@ from types import SimpleNamespace
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 from triton.tools.disasm import path_to_cuobjdump
 
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.triton.launching import launch
-from einops_fast.backends.triton.contraction.boxes import launch as tma_launch
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, KernelCandidate
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
@@ -42,7 +41,7 @@ capability, dtype, *cases = sys.argv[1:]
 spilling = capability == "90" and dtype == "float16"
 finish(spilling)
 target = GPUTarget("cuda", int(capability), 32)
-launch.driver = tma_launch.driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
 # To load a kernel takes a GPU.
 triton.compiler.CompiledKernel._init_handles = lambda self: None
 triton.compiler.CompiledKernel.run = property(lambda self: None)

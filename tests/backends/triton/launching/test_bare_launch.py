@@ -48,7 +48,7 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.memory import TorchMemory
-from einops_fast.backends.triton.launching import bare_launch, kernel_call, launch, mapped_launch
+from einops_fast.backends.triton.launching import bare_launch, kernel_call
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -85,8 +85,7 @@ def watched(compiled):
 
 if sys.argv[1] == "by Triton":
     bare_launch._bare = lambda compiled: None
-launch_of = bare_launch.launch_of
-launch.launch_of = mapped_launch.launch_of = kernel_call.launch_of = watched
+launch_of, kernel_call.launch_of = bare_launch.launch_of, watched
 
 
 class Numbered(TorchMemory):

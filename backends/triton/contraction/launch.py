@@ -1,0 +1,110 @@
+"""The kernels of fused steps as the launcher takes them: arrays, constants and options by the kind of tiling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.contraction.boxes.kernel import box_kernel
+from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling, View
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling, chain_kernel
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling, reduce_kernel
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling, contract_kernel
+from einops_fast.backends.triton.contraction.threads.kernel import fma_kernel
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.launching.arrays import Array
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
+from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, interpreted
+
+__all__ = ["BoxKernel", "Kernel"]
+
+_WARPS = 4
+"""Warps of the first warp group, where boxes are copied."""
+
+
+def _places(tiling: BoxTiling | ContractionTiling) -> tuple[int, int, int]:
+    """Return where a contraction's third array, its result, and the sums that are kept, are in a call.
+
+    The third one is a factor or a bias. The result takes the place of arrays that aren't there.
+    """
+    epilogue = tiling.epilogue
+    third = tiling.factored or (epilogue is not None and epilogue.bias is not None)
+    out = 2 + third
+    return 2, out, out + (epilogue is not None and epilogue.keeps)
+
+
+class Kernel(DeclaredCall):
+    """A kernel that takes addresses, for one tiling.
+
+    Args:
+        tiling: what the kernel is specialised for.
+        dtype: of the operands.
+        result: of the result.
+    """
+
+    def __init__(self, tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
+        self.tiling = tiling
+        operand, out = Array(dtype), Array(result)
+        constants: dict[str, Any] = {"tiling": tiling, "acc_type": DTYPES[accumulator(dtype)]}
+        options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": 1}
+        if isinstance(tiling, ReductionTiling):
+            function, operands = reduce_kernel, tiling.operands
+        else:
+            constants["upcast"] = interpreted() and dtype == "bfloat16"
+            options["num_stages"] = tiling.stages
+            function, operands = chain_kernel, len(getattr(tiling, "links", ())) + 1
+        arrays: tuple[Any, ...] = (operand,) * operands, out
+        order: tuple[Any, ...] = tuple(range(operands)), operands
+        if isinstance(tiling, ContractionTiling):
+            function = contract_kernel
+            arrays, order = (operand, operand, operand, out, out), (0, 1, *_places(tiling))
+        if isinstance(tiling, FmaTiling):
+            function = fma_kernel
+            options |= tiling.options
+        if not isinstance(tiling, ChainTiling) and tiling.follows:
+            options["launch_pdl"] = True
+        super().__init__(function, tiling.grid[:2], arrays, (), constants, options, order=order)
+
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
+        """Queue the kernel: operands, of which a bias comes last, then the result and the sums that are kept."""
+        self(memory, device, *operands, *results)
+
+
+class BoxKernel(DeclaredCall):
+    """The kernel that has boxes copied by the hardware, for one tiling.
+
+    Where the steps are cut into parts, the result is for the sums of all of them.
+
+    Args:
+        tiling: what the kernel is specialised for.
+        dtype: of the operands and the result.
+        units: multiprocessors of the device.
+    """
+
+    def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
+        self.tiling = tiling
+        piece, rest = tiling.leaving
+
+        def seen(view: View) -> Array:
+            sizes, strides = tuple([dim.size for dim in view.dims]), tuple([dim.stride for dim in view.dims])
+            return Array(dtype, sizes, strides, tuple(view.block))
+
+        views = tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest
+        arrays = (*map(seen, views), Array(dtype), Array(dtype if tiling.split == 1 else "float32"))
+        third, out, kept = _places(tiling)
+        # Where threads write the result, the hardware gets any array in its place, and writes nothing.
+        result, before = (0, 0) if tiling.by_threads else (out, kept)
+        order = 0, 1, result, before, 1, result, before, third, out
+        options: dict[str, Any] = {"num_warps": _WARPS}
+        if tiling.registers is not None:
+            options["maxnreg"] = tiling.registers
+        if tiling.follows:
+            options["launch_pdl"] = True
+        programs = min(tiling.total, units)
+        super().__init__(box_kernel, (programs, 1), arrays, (), {"tiling": tiling}, options, order=order)
+
+    def launch(self, memory: Memory, device: int, operands: Sequence[Any], third: Any, out: Any, before: Any) -> None:
+        """Queue the kernel; ``third`` may be ``None``, and ``before`` is ``out`` if nothing is kept."""
+        given = (*operands,) if third is None else (*operands, third)
+        self(memory, device, *given, out, *(() if before is out else (before,)))
