@@ -107,7 +107,7 @@ def fast_einsum(
         question = equation, order, casting, optimize
         try:
             shapes = by_question[question]
-            if shapes.changing and (native := shapes.native_for(arrays)) is not None:
+            if shapes.changing and (native := shapes.at_once(arrays)) is not None:
                 try:
                     return native(equation, arrays)
                 except Exception:  # whatever the framework refuses, a plan does or says why not

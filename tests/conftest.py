@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
-from einops_fast.attention import new_lengths
 from einops_fast.runtime import budget, new_shapes
 from einops_fast.runtime.budget import forget_spending
 
@@ -86,7 +85,6 @@ def time_to_measure() -> None:
     """No test's choices depend on how long those of others took, or on the shapes that others called with."""
     forget_spending()
     new_shapes.by_question.clear()
-    new_lengths.by_words.clear()
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from math import inf
 from typing import Any
 
 from einops_fast.attention import torch_state
-from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.options import count, plain_options
+from einops_fast.attention.options import Options, Request, count, plain_options
 from einops_fast.attention.packed import apart
+from einops_fast.attention.pattern import read_layout
 from einops_fast.attention.prepare import INTEGERS
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
@@ -21,19 +21,16 @@ def read_call(
     operands: tuple[Any, ...],
     layout: str | None,
     sequence: Any,
-    options: tuple[Any, ...],
+    options: Options,
     further: tuple[tuple[str, Any], ...],
     segment_ids: Any,
     lengths: tuple[Any, Any, int | None, int | None],
-) -> tuple[str, Any, dict[str, Any], dict[str, str | None], tuple[Any, ...], tuple[int, int] | None]:
-    """The arguments of a call, sorted: pattern, sequence, arrays and patterns by name, options, longest sequences.
+) -> tuple[Request, dict[str, Any]]:
+    """Return what the arguments of :func:`einops_fast.attention` ask for, and the arrays by name.
 
     Args:
-        operands: a pattern, q, k and v; with a layout the arrays alone, or one that has all three.
-        layout, sequence: as :func:`einops_fast.attention` has them.
-        options: causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic.
+        operands, layout, sequence, options, segment_ids: as it has them.
         further: the other arrays by name, each perhaps with its pattern; the block table last.
-        segment_ids: as :func:`einops_fast.attention` has them.
         lengths: cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv.
 
     Raises:
@@ -62,7 +59,7 @@ def read_call(
                 raise EinsumError(f"{name} is of packed sequences: it needs cu_seqlens_q")
     else:
         longest = _read_lengths(arrays, *lengths)
-    return pattern, sequence, arrays, patterns, options, longest
+    return Request(pattern, sequence, options, tuple(patterns.items()), longest), arrays
 
 
 def _read_operands(

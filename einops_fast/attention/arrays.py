@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from math import prod
 from typing import Any, ClassVar
 
 from einops_fast.einsum import fast_einsum
 
-__all__ = ["Arrays", "arrays_of"]
+__all__ = ["Arrays", "arrays_of", "merge_batch"]
 
 
 class Arrays:
@@ -139,3 +140,55 @@ def _wake(framework: str) -> bool:
 
 # torch.compile calls it while tracing, and can't follow an import.
 _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def merge_batch(
+    batch: Sequence[int], arrays: Sequence[Any], on: Arrays, first: int = 0
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Merge neighbouring batch axes until a framework takes them all, first those for which it expands the least.
+
+    Args:
+        batch: sizes of all batch axes.
+        arrays: with these axes, or 1 for them, and two more; ``None`` for those that there aren't.
+        on: the framework, which says how many axes it takes.
+        first: how many axes stay as they are.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.attention.arrays import arrays_of, merge_batch
+        >>> on = arrays_of('numpy')
+        >>> on.most_axes = 4
+        >>> batch, (q, mask) = merge_batch((2, 3, 4), (np.ones((2, 3, 4, 5, 6)), np.ones((1, 1, 4, 5, 7))), on)
+        >>> del on.most_axes
+        >>> batch, q.shape, mask.shape
+        ((6, 4), (6, 4, 5, 6), (1, 4, 5, 7))
+    """
+    batch = tuple(batch)
+    while len(batch) > on.most_axes - 2:
+        prices = [
+            sum([_elements(each, at, batch) for each in arrays if each is not None])
+            for at in range(first, len(batch) - 1)
+        ]
+        at = first + prices.index(min(prices))
+        arrays = [None if each is None else _merged(each, at, batch, on) for each in arrays]
+        batch = (*batch[:at], batch[at] * batch[at + 1], *batch[at + 2 :])
+    return batch, tuple(arrays)
+
+
+def _expanded(array: Any, at: int, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with all or none of the axes ``at`` and the next."""
+    shape = tuple(array.shape)
+    return shape if shape[at : at + 2] == (1, 1) else (*shape[:at], *batch[at : at + 2], *shape[at + 2 :])
+
+
+def _elements(array: Any, at: int, batch: tuple[int, ...]) -> int:
+    """How many there are once two axes are merged, if that takes a copy."""
+    shape = _expanded(array, at, batch)
+    return 0 if shape == tuple(array.shape) else prod(shape)
+
+
+def _merged(array: Any, at: int, batch: tuple[int, ...], on: Arrays) -> Any:
+    shape = _expanded(array, at, batch)
+    if shape != tuple(array.shape):
+        array = on.expand(array, shape)
+    return array.reshape((*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]))

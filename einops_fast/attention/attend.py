@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from einops_fast.attention import new_lengths, registry, torch_state
+from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
-from einops_fast.attention.calls import GivenCall, Runs, by_views
-from einops_fast.attention.choice import choose
+from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
+from einops_fast.attention.options import Options, Request
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.attention.prepare import Options, Plan, make_plan
-from einops_fast.attention.refusals import forget_refusals, is_refusal, remember_refusal, warn_of_refusals
-from einops_fast.attention.registry import allowed_names
+from einops_fast.attention.prepare import GivenCall, Plan, make_plan
+from einops_fast.attention.registry import Prepared, allowed_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
 from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
+from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
@@ -125,97 +125,113 @@ def attention(
             arrays = (*arrays, bias)
         if mask is not None:
             arrays = (*arrays, mask)
-        run = known(words, arrays) or new_lengths.run_for(words, arrays)
+        run = known(words, arrays)
         if run is not None:
             return run(*arrays)
     further = (
         ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
         ("cache_seqlens", cache_seqlens), ("block_table", block_table),
     )  # fmt: skip
-    options = (causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
+    options = Options(causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
     lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
     return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths), words)
 
 
 def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What :func:`attend` kept of a call in these words on arrays like these; it takes the arrays one by one."""
+    """Return what :func:`attend` kept of a call in these words that is right for these arrays, which it takes."""
     try:
-        return recall(words, arrays)
+        run = recall(words, arrays)
+        if run is None and (shapes := by_question.get(words)) is not None:
+            run = shapes.at_once(arrays)
+        return run
     except (AttributeError, IndexError, TypeError):  # nothing was kept of such arrays, or an option can't be hashed
         return None
 
 
-def attend(
-    pattern: str,
-    sequence: Any,
-    arrays: dict[str, Any],
-    patterns: dict[str, str | None],
-    options: tuple[Any, ...],
-    longest: tuple[int, int] | None,
-    words: Hashable = None,
-) -> Any:
-    """The call with everything read. The second time, it is one look-up and the calls themselves.
+def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> Any:
+    """Return the result of a call that was read. The second time, it is one look-up and the calls themselves.
 
     Args:
-        pattern, sequence, arrays, patterns, options, longest: what :func:`read_call` returns.
+        request: what is asked for.
+        arrays: by name, q, k and v first.
         words: everything that was asked, as it was given, but for the arrays, which are these in this order.
     """
     if is_tracing():
         if _is_nested(arrays):
-            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
-        return _traced(pattern, sequence, arrays, patterns, options, longest)
+            return of_nested_tensors().attend_nested(request, arrays)
+        return _traced(request, arrays)
     q = arrays["q"]
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
     circumstances = allowed_names(), current_mode(), registry.generation
     question: Hashable = None
     if backend is not None and backend.name == "torch":
-        if not options[-1] and torch_state.deterministic():
-            options = (*options[:-1], True)
-        question = pattern, sequence, options, longest, circumstances, *patterns.items()
+        if not request.options.deterministic and torch_state.deterministic():
+            request = _deterministic(request)
+        question = request, circumstances
         try:
             run = recall(question, (*arrays.values(),))
         except TypeError:  # an option that can't be hashed, as a window that is a list
             run = question = None
         if run is not None:
-            return run(arrays)
+            return run(*arrays.values())
         if _is_nested(arrays):
-            return of_nested_tensors().attend_nested(pattern, sequence, arrays, patterns, options, longest)
+            return of_nested_tensors().attend_nested(request, arrays)
         torch_state.refuse_layouts(arrays)
         if autocasts(q):
             torch_state.autocast(arrays)
             question = None
     if backend is None or any(type(array) not in awake_types for array in arrays.values()):
         backend, arrays = own_call(arrays)
-    found = None
+    kind = None
     try:
-        key: Hashable = (
-            pattern, sequence, backend.signature((arrays["q"], arrays["k"], arrays["v"])), options, longest,
-        )  # fmt: skip
-        if len(arrays) > 3:
-            further = [(name, patterns.get(name), backend.signature((arrays[name],))) for name in [*arrays][3:]]
-            key = key, tuple(further)
-        found = _calls.get(key)
+        key: Hashable = request, backend.signature((*arrays.values(),))
+        kind = _calls.get(key)
     except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed
         key = None
-    if found is None:
+    if kind is None:
         backend, arrays = own_call(arrays)
-        found = _Call(plan_of(pattern, sequence, arrays, patterns, options, longest, backend.name))
+        kind = _Kind(plan_of(request, arrays, backend.name))
         if key is not None:
-            keep(_calls, key, found)
-    runs = found.chosen.get(circumstances)
-    if runs is None:
-        runs, result = found.first(arrays, circumstances)
+            keep(_calls, key, kind)
+    given = (*arrays.values(),)
+    prepared = kind.chosen.get(circumstances)
+    if prepared is None:
+        prepared, result = kind.first(given, circumstances)
     else:
-        result = runs.by_name(arrays)
-    if question is not None and key is not None and circumstances in found.chosen:
-        like = found.like(backend, arrays)
+        result = prepared.run(*given)
+    if question is not None and key is not None and circumstances in kind.chosen:
+        like = kind.like(backend, given)
         if like is not None:
-            remember_alike(question, like, runs.by_name)
+            remember_alike(question, like, prepared.run)
             if words is not None:
-                remember_alike(words, like, runs.straight)
-                if runs.length_axis is not None and options[4] is None:  # no scale, which holds for one width
-                    new_lengths.watch(words, runs.straight, runs.length_axis, [*arrays.values()])
+                remember_alike(words, like, prepared.run)
+                if prepared.length_axis is not None and request.options.scale is None:  # which holds for one width
+                    came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
     return result
+
+
+def _of_any_length(run: Callable[..., Any], length_axis: int, like: Any) -> AtOnce:
+    """Return what gives ``run`` to q, k and v of any lengths, on a CPU and without gradients."""
+    kind = type(like), like.dtype
+
+    def at_once(operands: Sequence[Any]) -> Callable[..., Any] | None:
+        q, k, v = operands
+        if k.shape != v.shape or q.ndim != k.ndim or not q.numel() or not k.numel():
+            return None
+        for each in operands:
+            if (type(each), each.dtype) != kind or each.requires_grad or not each.is_cpu:
+                return None
+        same = (
+            q.shape[:length_axis] == k.shape[:length_axis] and q.shape[length_axis + 1 :] == k.shape[length_axis + 1 :]
+        )
+        return run if same else None
+
+    return at_once
+
+
+def _deterministic(request: Request) -> Request:
+    pattern, sequence, options, patterns, longest = request
+    return Request(pattern, sequence, Options(*options[:-1], True), patterns, longest)
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
@@ -248,92 +264,77 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     return backend, result
 
 
-class _Call:
+class _Kind:
     """One kind of call, and what does it, by what the choice of implementations depends on."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.chosen: dict[Hashable, Runs] = {}
+        self._plan = plan
+        self.chosen: dict[Hashable, Prepared] = {}
         self._like: list[Likeness | None] = []
 
-    def like(self, backend: Backend, arrays: Mapping[str, Any]) -> Likeness | None:
-        """What tells whether other arrays are like these; see :meth:`Backend.likeness`."""
+    def like(self, backend: Backend, arrays: Sequence[Any]) -> Likeness | None:
+        """Return what tells whether other arrays are like these; see :meth:`Backend.likeness`."""
         if not self._like:
-            self._like.append(backend.likeness([*arrays.values()], kernels=True))
+            self._like.append(backend.likeness(arrays, kernels=True))
         return self._like[0]
 
-    def first(self, arrays: Mapping[str, Any], circumstances: tuple[Any, str, int]) -> tuple[Runs, Any]:
-        """What does the call, and its result; it's kept for the next one, unless that may be done otherwise."""
-        spec, device = self.plan.spec, self.plan.device
-        call = GivenCall(self.plan, arrays)
+    def first(self, arrays: tuple[Any, ...], circumstances: tuple[Any, str, int]) -> tuple[Prepared, Any]:
+        """Choose and return what does the call, and its result. The next call has the choice, unless it may differ."""
+        plan, spec = self._plan, self._plan.spec
+        call = GivenCall(plan, arrays)
         # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
         recorded = get_backend(spec.framework).is_recording()
         refusal: RuntimeError | None = None
         while True:
             try:
-                decision = choose(spec, device, circumstances[1], call, recorded=recorded)
+                decision = choose(spec, circumstances[1], call, recorded=recorded)
             except OperandError:
                 if refusal is None:
                     raise
-                forget_refusals(spec, device)
+                refusals.pop(spec, None)
                 raise refusal from None  # nobody else may or can: the library's own words say why
             way = decision.implementation
-            runs = call.by(way, recorded)
+            prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
             try:
-                result = runs.by_name(arrays)
+                result = prepared.run(*arrays)
             except RuntimeError as error:
                 if not (way.may_refuse and is_refusal(error)):
                     raise
                 refusal = refusal or error
-                remember_refusal(spec, device, way.name, error)
+                remember_refusal(spec, way.name, error)
                 continue
             if refusal is not None:
-                warn_of_refusals(spec, device, way.name)
+                warn_of_refusals(spec, way.name)
             if decision.final:
-                self.chosen[circumstances] = runs
-            return runs, result
+                self.chosen[circumstances] = prepared
+            return prepared, result
 
 
-_calls: dict[Hashable, _Call] = emptied_with_plans({})
+_calls: dict[Hashable, _Kind] = emptied_with_plans({})
 
 
-def _traced(
-    pattern: str,
-    sequence: Any,
-    arrays: dict[str, Any],
-    patterns: dict[str, str | None],
-    options: tuple[Any, ...],
-    longest: tuple[int, int] | None,
-) -> Any:
-    """The call while torch.compile traces it: nothing is remembered, and nothing measured."""
+def _traced(request: Request, arrays: dict[str, Any]) -> Any:
+    """Do the call while torch.compile traces it: nothing is remembered, and nothing measured."""
     torch_state.autocast(arrays)
-    options = (*options[:-1], options[-1] or torch_state.deterministic())
-    constants = known_options(sequence, longest, options) if may_be_known() else None
+    if torch_state.deterministic():
+        request = _deterministic(request)
+    constants = known_options(request.sequence, request.options, request.longest) if may_be_known() else None
     kinds = None if constants is None else known_kinds(arrays)
     if constants is not None and kinds is not None:
         state = torch_state.derivatives(arrays)
-        known = known_plan(pattern, kinds, patterns, state, registry.registered, *constants)
+        known = known_plan(request.pattern, request.patterns, constants, kinds, state, registry.registered)
         if known is not None:
             return known_call(known, arrays)
-    plan = plan_of(pattern, sequence, arrays, patterns, options, longest, "torch")
-    way = choose(plan.spec, plan.device, "never", quiet=True).implementation
-    return by_views(way, plan)(arrays)
+    plan = plan_of(request, arrays, "torch")
+    return choose(plan.spec, "never", quiet=True).implementation.by_views(plan).run(*arrays.values())
 
 
-def plan_of(
-    pattern: str,
-    sequence: Any,
-    arrays: Mapping[str, Any],
-    patterns: Mapping[str, str | None],
-    options: tuple[Any, ...],
-    longest: tuple[int, int] | None,
-    framework: str,
-) -> Plan:
-    """The plan of a call, made anew."""
+def plan_of(request: Request, arrays: Mapping[str, Any], framework: str) -> Plan:
+    """Make the plan of a call."""
     state: dict[str, Any] = {}
     if framework == "torch":
         state = torch_state.derivatives(arrays)
     elif framework == "mxnet":
         recording = bool(import_module("mxnet.autograd").is_recording())
         state = {"gradients": recording, "bias_gradient": recording and "bias" in arrays}
-    return make_plan(pattern, sequence, arrays, patterns, Options(*options), longest, framework, state)
+    return make_plan(request, arrays, framework, state)

@@ -1,19 +1,35 @@
-"""Which implementation computes an attention: the first allowed one, or on a GPU the fastest."""
+"""Which implementation computes an attention: the first allowed one, or on a GPU the fastest that doesn't refuse it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from einops_fast.attention.refusals import refusals_of
 from einops_fast.attention.registry import Implementation, allowed_names, candidates, none_left
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 if TYPE_CHECKING:
-    from einops_fast.attention.calls import GivenCall
+    from einops_fast.attention.prepare import GivenCall
 
-__all__ = ["Decision", "choose"]
+__all__ = ["Decision", "choose", "is_refusal", "refusals", "remember_refusal", "warn_of_refusals"]
+
+_NO_REFUSALS = (
+    "out of memory",
+    "allocate memory",
+    "alloc_failed",
+    "cuda error",
+    "cuda driver error",
+    "triton error",
+    "execution_failed",
+    "internal_error",
+)
+"""Parts of messages of errors that come of too little memory, or of something that was launched."""
+
+refusals: dict[Hashable, dict[str, str]] = emptied_with_plans({})
+"""By problem, the implementations that refused it when they were called, and their reasons."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +54,12 @@ class Decision:
 
 
 def choose(
-    spec: AttentionSpec,
-    device: str,
-    mode: str,
-    call: GivenCall | None = None,
-    quiet: bool = False,
-    recorded: bool = False,
+    spec: AttentionSpec, mode: str, call: GivenCall | None = None, quiet: bool = False, recorded: bool = False
 ) -> Decision:
     """Choose an implementation.
 
     Args:
         spec: what to compute.
-        device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
         call: the first one; without it nothing is measured.
         quiet: a compiler traces the call: nothing is predicted, measured or read from disk.
@@ -58,10 +68,11 @@ def choose(
     Raises:
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.
     """
-    answers = candidates(spec, device, recorded)
-    if call is not None and not (quiet or recorded):
-        refused = refusals_of(spec, device)
-        answers = [(name, refused.get(name) or _unless_refused(answer, spec, call.inputs)) for name, answer in answers]
+    if call is None or quiet or recorded:
+        answers = candidates(spec, recorded=recorded)
+    else:
+        refused = refusals.get(spec, {})
+        answers = [(name, refused.get(name) or answer) for name, answer in candidates(spec, call.inputs)]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     if not able:
         raise none_left(answers)
@@ -69,7 +80,7 @@ def choose(
         return Decision(able[0], "the first that attention_backend allows and that can", answers)
     if recorded:
         return Decision(able[0], "the first that torch.jit.trace records for all sizes", answers, final=False)
-    if not (device.startswith("cuda") and spec.framework == "torch"):
+    if not (spec.device.startswith("cuda") and spec.framework == "torch"):
         return Decision(able[0], "the first that can; nothing is measured on a CPU", answers)
     if quiet:
         best = able[0]
@@ -81,8 +92,34 @@ def choose(
     from einops_fast.attention.measured import choose_by_time
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
-    return choose_by_time(answers, spec, device, mode, call, TorchClock(device))
+    return choose_by_time(answers, spec, mode, call, TorchClock(spec.device))
 
 
-def _unless_refused(answer: Implementation | str, spec: AttentionSpec, inputs: AttentionInputs) -> Implementation | str:
-    return answer if isinstance(answer, str) else answer.refuses(spec, inputs) or answer
+def is_refusal(error: BaseException, kind: type[Exception] = RuntimeError) -> bool:
+    """Return whether a library says with an error that it can't do a call, and hasn't begun with it.
+
+    Args:
+        error: the error.
+        kind: what refusals of the library are.
+    """
+    if not isinstance(error, kind) or isinstance(error, MemoryError):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if any(part in text for part in _NO_REFUSALS):
+            return False
+        cause = cause.__cause__
+    return True
+
+
+def remember_refusal(problem: Hashable, name: str, error: BaseException) -> None:
+    """Leave an implementation out of the choice for a problem."""
+    reason = f"it refused when it was called: {str(error).strip().partition(chr(10))[0]}"
+    keep(refusals, problem, {**refusals.get(problem, {}), name: reason})
+
+
+def warn_of_refusals(problem: Hashable, instead: str) -> None:
+    """Warn that an implementation computes a problem in place of those that refused it."""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.get(problem, {}).items())
+    warnings.warn(f"attention by {reasons}. Such calls go to {instead}", RuntimeWarning, stacklevel=5)

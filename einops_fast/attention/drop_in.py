@@ -6,9 +6,10 @@ from collections.abc import Hashable
 from math import lcm
 from typing import Any
 
-from einops_fast.attention import new_lengths, registry, torch_state
+from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
+from einops_fast.attention.options import Options
 from einops_fast.attention.registry import allowed_names
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
@@ -76,7 +77,7 @@ def scaled_dot_product_attention(
             allowed_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-        run = known(words, arrays) or new_lengths.run_for(words, arrays)
+        run = known(words, arrays)
         if run is not None:
             return run(*arrays)
     bias = mask = None
@@ -100,7 +101,7 @@ def scaled_dot_product_attention(
         key, value = _as_many_heads(query.shape[-3], key, value)
     nothing_left = dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p
-    options = (causal, None, None, 0.0, scale, dropout, False, False)
+    options = Options(causal, scale=scale, dropout_p=dropout)
     further = ("bias", bias), ("mask", mask), ("block_table", None)
     pattern = _GROUPED if enable_gqa else _PLAIN
     call = read_call((pattern, query, key, value), None, ("i", "j"), options, further, None, (None,) * 4)

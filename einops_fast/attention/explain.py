@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import own_call, plan_of
-from einops_fast.attention.calls import GivenCall
+from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
+from einops_fast.attention.prepare import GivenCall
 from einops_fast.errors import EinsumError
 
 if TYPE_CHECKING:
@@ -15,16 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_attention"]
 
-_OPTIONS: dict[str, Any] = {
-    "causal": False,
-    "alignment": None,
-    "window": None,
-    "softcap": 0.0,
-    "scale": None,
-    "dropout_p": 0.0,
-    "return_lse": False,
-    "deterministic": False,
-}
+_OPTIONS: dict[str, Any] = Options._field_defaults
 _FURTHER = ("bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv")
 
@@ -51,22 +43,21 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         if name not in known:
             raise EinsumError(f"attention has no argument {name!r}; it has {', '.join(sorted(known))}")
     lengths = tuple([options.get(name) for name in _LENGTHS])
-    pattern, sequence, arrays, patterns, values, longest = read_call(
+    request, arrays = read_call(
         operands,
         options.get("layout"),
         options.get("sequence"),
-        tuple([options.get(name, usual) for name, usual in _OPTIONS.items()]),
+        Options(*[options.get(name, usual) for name, usual in _OPTIONS.items()]),
         tuple([(name, options.get(name)) for name in _FURTHER]),
         options.get("segment_ids"),
         (lengths[0], lengths[1], lengths[2], lengths[3]),
     )
-    text = pattern
+    text = request.pattern
     if getattr(arrays["q"], "is_nested", False):
-        call = of_nested_tensors().packed_call(pattern, sequence, arrays, patterns, longest)
-        _, pattern, sequence, arrays, patterns, longest = call
+        _, request, arrays = of_nested_tensors().packed_call(request, arrays)
     backend, arrays = own_call(arrays)
-    plan = plan_of(pattern, sequence, arrays, patterns, values, longest, backend.name)
+    plan = plan_of(request, arrays, backend.name)
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention
 
-    return explanation_of_attention(text, GivenCall(plan, arrays))
+    return explanation_of_attention(text, GivenCall(plan, (*arrays.values(),)))

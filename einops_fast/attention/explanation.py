@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from einops_fast.attention.arrays import arrays_of
-from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
+from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
@@ -115,14 +115,13 @@ def _features(spec: AttentionSpec) -> list[str]:
 
 def explanation_of_attention(text: str, call: GivenCall) -> AttentionExplanation:
     """The plan, and what would be chosen for these arrays now; nothing is measured."""
-    plan, inputs = call.plan, call.inputs
-    spec = plan.spec
-    decision = choose(spec, plan.device, "never", call)
-    lengths_known = not spec.varlen or plan.device.startswith("cpu")
+    spec, inputs = call.plan.spec, call.inputs
+    decision = choose(spec, "never", call)
+    lengths_known = not spec.varlen or spec.device.startswith("cpu")
     return AttentionExplanation(
         text,
         spec,
-        plan.device,
+        spec.device,
         decision.implementation.name,
         decision.why,
         {name: "can" if isinstance(answer, Implementation) else answer for name, answer in decision.answers},

@@ -90,9 +90,9 @@ def _answer(name: str, feature: str) -> str:
     if not isinstance(made, Implementation):
         return _ABSENT
     spec = replace(_BASE, **_FEATURES[feature])
-    if made.lacks(spec) is not None:
+    if made.refuses(spec) is not None:
         return _NEITHER
-    return _BOTH if made.lacks(replace(spec, gradients=True)) is None else _FORWARD
+    return _BOTH if made.refuses(replace(spec, gradients=True)) is None else _FORWARD
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Math(Implementation):
     recordable = True
     efficiency = 0.0
 
-    def lacks(self, spec: AttentionSpec) -> str | None:
+    def lacks(self, spec: AttentionSpec) -> None:
         return None
 
     def seconds(self, spec: AttentionSpec, on: Ceilings) -> float:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import Decision
+from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.planning.cost import Ceilings
 from einops_fast.runtime.choosing import Chooser, Record, circumstances
-from einops_fast.runtime.measuring import ATTENTION, Clock, record_of, time_runs
+from einops_fast.runtime.measuring import ATTENTION, record_of, time_runs
 
-__all__ = ["AttentionClock", "choose_by_time", "problem_class"]
+if TYPE_CHECKING:
+    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
+
+__all__ = ["choose_by_time", "problem_class"]
 
 _SLOW_MARGIN = {"auto": 1.2, "always": 8.0}
 """How many times the best prediction an implementation that takes many seconds to begin may be predicted to take and
@@ -26,42 +27,18 @@ still be measured, by mode."""
 _BY_TIME = "measured to be the fastest"
 
 
-class AttentionClock(Clock, Protocol):
-    """A device's clock, and what else measuring attention needs of a framework."""
-
-    def may_measure(self) -> bool:
-        """Whether calls can be timed now."""
-
-    def device_name(self) -> str:
-        """The model of the device."""
-
-    def versions(self) -> dict[str, str]:
-        """Of what the times depend on."""
-
-    def ceilings(self) -> Ceilings:
-        """What the device reaches."""
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """A block that leaves no trace in the framework's state, random numbers included."""
-
-    def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], object]:
-        """What makes such a call as its callers make it, with gradients if the spec has them, which go nowhere."""
-
-
 def choose_by_time(
     answers: Sequence[tuple[str, Implementation | str]],
     spec: AttentionSpec,
-    device: str,
     mode: str,
     call: GivenCall | None,
-    clock: AttentionClock,
+    clock: TorchClock,
 ) -> Decision:
     """Choose the fastest implementation.
 
     Args:
         answers: what each one said; one can at least.
         spec: what to compute.
-        device: where.
         mode: of measuring, see :func:`einops_fast.autotune`.
         call: the first one; without it nothing is measured.
         clock: what measures.
@@ -83,7 +60,7 @@ def choose_by_time(
         "candidates": sorted(by_name),
     }
     # Calls that differ in sizes only share the time that measuring may take.
-    budget = "attention", device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
+    budget = "attention", spec.device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
 
     def near() -> Sequence[Implementation]:
         return _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)

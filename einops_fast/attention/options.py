@@ -1,4 +1,4 @@
-"""The options of a call as numbers of Python, so that calls can be told apart by them.
+"""What a call asks for beside its arrays, as numbers of Python, so that calls can be told apart by it.
 
 An array of one number would be told apart by identity: who changes what is in it would get the results of before.
 """
@@ -8,19 +8,50 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["count", "plain_options", "whole_number"]
+__all__ = ["Options", "Request", "count", "plain_options", "whole_number"]
 
 _FAR = 2**31 - 1
 """As many positions as no array has: any window beyond is as good."""
 
 
-def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The fields of :class:`~einops_fast.attention.prepare.Options`, numbers as Python's.
+class Options(NamedTuple):
+    """The arguments of :func:`einops_fast.attention` that are neither arrays nor about their axes."""
+
+    causal: Any = False
+    alignment: Any = None
+    window: Any = None
+    softcap: Any = 0.0
+    scale: Any = None
+    dropout_p: Any = 0.0
+    return_lse: bool = False
+    deterministic: bool = False
+
+
+class Request(NamedTuple):
+    """A call as it was read, but for its arrays: what plans are made of and kept by.
+
+    Attributes:
+        pattern: the axes of q, k, v and the result.
+        sequence: names of the axes of queries and keys, as they were given.
+        options: everything else that was asked for.
+        patterns: names of the arrays beside q, k and v, each with its own pattern if it has one.
+        longest: of packed sequences, queries and keys of the longest.
+    """
+
+    pattern: str
+    sequence: Any
+    options: Options
+    patterns: tuple[tuple[str, str | None], ...] = ()
+    longest: tuple[int, int] | None = None
+
+
+def plain_options(options: Options) -> Options:
+    """Return the options with numbers as Python's.
 
     Raises:
         OperandError: one has a gradient, which nobody would compute.
@@ -28,8 +59,8 @@ def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
 
     Example:
         >>> import numpy as np
-        >>> from einops_fast.attention.options import plain_options
-        >>> plain_options((True, None, np.int64(2), np.inf, np.float64(0.5), 0, False, False))
+        >>> from einops_fast.attention.options import Options, plain_options
+        >>> tuple(plain_options(Options(True, None, np.int64(2), np.inf, np.float64(0.5), 0)))
         (True, None, (2, 2), 0.0, 0.5, 0.0, False, False)
     """
     causal, alignment, window, softcap, scale, dropout_p, *others = options
@@ -43,7 +74,7 @@ def plain_options(options: tuple[Any, ...]) -> tuple[Any, ...]:
         dropout_p = _number("dropout_p", dropout_p)
     if window is not None:
         window = _window(window)
-    return (causal, alignment, window, softcap, scale, dropout_p, *others)
+    return Options(causal, alignment, window, softcap, scale, dropout_p, *others)
 
 
 def _number(name: str, value: Any) -> Any:

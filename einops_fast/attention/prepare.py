@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from einops_fast.attention.axes import Axes, View, bind_axes
-from einops_fast.attention.options import plain_options
+from einops_fast.attention.options import Options, Request, plain_options
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
 from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
-__all__ = ["INTEGERS", "Options", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
+__all__ = ["INTEGERS", "GivenCall", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
 
 _CAPS = 1e-30, 1e30
 """A lower softcap leaves nothing of scores, a higher one all; what is computed on the way are numbers of float32's."""
@@ -38,27 +39,13 @@ _KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of a call that aren't arrays; see :func:`einops_fast.attention.options.plain_options`."""
-
-    causal: Any = False
-    alignment: Any = None
-    window: Any = None
-    softcap: Any = 0.0
-    scale: Any = None
-    dropout_p: Any = 0.0
-    return_lse: bool = False
-    deterministic: bool = False
-
-
-@dataclass(frozen=True)
 class Plan:
     """One kind of call, thought through.
 
     Attributes:
         spec: what is computed.
-        device: where.
-        views: how each array that is there becomes canonical, with the dtype it is converted to, if any.
+        views: the name of each array that is there, in the order of the call, how it becomes canonical, and the dtype
+            that it is converted to, if any.
         permute: the framework's permutation of axes.
         cast: the framework's conversion.
         result: how the canonical result is brought back.
@@ -66,19 +53,17 @@ class Plan:
     """
 
     spec: AttentionSpec
-    device: str
     views: tuple[tuple[str, View, str | None], ...]
     permute: Callable[[Any, tuple[int, ...]], Any]
     cast: Callable[[Any, str], Any]
     result: View
     log: View
 
-    def inputs(self, arrays: Mapping[str, Any]) -> AttentionInputs:
-        """The arrays as canonical views."""
+    def inputs(self, arrays: Iterable[Any]) -> AttentionInputs:
+        """Return the arrays as canonical views."""
         found = {}
-        for name, view, dtype in self.views:
-            array = arrays[name] if dtype is None else self.cast(arrays[name], dtype)
-            found[name] = view(array, self.permute)
+        for (name, view, dtype), array in zip(self.views, arrays, strict=True):
+            found[name] = view(array if dtype is None else self.cast(array, dtype), self.permute)
         return AttentionInputs(**found)
 
     def answer(self, result: Any, lse: Any) -> Any:
@@ -87,36 +72,42 @@ class Plan:
         return result if lse is None else (result, self.log(lse, self.permute))
 
 
-def make_plan(
-    text: str,
-    sequence: tuple[str, str] | None,
-    arrays: Mapping[str, Any],
-    patterns: Mapping[str, str | None],
-    options: Options,
-    longest: tuple[int, int] | None,
-    framework: str,
-    state: Mapping[str, Any],
-) -> Plan:
+@dataclass(frozen=True)
+class GivenCall:
+    """A plan and arrays as a caller has them, which stand for all calls of their kind.
+
+    Attributes:
+        plan: the plan.
+        arrays: the arrays, in the order of its views.
+    """
+
+    plan: Plan
+    arrays: tuple[Any, ...]
+
+    @cached_property
+    def inputs(self) -> AttentionInputs:
+        """The arrays as canonical views."""
+        return self.plan.inputs(self.arrays)
+
+
+def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state: Mapping[str, Any]) -> Plan:
     """Check the arguments of a call and think it through.
 
     Args:
-        text: the pattern.
-        sequence: see :func:`einops_fast.attention`.
+        request: what is asked for.
         arrays: all arrays that are there, by name.
-        patterns: the patterns of those that have one.
-        options: everything else.
-        longest: of packed sequences, queries and keys of the longest.
         framework: name of the backend of the arrays.
         state: what the framework knows of derivatives: ``gradients``, ``bias_gradient``, ``transforms``.
 
     Raises:
         EinsumError: something doesn't fit.
     """
+    options, longest, patterns = request.options, request.longest, dict(request.patterns)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     shapes = [tuple(array.shape) for array in (q, k, v)]
     hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
     ranks = len(shapes[0]), len(shapes[1]), len(shapes[2])
-    pattern = read_pattern(text, ranks, checked_sequence(sequence), hints, "block_table" in arrays)
+    pattern = read_pattern(request.pattern, ranks, checked_sequence(request.sequence), hints, "block_table" in arrays)
     dtype = _check_types(arrays, framework)
     axes = _bind(pattern, shapes, arrays, patterns, longest)
     settings = _settings(options, axes, "cache_seqlens" in arrays)
@@ -153,6 +144,7 @@ def make_plan(
         order=order,
         strides=tuple(canonical),
         framework=framework,
+        device=_device(q, framework),
         bias_dtype=dtype_name(arrays["bias"].dtype) if "bias" in arrays else "",
         sinks_batch=seen("sinks") or (),
         **settings,
@@ -161,7 +153,6 @@ def make_plan(
     on_torch = framework == "torch"
     return Plan(
         spec,
-        _device(q, framework),
         views,
         permute_torch if on_torch else _permute_mxnet if framework == "mxnet" else _permute,
         cast_torch if on_torch else _cast,
@@ -250,8 +241,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         EinsumError: one is wrong.
     """
-    given = tuple([options.get(each.name, each.default) for each in fields(Options)])
-    _check(Options(*plain_options(given)))
+    given = [options.get(name, usual) for name, usual in Options._field_defaults.items()]
+    _check(plain_options(Options(*given)))
 
 
 def _check(options: Options) -> None:
@@ -321,9 +312,8 @@ def _views(
         "scores": "float64" if dtype_name(arrays["q"].dtype) == "float64" else "float32",
         "wider": "int64" if "int64" in segments else "int32",
     }
-    for name, (_, wanted) in _KINDS.items():
-        if name not in arrays:
-            continue
+    for name in [*arrays][3:]:
+        wanted = _KINDS[name][1]
         if wanted in found:
             wanted = found[wanted]
         view = View()

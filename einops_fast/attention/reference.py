@@ -7,47 +7,24 @@ computed in float32, float64 in float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from math import inf, prod
 from typing import Any
 
-from einops_fast.attention.arrays import Arrays
-from einops_fast.attention.fewer_axes import merge_batch
+from einops_fast.attention.arrays import Arrays, merge_batch
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["Operands", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
+__all__ = ["allowed_keys", "canonical_operands", "distance", "reference_attention"]
 
 _LIVE = 4
 """Arrays of the size of the scores that are there at a time."""
 
 _OF_KEYS = (1, 2, 8)
 """Which operands have positions of keys where others have those of queries."""
-
-
-@dataclass
-class Operands:
-    """All arrays with as many axes: batch, positions (queries, or 1), and features, keys or 1. ``None`` if absent."""
-
-    q: Any
-    k: Any
-    v: Any
-    bias: Any = None
-    mask: Any = None
-    slopes: Any = None
-    sinks: Any = None
-    q_segments: Any = None
-    kv_segments: Any = None
-    cache: Any = None
-
-    def all(self) -> tuple[Any, ...]:
-        return (
-            self.q, self.k, self.v, self.bias, self.mask, self.slopes, self.sinks,
-            self.q_segments, self.kv_segments, self.cache,
-        )  # fmt: skip
 
 
 def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays, memory: int) -> tuple[Any, Any]:
@@ -65,9 +42,9 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
     merged, arrays = merge_batch(spec.batch, operands.all(), on, 1 if spec.varlen else 0)
     few = replace(spec, batch=merged)
     if spec.varlen:
-        result, lse = _one_by_one(few, inputs, Operands(*arrays), on, wide, memory)
+        result, lse = _one_by_one(few, inputs, AttentionInputs(*arrays), on, wide, memory)
     else:
-        result, lse = _in_pieces(few, Operands(*arrays), on, wide, memory)
+        result, lse = _in_pieces(few, AttentionInputs(*arrays), on, wide, memory)
     if merged != spec.batch:
         batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
         result = result.reshape((*batch, *result.shape[-2:]))
@@ -75,8 +52,8 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
     return on.in_order(on.cast(result, spec.dtype), spec.order), lse
 
 
-def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Operands:
-    """The inputs with axes for everything; pages are gathered.
+def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> AttentionInputs:
+    """Return the inputs with as many axes each: batch, positions or 1, and features, keys or 1. Pages are gathered.
 
     Beyond a sequence's end, keys and values of a cache may be anything.
     """
@@ -94,7 +71,7 @@ def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays)
         if looked_at:
             _check_pages(table, k.shape[0])
         k, v = (_gathered(each, table, on) for each in (k, v))
-    return Operands(
+    return AttentionInputs(
         inputs.q,
         k,
         v,
@@ -104,7 +81,7 @@ def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays)
         _with_axes(inputs.sinks, 2),
         _with_axes(inputs.q_segments, 1),
         None if inputs.kv_segments is None else inputs.kv_segments[..., None, :],
-        cache,
+        cache_seqlens=cache,
     )
 
 
@@ -145,7 +122,7 @@ def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
 
 
 def _one_by_one(
-    spec: AttentionSpec, inputs: AttentionInputs, operands: Operands, on: Arrays, wide: str, memory: int
+    spec: AttentionSpec, inputs: AttentionInputs, operands: AttentionInputs, on: Arrays, wide: str, memory: int
 ) -> tuple[Any, Any]:
     """Packed sequences, each by itself."""
     q_ends, kv_ends = on.integers(inputs.cu_seqlens_q), on.integers(inputs.cu_seqlens_kv)
@@ -155,7 +132,7 @@ def _one_by_one(
     results, lses = [], []
     for at in range(len(q_ends) - 1):
         q_len, kv_len = q_ends[at + 1] - q_ends[at], kv_ends[at + 1] - kv_ends[at]
-        one = Operands(
+        one = AttentionInputs(
             operands.q[..., q_ends[at] : q_ends[at + 1], :],
             operands.k[..., kv_ends[at] : kv_ends[at + 1], :],
             operands.v[..., kv_ends[at] : kv_ends[at + 1], :],
@@ -200,7 +177,7 @@ def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
     return array if array.shape[-1] == 1 else array[..., :kv_len]
 
 
-def _in_pieces(spec: AttentionSpec, operands: Operands, on: Arrays, wide: str, memory: int) -> tuple[Any, Any]:
+def _in_pieces(spec: AttentionSpec, operands: AttentionInputs, on: Arrays, wide: str, memory: int) -> tuple[Any, Any]:
     """Cut batch and queries so that the scores of a piece fit."""
     sizes = (*spec.batch, spec.q_len)
     # Without keys there are no scores, and nothing to cut.
@@ -269,10 +246,10 @@ def _piece_of(
 
 
 def _block_of(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any) -> tuple[Any, Any]:
-    return _block(spec, Operands(*arrays), on, wide, start)
+    return _block(spec, AttentionInputs(*arrays), on, wide, start)
 
 
-def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
+def _block(spec: AttentionSpec, x: AttentionInputs, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
     """One piece, whose first query is number ``start``. All scores are there at once."""
     q, k, v = (on.cast(each, wide) for each in (x.q, x.k, x.v))
     rank = len(q.shape)
@@ -288,9 +265,9 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
             return result, on.nothing(shape, q, k) - inf
         return result, on.expand(on.cast(x.sinks, wide)[..., 0], shape)
 
-    if x.cache is not None:
+    if x.cache_seqlens is not None:
         # Beyond a sequence's end may be anything, and no number of times of it need be 0.
-        exist = on.positions(0, k.shape[-2], q).reshape((-1, 1)) < on.cast(x.cache, "int64")
+        exist = on.positions(0, k.shape[-2], q).reshape((-1, 1)) < on.cast(x.cache_seqlens, "int64")
         k, v = (on.where(exist, each, 0.0) for each in (k, v))
 
     # What can be done to queries and results isn't done to all scores.
@@ -300,8 +277,8 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     if x.bias is not None:
         scores = scores + on.cast(x.bias, wide)
     ahead = distance(spec, x, on, start)
-    if x.slopes is not None:
-        scores = scores - on.cast(x.slopes, wide) * on.cast(abs(ahead), wide)
+    if x.alibi_slopes is not None:
+        scores = scores - on.cast(x.alibi_slopes, wide) * on.cast(abs(ahead), wide)
     allowed = allowed_keys(spec, x, on, ahead)
     if allowed is not None:
         scores = on.where(allowed, scores, -inf)
@@ -325,7 +302,7 @@ def _block(spec: AttentionSpec, x: Operands, on: Arrays, wide: str, start: int) 
     return on.expand(result, (*shape, v.shape[-1])), on.expand(lse, shape)
 
 
-def distance(spec: AttentionSpec, x: Operands, on: Arrays, start: int) -> Any:
+def distance(spec: AttentionSpec, x: AttentionInputs, on: Arrays, start: int) -> Any:
     """How far the key that a query faces is ahead of each key; ``None`` where nobody asks.
 
     Args:
@@ -337,18 +314,18 @@ def distance(spec: AttentionSpec, x: Operands, on: Arrays, start: int) -> Any:
     Returns:
         (queries, keys), or (batch, queries, keys) with a cache; whole numbers.
     """
-    if not (spec.causal or spec.window != (None, None) or x.slopes is not None):
+    if not (spec.causal or spec.window != (None, None) or x.alibi_slopes is not None):
         return None
     queries = on.positions(start, x.q.shape[-2], x.q).reshape((-1, 1))
     keys = on.positions(0, x.k.shape[-2], x.q)
     if spec.alignment == "top_left":
         return queries - keys
-    if x.cache is not None:
-        return queries - keys + (on.cast(x.cache, "int64") - spec.q_len)
+    if x.cache_seqlens is not None:
+        return queries - keys + (on.cast(x.cache_seqlens, "int64") - spec.q_len)
     return queries - keys + (spec.kv_len - spec.q_len)
 
 
-def allowed_keys(spec: AttentionSpec, x: Operands, on: Arrays, ahead: Any) -> Any:
+def allowed_keys(spec: AttentionSpec, x: AttentionInputs, on: Arrays, ahead: Any) -> Any:
     """Which keys may be seen; ``None`` for all.
 
     Args:
@@ -372,9 +349,9 @@ def allowed_keys(spec: AttentionSpec, x: Operands, on: Arrays, ahead: Any) -> An
         conditions.append(ahead <= left)
     if right is not None:
         conditions.append(ahead >= -right)
-    if x.cache is not None:
+    if x.cache_seqlens is not None:
         keys = on.positions(0, x.k.shape[-2], x.q)
-        conditions.append(keys < on.cast(x.cache, "int64"))
+        conditions.append(keys < on.cast(x.cache_seqlens, "int64"))
     allowed = None
     for condition in conditions:
         allowed = condition if allowed is None else allowed & condition

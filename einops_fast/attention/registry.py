@@ -9,9 +9,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends import check_registration
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import Ceilings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Implementation",
+    "Prepared",
     "allowed_names",
     "attention_backend",
     "candidates",
@@ -30,6 +32,18 @@ __all__ = [
     "register_implementation",
     "registered_implementations",
 ]
+
+
+class Prepared(NamedTuple):
+    """What makes the caller's result in calls of one kind.
+
+    Attributes:
+        run: takes the arrays as they are given, one by one.
+        length_axis: the axis of positions, where ``run`` holds for q, k and v of all other sizes, too.
+    """
+
+    run: Callable[..., Any]
+    length_axis: int | None = None
 
 
 class Implementation(ABC):
@@ -58,67 +72,70 @@ class Implementation(ABC):
 
     @abstractmethod
     def lacks(self, spec: AttentionSpec) -> str | None:
-        """What of the spec it can't do, wherever it runs, in one sentence; ``None`` if it can do all of it."""
+        """Return what of the spec it can't do, in one sentence; ``None`` if it can do all of it."""
 
     def unavailable(self, device: str) -> str | None:
-        """Why it can't run on this device; ``None`` if it can."""
+        """Return why it can't run on this device; ``None`` if it can."""
         return None
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        """``None`` if it can compute ``spec`` on ``device``; else the reason why not, in one sentence."""
-        return self.unavailable(device) or self.lacks(spec)
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
+        """Return why it can't compute this, in one sentence; ``None`` if it can. This is what a choice asks.
 
-    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        """Why it can't do this call, if the arrays themselves are a reason; asked once for calls that are alike."""
-        return None
+        Args:
+            spec: what to compute; where it has no device, no device is a reason.
+            inputs: the arrays of a call that stands for all that are alike, where these may be a reason.
+        """
+        return (self.unavailable(spec.device) if spec.device else None) or self.lacks(spec)
 
     def seconds(self, spec: AttentionSpec, on: Ceilings) -> float:
-        """Predicted time on a GPU with these ceilings, of forward, and backward where there are gradients."""
+        """Return the seconds that it takes on a GPU with these ceilings, with backward where there are gradients."""
         # Imported here because it is about implementations.
         from einops_fast.attention.prediction import fused_seconds
 
         return fused_seconds(spec, on, self.efficiency_in(spec.dtype))
 
     def efficiency_in(self, dtype: str) -> float:
-        """The share of the peak that it reaches in a dtype."""
+        """Return the share of the peak that it reaches in a dtype."""
         return self.efficiencies.get(dtype, self.efficiency)
-
-    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        """:meth:`run` for one spec, after all thinking about it; a call keeps it for the next one."""
-        return partial(self.run, spec)
-
-    def knows(self, spec: AttentionSpec) -> Any:
-        """What :meth:`compiled` finds out about a spec first, where that takes long, as constants; else ``None``."""
-        return None
-
-    def compiled_knowing(self, spec: AttentionSpec, knows: Any) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        """:meth:`compiled`, with what :meth:`knows` has said. torch.compile follows this, but not that."""
-        return self.compiled(spec)
-
-    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any] | None:
-        """What gives the caller's result from the arrays by name as they were given, for calls of one kind.
-
-        Those are calls that have the plan, and whose arrays have the same shapes, strides, dtypes and device. ``None``
-        where nothing is gained by it: then views are made, and :meth:`compiled` is used.
-        """
-        return None
-
-    def length_axis(self, plan: Plan, arrays: Sequence[Any]) -> int | None:
-        """The axis of positions, where what :meth:`straight` returns holds for q, k and v of all other sizes, too."""
-        return None
-
-    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
-        """The same as :meth:`prepared` for calls without lengths or dropout seeds, of the arrays one by one.
-
-        Args:
-            plan: of the call.
-            arrays: all of them, in the order of the plan's views.
-        """
-        return None
 
     @abstractmethod
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """The result and, where ``spec.lse``, the log of the denominator; both in canonical order."""
+        """Return the result and, where ``spec.lse``, the log of the denominator, both in canonical order."""
+
+    def knows(self, spec: AttentionSpec) -> Any:
+        """Return what :meth:`compiled` finds out about a spec first, where that takes long, as constants."""
+        return None
+
+    def compiled(self, spec: AttentionSpec, knows: Any = None) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        """Return :meth:`run` for one spec, after all thinking about it.
+
+        Args:
+            spec: what to compute.
+            knows: what :meth:`knows` said. torch.compile follows this method, but not that one.
+        """
+        return partial(self.run, spec)
+
+    def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
+        """Return what a call keeps for the next ones like it, which only have other values.
+
+        Args:
+            plan: of the call.
+            arrays: those of the call, in the order of the plan's views.
+        """
+        return self.by_views(plan)
+
+    def by_views(self, plan: Plan) -> Prepared:
+        """Return what makes canonical views of a call's arrays and runs :meth:`compiled` on them."""
+        run = self.compiled(plan.spec)
+        seeded = plan.spec.dropout_p > 0 and self.seeded
+
+        def call(*arrays: Any) -> Any:
+            inputs = plan.inputs(arrays)
+            if seeded:
+                inputs.seed = seed_for(inputs.q)
+            return plan.answer(*run(inputs))
+
+        return Prepared(call)
 
 
 @dataclass
@@ -195,12 +212,14 @@ _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def candidates(spec: AttentionSpec, device: str, recorded: bool = False) -> list[tuple[str, Implementation | str]]:
-    """All implementations that a call may use, each as itself or as the reason why it can't be used.
+def candidates(
+    spec: AttentionSpec, inputs: AttentionInputs | None = None, recorded: bool = False
+) -> list[tuple[str, Implementation | str]]:
+    """Return all implementations that a call may use, each as itself or as the reason why it can't be used.
 
     Args:
         spec: what to compute.
-        device: where.
+        inputs: of what, where the arrays may be a reason.
         recorded: by ``torch.jit.trace``.
     """
     found: list[tuple[str, Implementation | str]] = []
@@ -215,7 +234,7 @@ def candidates(spec: AttentionSpec, device: str, recorded: bool = False) -> list
         if recorded and not isinstance(made, str) and not made.recordable:
             found.append((name, "torch.jit.trace would record it for these sizes alone"))
             continue
-        found.append((name, made if isinstance(made, str) else made.supports(spec, device) or made))
+        found.append((name, made if isinstance(made, str) else made.refuses(spec, inputs) or made))
     return found
 
 

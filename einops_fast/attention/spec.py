@@ -52,6 +52,7 @@ class AttentionSpec:
             in the order that was asked for. Empty for canonical order. A library may ignore it.
         strides: of q, k and v as canonical views, in elements; empty where they aren't known.
         framework: name of the backend that the arrays belong to.
+        device: where they are; empty where that doesn't matter.
         transforms: whether derivatives are asked for that only calls recorded one by one have: forward mode and
             transforms of functions.
         bias_dtype: of the bias; empty without one.
@@ -88,6 +89,7 @@ class AttentionSpec:
     order: tuple[int, ...] = ()
     strides: tuple[tuple[int, ...], ...] = ()
     framework: str = "torch"
+    device: str = ""
     transforms: bool = False
     bias_dtype: str = ""
     sinks_batch: tuple[int, ...] = ()
@@ -130,3 +132,10 @@ class AttentionInputs:
     cache_seqlens: Any = None
     block_table: Any = None
     seed: Any = None
+
+    def all(self) -> tuple[Any, ...]:
+        """Return the arrays in the order of their names, ``None`` for those that there aren't."""
+        return (
+            self.q, self.k, self.v, self.bias, self.mask, self.alibi_slopes, self.sinks, self.q_segments,
+            self.kv_segments, self.cu_seqlens_q, self.cu_seqlens_kv, self.cache_seqlens, self.block_table, self.seed,
+        )  # fmt: skip

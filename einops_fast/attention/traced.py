@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from einops_fast.attention.axes import seen
 from einops_fast.attention.choice import choose
-from einops_fast.attention.prepare import Options, cast_torch, make_plan, permute_torch
+from einops_fast.attention.options import Options, Request
+from einops_fast.attention.prepare import cast_torch, make_plan, permute_torch
 from einops_fast.attention.registry import Implementation, implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
@@ -95,26 +96,26 @@ def known_options(*values: Any) -> tuple[Any, ...] | None:
 
 def known_plan(
     pattern: str,
+    patterns: tuple[tuple[str, str | None], ...],
+    constants: tuple[Any, ...],
     kinds: Kinds,
-    patterns: Mapping[str, str | None],
     state: Mapping[str, Any],
     registered: str,
-    sequence: Any,
-    longest: tuple[int, int] | None,
-    options: tuple[Any, ...],
 ) -> tuple[Any, ...] | None:
-    """What :func:`known_call` needs of a plan; ``None`` if anything is wrong, so that the compiler follows who says it.
+    """Return what :func:`known_call` needs of a plan, or ``None`` where something is wrong, which the compiler follows.
 
     Args:
-        pattern, patterns, sequence, longest, options: as :func:`~einops_fast.attention.attend.attend` has them.
+        pattern, patterns: of a :class:`~einops_fast.attention.options.Request`.
+        constants: its sequence, options and longest sequences.
         kinds: of the arrays.
         state: what torch knows of derivatives.
         registered: :data:`einops_fast.attention.registry.registered`, on which the choice depends.
     """
+    sequence, options, longest = constants
     arrays = {name: _Kind(*kind) for name, *kind in kinds}
     try:
-        plan = make_plan(pattern, sequence, arrays, patterns, Options(*options), longest, "torch", state)
-        way = choose(plan.spec, plan.device, "never", quiet=True).implementation
+        plan = make_plan(Request(pattern, sequence, Options(*options), patterns, longest), arrays, "torch", state)
+        way = choose(plan.spec, "never", quiet=True).implementation
         knows = way.knows(plan.spec)
     except Exception:
         return None
@@ -141,7 +142,7 @@ def known_call(known: tuple[Any, ...], arrays: Mapping[str, Any]) -> Any:
         array = arrays[which] if dtype is None else cast_torch(arrays[which], dtype)
         found[which] = seen(array, permute_torch, split, perm, shape)
     inputs = AttentionInputs(**found)
-    run = way.compiled(spec) if knows is None else way.compiled_knowing(spec, knows)
+    run = way.compiled(spec, knows)
     if spec.dropout_p > 0 and way.seeded:
         inputs.seed = seed_for(inputs.q)
     result, lse = run(inputs)

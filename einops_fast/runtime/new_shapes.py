@@ -1,8 +1,9 @@
-"""Calls whose shapes haven't come before: small ones go to the framework's own einsum, and no call waits for its plan.
+"""Calls whose shapes haven't come before: what needs no plan of theirs computes them, and no call waits for its plan.
 
 A plan takes longer to make than a small einsum takes to run, and pays where its shapes come back. So small operands go
 to the framework when their shapes come for the first time, and are planned when these come for the second time. Large
-operands are planned at once, as are all operands where somebody observes or traces the call.
+operands are planned at once, as are all operands where somebody observes or traces the call. Attention plans two
+shapes; what computes these computes others that come for the first time, if it holds for all lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from einops_fast.patching.small_calls import read_alike
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
-__all__ = ["AT_SECOND_CALL", "USUAL", "NewShapes", "by_question", "came_with", "native_first"]
+__all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "NewShapes", "by_question", "came_with", "native_first"]
 
 AT_SECOND_CALL = True
 """Whether the plan of small operands is made at the second call with their shapes. Tests of plans set it to False."""
@@ -29,24 +30,39 @@ _FEW = 1 << 16
 """Multiply-adds, without intermediates, up to which more than two operands go to the framework first."""
 
 
+AtOnce = Callable[[Sequence[Any]], Callable[..., Any] | None]
+"""Returns what computes operands without a plan of theirs, or ``None`` where a plan is better."""
+
+
 class NewShapes:
-    """The shapes that an equation was called with, by type of its operands.
+    """The shapes that one kind of call came with, by type of its operands.
 
     Attributes:
-        changing: backend and shapes, where one type came with several shapes: then a call is looked up here first.
+        changing: what may need no plan, and shapes, where one type came with several shapes: then a call is looked up
+            here first.
     """
 
     def __init__(self) -> None:
-        self.changing: dict[type, tuple[Backend, set[Hashable]]] = {}
+        self.changing: dict[type, tuple[AtOnce, set[Hashable]]] = {}
         self._seen: dict[type, set[Hashable]] = {}
 
-    def native_for(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
-        """Return the framework's einsum for small operands whose type came with several shapes, but not with these."""
+    def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
+        """Return what needs no plan of operands whose type came with several shapes, but not with these."""
         known = self.changing.get(type(operands[0]))
         if known is None:
             return None
-        backend, seen = known
-        return backend.at_once(operands) if _is_new(_shapes(operands), seen) else None
+        at_once, seen = known
+        return at_once(operands) if _is_new(_shapes(operands), seen) else None
+
+    def notice(self, operands: Sequence[Any], at_once: AtOnce | None) -> bool:
+        """Return whether operands have new shapes, and ask ``at_once`` about further ones from the second shape on."""
+        kind = type(operands[0])
+        seen = self._seen.setdefault(kind, set())
+        if not _is_new(_shapes(operands), seen):
+            return False
+        if len(seen) == 2 and at_once is not None and at_once(operands) is not None:
+            self.changing[kind] = at_once, seen
+        return True
 
     def native_first(
         self, backend: Backend, operands: Sequence[Any], subscripts: Subscripts, as_given: bool
@@ -59,12 +75,8 @@ class NewShapes:
             subscripts: the equation.
             as_given: as for :func:`native_first`.
         """
-        kind, shapes = type(operands[0]), _shapes(operands)
-        seen = self._seen.setdefault(kind, set())
-        if not _is_new(shapes, seen):
+        if not self.notice(operands, backend.at_once if as_given else None):
             return None
-        if as_given and len(seen) == 2 and backend.at_once(operands) is not None:
-            self.changing[kind] = backend, seen
         full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
         if not AT_SECOND_CALL or (len(operands) > 2 and full > _FEW):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.pattern import read_layout
 
 __all__ = ["FAMILIES", "AttentionCase", "scaled", "visible_pairs"]
 

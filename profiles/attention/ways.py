@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast import attention, attention_backend, explain_attention
-from einops_fast.attention.layouts import read_layout
+from einops_fast.attention.pattern import read_layout
 from einops_fast.profiles.attention.cases import AttentionCase
 from einops_fast.profiles.attention.check import Extras, canonical, seen
 from einops_fast.profiles.attention.flex import flex_way

@@ -14,11 +14,12 @@ from attention_spec import SPEC
 from einops_fast import OperandError, attention, attention_backend, autotune
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.attend import plan_of
-from einops_fast.attention.calls import GivenCall
 from einops_fast.attention.choice import choose
 from einops_fast.attention.math import Math
 from einops_fast.attention.measured import problem_class
-from einops_fast.attention.registry import Implementation, allowed_names, register_implementation
+from einops_fast.attention.options import Options, Request
+from einops_fast.attention.prepare import GivenCall
+from einops_fast.attention.registry import Implementation, Prepared, allowed_names, register_implementation
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.runtime import budget, disk_cache, measuring
 from einops_fast.runtime.plan_cache import clear_plans
@@ -137,6 +138,7 @@ def offer(monkeypatch):
 
 
 CALL = SimpleNamespace(inputs=None)
+ON_GPU = replace(SPEC, device="cuda:0")
 
 
 # ---- the registry
@@ -172,15 +174,15 @@ def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
     fakes = offer(one=Fake(1, 1), two=Fake(2, 2), three=Fake(3, 3, "never"))
     with attention_backend("three", "two", "one", "two"):
         assert allowed_names() == ("three", "two", "one")
-        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+        assert choose(SPEC, "auto").implementation is fakes["two"]
         with attention_backend("one"):
-            assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]
+            assert choose(ON_GPU, "auto").implementation is fakes["one"]
             inside = []
             thread = threading.Thread(target=lambda: inside.append(allowed_names()))
             thread.start()
             thread.join()
             assert inside == [None]
-        assert choose(SPEC, "cpu", "auto").implementation is fakes["two"]
+        assert choose(SPEC, "auto").implementation is fakes["two"]
     assert allowed_names() is None
     with pytest.raises(OperandError, match="called 'four'; there are one, two, three"), attention_backend("four"):
         pass
@@ -211,7 +213,7 @@ def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
 
 def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
-    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    decision = choose(ON_GPU, "auto", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 2.5, "two": 2.0}
 
@@ -220,9 +222,8 @@ def torch_call(dropout_p=0.0, lse=False, gradients=True):
     """A call of tensors, all three the same."""
     torch = pytest.importorskip("torch")
     q = torch.ones(2, 3, 4, requires_grad=gradients)
-    options = False, None, None, 0.0, None, dropout_p, lse, False
-    arrays = {"q": q, "k": q, "v": q}
-    return GivenCall(plan_of(PATTERN, None, arrays, {}, options, None, "torch"), arrays)
+    request = Request(PATTERN, None, Options(dropout_p=dropout_p, return_lse=lse))
+    return GivenCall(plan_of(request, {"q": q, "k": q, "v": q}, "torch"), (q, q, q))
 
 
 @pytest.mark.parametrize("lse", [False, True])
@@ -240,7 +241,7 @@ def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, grad
     assert len(waits) == 2
     clock.settle([run])
     assert len(waits) > 2
-    assert call.arrays["q"].grad is None
+    assert call.arrays[0].grad is None
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -252,26 +253,26 @@ def test_what_is_timed_is_what_a_call_does(gradients):
     seen = []
 
     class Short(Math):
-        def straight(self, plan, arrays):
-            return lambda q, k, v: seen.append((q, torch.is_grad_enabled())) or q * 2
+        def prepared(self, plan, arrays):
+            return Prepared(lambda q, k, v: seen.append((q, torch.is_grad_enabled())) or q * 2)
 
         def run(self, spec, inputs):
             raise AssertionError("a call doesn't take this way")
 
     call = torch_call(gradients=gradients)
-    assert call.by(Short()).straight(*call.arrays.values()).sum() == 48
+    assert Short().prepared(call.plan, call.arrays).run(*call.arrays).sum() == 48
     seen.clear()
     TorchClock("cuda:0").run_of(Short(), call)()
     ((given, recorded),) = seen
-    assert given is not call.arrays["q"]
-    assert given.data_ptr() == call.arrays["q"].data_ptr()
+    assert given is not call.arrays[0]
+    assert given.data_ptr() == call.arrays[0].data_ptr()
     assert recorded is given.requires_grad is gradients
-    assert call.arrays["q"].grad is None
+    assert call.arrays[0].grad is None
 
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(50.0, 0.1), broken=Fake(1.2, None))
-    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    decision = choose(ON_GPU, "auto", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 3.0, "two": 2.0}
     assert decision.final
@@ -285,18 +286,18 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     for forget in (False, True):
         if forget:
             clear_plans()
-        found = choose(replace(SPEC, q_len=900, kv_len=900), "cuda:0", "auto", CALL)
+        found = choose(replace(ON_GPU, q_len=900, kv_len=900), "auto", CALL)
         assert found.implementation is fakes["two"]
         assert found.measured == {"one": 3.0, "two": 2.0}
     assert clock.calls == []
-    choose(replace(SPEC, q_len=2000), "cuda:0", "auto", CALL)
+    choose(replace(ON_GPU, q_len=2000), "auto", CALL)
     assert clock.calls
 
 
 def test_what_counts_is_what_they_take_under_load(clock, offer):
     """The clock of a device that is at work falls, and one may slow down by more than another."""
     fakes = offer(one=Fake(1.0, 3.0, slower=1.5), two=Fake(1.0, 3.5, slower=1.1), far=Fake(1.0, 9.0, slower=0.1))
-    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    decision = choose(ON_GPU, "auto", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0}
     assert clock.settled == [["one", "two"]]
@@ -306,18 +307,18 @@ def test_what_counts_is_what_they_take_under_load(clock, offer):
 def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
     fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
     fakes["one"].preferred = True
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes[expected]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes[expected]
 
 
 def test_modes(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
-    never = choose(SPEC, "cuda:0", "never", CALL)
+    never = choose(ON_GPU, "never", CALL)
     assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
-    assert choose(SPEC, "cuda:0", "never", CALL).implementation is fakes["two"]  # what is known is used
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["two"]
+    assert choose(ON_GPU, "never", CALL).implementation is fakes["two"]  # what is known is used
     clear_plans()
-    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["far"]
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["far"]
+    assert choose(ON_GPU, "always", CALL).implementation is fakes["far"]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["far"]
 
 
 def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
@@ -327,7 +328,7 @@ def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
     monkeypatch.setattr(measured, "time_runs", lambda *given: (passing.append(0.7 * budget.AT_ONCE), timed(*given))[1])
 
     def chosen(q_len):
-        found = choose(replace(SPEC, q_len=q_len), "cuda:0", "auto", CALL)
+        found = choose(replace(ON_GPU, q_len=q_len), "auto", CALL)
         return found.implementation, found.final
 
     assert [chosen(q_len) for q_len in (64, 128)] == [(fakes["two"], True)] * 2
@@ -341,15 +342,15 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
         slow_to_begin = True
 
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
-    found = choose(SPEC, "cuda:0", "auto", CALL)
+    found = choose(ON_GPU, "auto", CALL)
     assert found.implementation is fakes["two"]
     assert found.measured == {"one": 3.0, "two": 2.0}
     clear_plans()
-    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["slow"]
+    assert choose(ON_GPU, "always", CALL).implementation is fakes["slow"]
     clear_plans()
     disk_cache.clear()
     fakes["slow"].predicted = 1.1
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["slow"]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["slow"]
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -358,7 +359,7 @@ def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
         host = 0.5, 2.0
 
     fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
-    chosen = choose(replace(SPEC, gradients=gradients), "cuda:0", "auto", CALL).implementation
+    chosen = choose(replace(ON_GPU, gradients=gradients), "auto", CALL).implementation
     assert chosen is fakes["one" if gradients else "busy"]
 
 
@@ -375,19 +376,19 @@ def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queuein
     one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
     one.queueing, two.queueing = queueing
     fakes = offer(one=one, two=two)
-    found = choose(SPEC, "cuda:0", "auto", CALL)
+    found = choose(ON_GPU, "auto", CALL)
     assert found.implementation is fakes[chosen]
     assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
 
 
 def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
     offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 100.0, "two": 101.0}
+    assert choose(ON_GPU, "auto", CALL).measured == {"one": 100.0, "two": 101.0}
     assert clock.queued == []
     clear_plans()
     disk_cache.clear()
     offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(SPEC, "cuda:0", "auto", CALL).measured == {"one": 200.0, "two": 101.0}
+    assert choose(ON_GPU, "auto", CALL).measured == {"one": 200.0, "two": 101.0}
     assert clock.queued
 
 
@@ -396,7 +397,7 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
         efficiency = 0.0
 
     fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
-    found = choose(SPEC, "cuda:0", "auto", CALL)
+    found = choose(ON_GPU, "auto", CALL)
     assert found.implementation is fakes["one"]
     assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
 
@@ -404,15 +405,15 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False
-    captured = choose(SPEC, "cuda:0", "auto", CALL)
+    captured = choose(ON_GPU, "auto", CALL)
     assert (captured.implementation, captured.final) == (fakes["one"], False)
-    traced = choose(SPEC, "cuda:0", "auto", CALL, quiet=True)
+    traced = choose(ON_GPU, "auto", CALL, quiet=True)
     assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
-    assert choose(SPEC, "cuda:0", "auto").implementation is fakes["one"]  # explaining
+    assert choose(ON_GPU, "auto").implementation is fakes["one"]  # explaining
     assert clock.calls == []
     assert list(disk_cache.entries()) == []
     clock.allowed = True
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["two"]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["two"]
 
 
 def test_efficiency_may_differ_by_dtype(clock, offer):
@@ -427,32 +428,32 @@ def test_efficiency_may_differ_by_dtype(clock, offer):
 
     fakes = offer(halves=Halves(0.0, 1.0), wide=Wide(0.0, 1.0))
     for dtype, best in (("float16", "halves"), ("float32", "wide")):
-        spec = replace(SPEC, dtype=dtype)
-        assert choose(spec, "cuda:0", "never", CALL).implementation is fakes[best]
-        assert choose(spec, "cuda:0", "auto", CALL, quiet=True).implementation is fakes[best]
+        spec = replace(ON_GPU, dtype=dtype)
+        assert choose(spec, "never", CALL).implementation is fakes[best]
+        assert choose(spec, "auto", CALL, quiet=True).implementation is fakes[best]
 
 
 def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
     fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["one"]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["one"]
     assert list(disk_cache.entries()) == []
 
 
 def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(SPEC, "cuda:0", "auto", CALL)
+    choose(ON_GPU, "auto", CALL)
     clear_plans()
     fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
-    assert choose(SPEC, "cuda:0", "auto", CALL).implementation is fakes["three"]
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["three"]
 
 
 def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
     """One that is installed later is measured too."""
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(SPEC, "cuda:0", "auto", CALL)
+    choose(ON_GPU, "auto", CALL)
     clear_plans()
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
-    found = choose(SPEC, "cuda:0", "auto", CALL)
+    found = choose(ON_GPU, "auto", CALL)
     assert found.implementation is fakes["three"]
     assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
 
@@ -474,7 +475,7 @@ def test_versions_are_of_what_is_installed(monkeypatch):
 
 def test_the_only_one_is_not_measured(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
-    assert choose(SPEC, "cuda:0", "always", CALL).implementation is fakes["one"]
+    assert choose(ON_GPU, "always", CALL).implementation is fakes["one"]
     assert clock.calls == []
 
 
@@ -498,7 +499,7 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     ran = []
     monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
     call = torch_call(dropout_p=0.5)
-    q = call.arrays["q"]
+    q = call.arrays[0]
     q.grad = torch.zeros_like(q)
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[]):
@@ -543,7 +544,7 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
 
 def test_a_decision_has_predicted_and_measured_times(clock, offer):
     offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    decision = choose(SPEC, "cuda:0", "auto", CALL)
+    decision = choose(ON_GPU, "auto", CALL)
     assert decision.predicted == {"one": 1.0, "two": 1.5}
     with autotune("never"):
-        assert "measured" in choose(SPEC, "cuda:0", "never").why
+        assert "measured" in choose(ON_GPU, "never").why

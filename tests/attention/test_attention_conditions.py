@@ -70,8 +70,8 @@ def test_a_condition_of_the_gpu(monkeypatch: Any, way: Any, change: dict[str, An
     monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
     gpus = [(7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)]
     monkeypatch.setattr(devices, "_capability", lambda device: gpus[int(device[-1])])
-    spec = replace(SPEC, **change)
-    assert {gpu for at, gpu in enumerate(gpus) if way().supports(spec, f"cuda:{at}") is None} == can
+    specs = [replace(SPEC, **change, device=f"cuda:{at}") for at in range(len(gpus))]
+    assert {gpu for gpu, spec in zip(gpus, specs, strict=True) if way().refuses(spec) is None} == can
 
 
 def test_an_operand_that_begins_anywhere_is_refused() -> None:
@@ -96,9 +96,7 @@ def test_a_later_operand_that_begins_anywhere_is_copied(monkeypatch: Any) -> Non
     native = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(sdpa, "native", spy)
     monkeypatch.setattr(sdpa, "sdpa_kernel", lambda backend: nullcontext())
-    monkeypatch.setattr(sdpa.Efficient, "unavailable", lambda self, device: None)
-    monkeypatch.setattr(sdpa.Efficient, "supports", lambda self, spec, device: self.lacks(spec))
-    monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: None)
+    monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: self.lacks(spec))
     long = torch.randn(2 * 4 * 16 * 64 + 1)
     odd, even = long[1:].view(2, 4, 16, 64).requires_grad_(), long[:-1].view(2, 4, 16, 64)
     with attention_backend("efficient"):

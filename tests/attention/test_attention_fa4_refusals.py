@@ -18,7 +18,7 @@ from fa4_calls import BR, THD, P, check, made, results  # noqa: E402
 
 from einops_fast import attention, attention_backend  # noqa: E402
 from einops_fast.attention import attend  # noqa: E402
-from einops_fast.backends.torch.attention.implementations import devices, fa4, fa4_instead  # noqa: E402
+from einops_fast.backends.torch.attention.implementations import devices, fa4, fa4_ops  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in runs on a CPU")
@@ -121,7 +121,7 @@ def test_errors_that_are_no_refusals(library: Any, error: Exception) -> None:
 
 
 def test_another_library_where_our_kernels_cannot_be_used(library: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fa4_instead, "why_unusable", lambda: "Triton isn't installed")
+    monkeypatch.setattr(fa4_ops, "why_unusable", lambda: "Triton isn't installed")
     call, arrays, options = made(CASES["shared keys"], "cpu")
     with attention_backend("math"):
         expected = call(*arrays, **options)

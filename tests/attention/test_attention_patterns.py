@@ -21,8 +21,7 @@ from einops_fast import (
     explain_attention,
 )
 from einops_fast.attention import registry
-from einops_fast.attention.layouts import read_layout
-from einops_fast.attention.pattern import read_pattern, spelled
+from einops_fast.attention.pattern import read_layout, read_pattern, spelled
 
 WORDS = {"b": "batch", "h": "heads", "g": "kv_heads", "i": "q_len", "j": "kv_len", "d": "head_dim", "e": "v_head_dim"}
 

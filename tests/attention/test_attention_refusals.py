@@ -10,7 +10,7 @@ import pytest
 
 from einops_fast import attention, attention_backend, explain_attention
 from einops_fast.attention import registry
-from einops_fast.attention.refusals import is_refusal
+from einops_fast.attention.choice import is_refusal
 from einops_fast.attention.registry import Implementation, register_implementation
 from einops_fast.runtime.plan_cache import clear_plans
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +23,11 @@ __all__ = [
     "DIFFERENTIABLE",
     "GivenAttention",
     "differentiated_twice",
-    "second_order",
     "triton_attention",
 ]
 
 DIFFERENTIABLE = (0, 1, 2, 3, 6)
 """Where q, k, v, the bias and the sinks are among the arrays."""
-
-
-def _by_the_reference(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-    return Math().run(replace(spec, lse=True), inputs)
-
-
-second_order: Callable[[AttentionSpec, AttentionInputs], tuple[Any, Any]] | None = _by_the_reference
-"""An attention that torch can differentiate twice, for gradients of gradients; ``None`` for an error in their place."""
 
 
 def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
@@ -55,7 +46,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
     Raises:
         NotImplementedError: from backward, where gradients are differentiated again.
     """
-    arrays = _arrays(inputs)
+    arrays = inputs.all()
     if torch.compiler.is_compiling() or is_jit_tracing() or not _in_memory(arrays):
         # Imported here because it registers operators that are made of these functions.
         from einops_fast.backends.torch.attention.ops import attention_forward, constants
@@ -81,7 +72,7 @@ def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras)
 
 
 class GivenAttention:
-    """A whole call of one kind, of arrays as the caller has them; see :meth:`Implementation.prepared`."""
+    """A whole call of one kind, of arrays as the caller has them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -90,19 +81,18 @@ class GivenAttention:
         self._further = [(NAMES.index(name) - 3, name, dtype) for name, _, dtype in plan.views[3:]]
         self._call: AttentionCall | None = None
 
-    def __call__(self, arrays: Mapping[str, Any]) -> Any:
-        """The result, and the logarithms if they are asked for."""
+    def __call__(self, q: Any, k: Any, v: Any, *further: Any) -> Any:
+        """Return the result, and the logarithms if they are asked for."""
         plan = self._plan
         if is_jit_tracing():
-            return self._by_operators(arrays)
-        q, k, v = arrays["q"], arrays["k"], arrays["v"]
-        extras = NO_EXTRAS if self._bare else self._extras(arrays)
+            return self._by_operators(q, k, v, *further)
+        extras = NO_EXTRAS if self._bare else self._extras(q, further)
         call = self._call
         # Of tensors on a GPU, everything is known of those that are like these.
         if call is None or not q.is_cuda:
             given = (q, k, v, *extras)
             if not _in_memory(given):
-                return self._by_operators(arrays)
+                return self._by_operators(q, k, v, *further)
             if call is None:
                 call = self._call = AttentionCall(plan.spec, given, _given(plan), joins=True)
         if plan.spec.gradients:
@@ -111,17 +101,17 @@ class GivenAttention:
             out, lse = call.forward(q, k, v, extras)
         return (out, plan.log(lse, plan.permute)) if plan.spec.lse else out
 
-    def _extras(self, arrays: Mapping[str, Any]) -> Extras:
+    def _extras(self, q: Any, further: Sequence[Any]) -> Extras:
         plan = self._plan
         found = [*NO_EXTRAS]
-        for at, name, dtype in self._further:
-            array = arrays[name] if dtype is None else plan.cast(arrays[name], dtype)
-            found[at] = array.contiguous() if name in LENGTHS else array
+        for (at, name, dtype), array in zip(self._further, further, strict=True):
+            own = array if dtype is None else plan.cast(array, dtype)
+            found[at] = own.contiguous() if name in LENGTHS else own
         if plan.spec.dropout_p:
-            found[-1] = seed_for(arrays["q"])
+            found[-1] = seed_for(q)
         return Extras._make(found)
 
-    def _by_operators(self, arrays: Mapping[str, Any]) -> Any:
+    def _by_operators(self, *arrays: Any) -> Any:
         inputs = self._plan.inputs(arrays)
         if self._plan.spec.dropout_p:
             inputs.seed = seed_for(inputs.q)
@@ -142,14 +132,6 @@ def _in_memory(arrays: Arrays) -> bool:
             if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or each.is_neg():
                 return False
     return True
-
-
-def _arrays(inputs: AttentionInputs) -> Arrays:
-    return (
-        inputs.q, inputs.k, inputs.v, inputs.bias, inputs.mask, inputs.alibi_slopes, inputs.sinks, inputs.q_segments,
-        inputs.kv_segments, inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table,
-        inputs.seed,
-    )  # fmt: skip
 
 
 class _Attention(torch.autograd.Function):
@@ -237,8 +219,8 @@ class _Gradients(torch.autograd.Function):
 def differentiated_twice(
     spec: AttentionSpec, arrays: Arrays, d_out: Any, d_lse: Any, wanted: Sequence[bool], gradients: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Gradients of gradients, through :data:`second_order`: of ``d_out``, ``d_lse`` and each array."""
-    if second_order is None or spec.dropout_p:
+    """Return gradients of gradients, by the reference: of ``d_out``, ``d_lse`` and each array."""
+    if spec.dropout_p:
         raise NotImplementedError(
             "attention by the Triton kernels can't be differentiated twice: use attention_backend('math')"
         )
@@ -246,7 +228,7 @@ def differentiated_twice(
         leaves = [each.detach().requires_grad_() if at in DIFFERENTIABLE and each is not None else each
                   for at, each in enumerate(arrays)]  # fmt: skip
         seeds = [None if each is None else each.detach().requires_grad_() for each in (d_out, d_lse)]
-        results = second_order(spec, AttentionInputs(*leaves))
+        results = Math().run(replace(spec, lse=True), AttentionInputs(*leaves))
         ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
         of = [leaves[at] for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted]
         first = torch.autograd.grad([way[0] for way in ways], of, [way[1] for way in ways], create_graph=True)

@@ -31,7 +31,7 @@ from einops_fast.backends.triton.attention.problem import Layout, missing_axes
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides, dense_strides
 
-__all__ = ["GradientsOfCall"]
+__all__ = ["GradientsOfCall", "sinks_gradient"]
 
 
 @dataclass
@@ -166,3 +166,26 @@ class GradientsOfCall:
             return gradient
         found = gradient.sum(missing, keepdim=True).to(operand.dtype)
         return self._views[at].back(found, operand.shape, torch.permute)
+
+
+def sinks_gradient(spec: AttentionSpec, sinks: Any, q_starts: Any, lse: Any, delta: Any) -> Any:
+    """Return the gradient of the sinks, from the logarithms and ``delta``, see the general kernels' backward.
+
+    A sink is a key without a value: the gradient of its score is its weight times ``-delta``.
+    """
+    by_sequence = spec.varlen and sinks.shape[0] > 1
+    rows = sinks[..., None]
+    if by_sequence:
+        tokens = torch.arange(lse.shape[-1], device=lse.device)
+        sequence = torch.bucketize(tokens, q_starts[1:].long(), right=True).clamp_max(sinks.shape[0] - 1)
+        rows = sinks[sequence].movedim(0, -1)[None]
+    gradient = -delta * torch.where(lse == float("-inf"), 0.0, torch.exp(rows - lse))
+    if by_sequence:
+        # Sequence by token, for a sum whose order is always the same.
+        belongs = torch.zeros((sinks.shape[0], lse.shape[-1]), dtype=gradient.dtype, device=lse.device)
+        belongs[sequence, tokens] = (tokens < q_starts[-1]).to(gradient.dtype)
+        gradient = torch.einsum("...t,nt->n...", gradient[0], belongs)
+    else:
+        gradient = gradient.sum(-1)
+    axes = [at for at, size in enumerate(sinks.shape) if size == 1 != gradient.shape[at]]
+    return (gradient.sum(axes, keepdim=True) if axes else gradient).to(sinks.dtype)

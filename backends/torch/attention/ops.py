@@ -20,7 +20,7 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import dense_strides
 
-__all__ = ["attention_backward", "attention_forward", "constants"]
+__all__ = ["attention_backward", "attention_forward", "constants", "spec_of"]
 
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -43,8 +43,8 @@ def constants(spec: AttentionSpec) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _spec(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
-    """The spec again; sizes may be symbolic."""
+def spec_of(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
+    """Return the spec of arrays in canonical order and :func:`constants`; sizes may be symbolic."""
     q, k, v, bias, mask, slopes, sinks, q_segments, kv_segments, q_starts, _, cached, table, _ = arrays
     scale, causal, alignment, left, right, softcap, dropout_p, order, deterministic, longest_q, longest_kv = numbers
     count = q.dim() - 2
@@ -89,13 +89,13 @@ def _spec(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
 
 def _compute(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
-    return forward(_spec(arrays, numbers), tuple(arrays))
+    return forward(spec_of(arrays, numbers), tuple(arrays))
 
 
 def _shapes(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     q = arrays[0]
-    spec = _spec(arrays, numbers)
+    spec = spec_of(arrays, numbers)
     shape, strides = result_layout(spec, q.shape[-2])
     lse = q.new_empty(shape[:-1], dtype=getattr(torch, accumulator(spec.dtype)))
     return q.new_empty_strided(shape, strides), lse
@@ -103,7 +103,7 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
 
 def _gradients(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
     arrays, wanted, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT], arguments[_ARRAY_COUNT + 1 :]
-    return backward(_spec(arrays, numbers), tuple(arrays), out, lse, d_out, d_lse, wanted)
+    return backward(spec_of(arrays, numbers), tuple(arrays), out, lse, d_out, d_lse, wanted)
 
 
 def _gradient_shapes(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
@@ -142,7 +142,7 @@ def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _backward_gradients(ctx: Any, *gradients: Any) -> Sequence[Any]:
     d_out, d_lse, *arrays = ctx.saved_tensors
-    again = differentiated_twice(_spec(arrays, ctx.numbers), tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
+    again = differentiated_twice(spec_of(arrays, ctx.numbers), tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
     return None, None, *again
 
 

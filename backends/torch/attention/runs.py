@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch.attention.gradients import GradientsOfCall
+from einops_fast.backends.torch.attention.gradients import GradientsOfCall, sinks_gradient
 from einops_fast.backends.torch.attention.layouts import (
     BIAS,
     CACHED,
@@ -29,7 +29,6 @@ from einops_fast.backends.torch.attention.layouts import (
     problem_of,
     result_layout,
 )
-from einops_fast.backends.torch.attention.sinks_gradient import sinks_gradient
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 from einops_fast.backends.triton.attention.plan import forward_plan

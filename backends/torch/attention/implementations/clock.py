@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from einops_fast.attention.calls import GivenCall
+from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.clock import DeviceClock
 from einops_fast.backends.gpus import gpu_ceilings
@@ -30,12 +30,14 @@ class TorchClock(DeviceClock):
         super().__init__(TorchMemory(), torch.device(device).index or 0)
 
     def may_measure(self) -> bool:
+        """Return whether calls can be timed now."""
         return self._memory.may_measure() and not is_traced()
 
     def device_name(self) -> str:
         return str(torch.cuda.get_device_name(self._name))
 
     def versions(self) -> dict[str, str]:
+        """Return the versions of what times depend on."""
         found = {**self._memory.versions(), "cudnn": str(_cudnn.version())}
         with suppress(PackageNotFoundError):
             found["flash-attn-4"] = version("flash-attn-4")
@@ -46,15 +48,18 @@ class TorchClock(DeviceClock):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
+        """Leave no trace in torch's state, random numbers included."""
         with torch.random.fork_rng(devices=[torch.device(self._name)]), torch.cuda.device(self._name):
             yield
 
     def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], None]:
+        """Return what makes such a call as its callers make it, with gradients, if any, which go nowhere."""
         spec = call.plan.spec
-        arrays, leaves = _apart(call.arrays)
+        # The same memory in tensors of our own, so that no gradient gets anywhere.
+        given = [array.detach().requires_grad_(array.requires_grad) for array in call.arrays]
+        leaves = [each for each in given if each.requires_grad]
         # Made once: an implementation that compiles would compile anew for each run.
-        run = GivenCall(call.plan, arrays).by(way).straight
-        given = tuple(arrays.values())
+        run = way.prepared(call.plan, given).run
         cotangents: list[torch.Tensor] = []
 
         def forward() -> None:
@@ -70,9 +75,3 @@ class TorchClock(DeviceClock):
                 torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
 
         return both if spec.gradients and leaves else forward
-
-
-def _apart(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The same memory in tensors of our own, so that no gradient gets anywhere; and those that have gradients."""
-    own = {name: array.detach().requires_grad_(array.requires_grad) for name, array in arrays.items()}
-    return own, [each for each in own.values() if each.requires_grad]

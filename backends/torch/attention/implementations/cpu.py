@@ -94,24 +94,21 @@ class Cpu(Sdpa):
                 return "it returns no log of the denominator of empty arrays"
         return super().lacks(spec)
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        reason = super().supports(spec, device)
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
+        reason = super().refuses(spec, inputs)
         if reason is None and spec.lse:
             if not TRIED:
                 return "it returns the log of the denominator from torch 2.13 on"
-            if not device.startswith("cpu"):
+            if spec.device and not spec.device.startswith("cpu"):
                 return "it returns the log of the denominator on CPUs only"
             if is_tracing():
                 return "torch.compile can't trace how it gets the log of the denominator"
+            if inputs is not None and any(type(each) not in PLAIN for each in (inputs.q, inputs.k, inputs.v)):
+                return "it returns the log of the denominator of plain tensors only"
         return reason
 
     def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
         return torch.float32 if dtype in HALVES and bias != dtype else dtype
-
-    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        if spec.lse and any(type(each) not in PLAIN for each in (inputs.q, inputs.k, inputs.v)):
-            return "it returns the log of the denominator of plain tensors only"
-        return None
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if not spec.lse:

@@ -132,11 +132,11 @@ class Fa4(OnFourAxes):
             return "it needs a GPU of compute capability 9.0 or later"
         return None
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        return super().supports(spec, device) or (None if capability(device) < (10, 0) else _elsewhere(spec))
-
-    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
-        return _WOULD_COPY if odd_addresses(inputs) else None
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
+        reason = super().refuses(spec, inputs)
+        if reason is None and spec.device and capability(spec.device) >= (10, 0):
+            reason = _elsewhere(spec)
+        return reason or (_WOULD_COPY if inputs is not None and odd_addresses(inputs) else None)
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         return partial(_call, spec, axes)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.torch.attention.implementations.fa4_instead import gradients_instead, refused, result_instead
+from einops_fast.attention.choice import is_refusal, refusals, remember_refusal, warn_of_refusals
 from einops_fast.backends.torch.operator import Operator
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.backends.triton_support import why_unusable
 
 __all__ = ["fa4_forward"]
 
@@ -27,29 +27,107 @@ _ARRAYS = (
 _CONSTANTS = "float scale, bool causal, int? left, int? right, float softcap, SymInt? longest_q, SymInt? longest_kv"
 _ARRAY_COUNT = 8
 
-_refused: dict[Hashable, bool] = emptied_with_plans({})
-"""Kinds of calls that the library has refused."""
+_ORDER = 0, 3, 1, 2, 4
+"""Order of axes of the canonical result, whose heads are two axes: batch, positions, heads, features."""
 
 
 def _unless_refused(
-    name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...], run: Callable[[], Any], instead: Callable[..., Any]
+    name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...], run: Callable[[], Any], instead: Callable[[], Any]
 ) -> Any:
-    """Call ``run``, or ``instead`` with the error of a library that refuses; from then on ``instead`` with ``None``."""
-    if _refused and _kind(name, arrays, constants) in _refused:
-        return instead(None)
+    """Call ``run``, or ``instead``, by our own kernels, where the library refuses such calls.
+
+    What is compiled has chosen the operator already, and can't choose again.
+    """
+    if refusals and _kind(name, arrays, constants) in refusals:
+        return instead()
     try:
         with _on_device_of(arrays[0]):
             return run()
     except Exception as error:
-        if not refused(error):
+        if not is_refusal(error, Exception):
             raise
-        keep(_refused, _kind(name, arrays, constants), True)
-        return instead(error)
+        if why_unusable() is not None:
+            # Not every error of the library's is one, by which callers know that another library may do the call.
+            raise RuntimeError(f"FlashAttention-4 refuses this call: {error}") from error
+        kind = _kind(name, arrays, constants)
+        remember_refusal(kind, "fa4", error)
+        warn_of_refusals(kind, "triton")
+    return instead()
 
 
 def _kind(name: str, arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> Hashable:
     tensors = [None if each is None else (each.shape, each.stride(), each.dtype, each.device) for each in arrays]
     return name, *tensors, *constants
+
+
+class _Canonical:
+    """An operator's call as our kernels see it: heads that share keys, and heads that share none, are two axes."""
+
+    def __init__(self, arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
+        # Imported here because it registers operators of kernels that a call needs only where the library refuses.
+        from einops_fast.backends.torch.attention.ops import spec_of
+
+        q, k, v, sinks, starts, kv_starts, cached, table = arrays
+        scale, causal, left, right, softcap, longest_q, longest_kv = constants
+        self._packed = starts is not None
+        self._share = q.shape[-2] // k.shape[-2]
+        if not self._packed:
+            longest_q, longest_kv = q.shape[1], k.shape[1] * (1 if table is None else table.shape[1])
+        found = [self.of(q), self.of(k, 1), self.of(v, 1)]
+        own_sinks = None if sinks is None else sinks.detach().reshape(1, *found[0].shape[1:3])
+        self.arrays = *found, None, None, None, own_sinks, None, None, starts, kv_starts, cached, table, None
+        numbers = scale, causal, "bottom_right", left, right, softcap, 0.0, _ORDER, False, longest_q, longest_kv
+        self.spec = spec_of(self.arrays, numbers)
+
+    def of(self, array: Any, share: int | None = None) -> Any:
+        """Return an array with axes (batch, positions, heads, features), or without batch where packed, so."""
+        array = array.detach()
+        if self._packed:
+            array = array[None]
+        return array.unflatten(2, (-1, self._share if share is None else share)).permute(0, 2, 3, 1, 4)
+
+    def of_rows(self, array: Any) -> Any:
+        """Return an array with axes (batch, heads, positions), likewise."""
+        return (array[None] if self._packed else array).unflatten(1, (-1, self._share))
+
+    def back(self, array: Any) -> Any:
+        array = array.permute(0, 3, 1, 2, 4).flatten(2, 3)
+        return array[0] if self._packed else array
+
+    def back_rows(self, array: Any) -> Any:
+        array = array.flatten(1, 2)
+        return array[0] if self._packed else array
+
+
+def _result_instead(arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return the result and its logarithms as the forward operator does."""
+    from einops_fast.backends.torch.attention.runs import forward
+
+    call = _Canonical(arrays, constants)
+    out, lse = forward(call.spec, call.arrays)
+    return call.back(out).contiguous(), call.back_rows(lse).contiguous()
+
+
+def _gradients_instead(
+    arrays: tuple[Any, ...], constants: tuple[Any, ...], results: tuple[Any, Any], cotangents: tuple[Any, Any]
+) -> tuple[Any, ...]:
+    """Return the gradients of q, k, v and the sinks as the backward operator does."""
+    from einops_fast.backends.torch.attention.runs import backward
+
+    call = _Canonical(arrays, constants)
+    (out, lse), (d_out, d_lse), sinks = results, cotangents, arrays[3]
+    *found, _, d_sinks = backward(
+        call.spec,
+        call.arrays,
+        call.of(out),
+        call.of_rows(lse).contiguous(),
+        None if d_out is None else call.of(d_out),
+        None if d_lse is None else call.of_rows(d_lse),
+        (True, True, True, False, sinks is not None),
+    )
+    # Copied, to lie as the operator's results are said to.
+    copies = [torch.empty_like(like).copy_(call.back(each)) for like, each in zip(arrays, found, strict=False)]
+    return (*copies, None if sinks is None else d_sinks.reshape(sinks.shape).to(sinks.dtype))
 
 
 def _shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -101,7 +179,7 @@ def _compute(
 
     arrays = q, k, v, sinks, starts, kv_starts, cached, table
     found: tuple[Any, Any] = _unless_refused(
-        "forward", arrays, constants, run, lambda error: result_instead(error, arrays, constants)
+        "forward", arrays, constants, run, lambda: _result_instead(arrays, constants)
     )
     return found
 
@@ -131,7 +209,7 @@ def _gradients(
     arrays, results, cotangents = (q, k, v, sinks, starts, kv_starts, cached, table), (out, lse), (d_out, d_lse)
     found: tuple[Any, ...] = _unless_refused(
         "backward", arrays, constants, run,
-        lambda error: gradients_instead(error, arrays, constants, results, cotangents),
+        lambda: _gradients_instead(arrays, constants, results, cotangents),
     )  # fmt: skip
     return found
 

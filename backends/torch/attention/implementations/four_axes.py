@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from einops_fast.attention.axes import View
-from einops_fast.attention.registry import Implementation
+from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.errors import OperandError
@@ -214,8 +214,8 @@ class OnFourAxes(Implementation):
             self._last = spec, found
         return found
 
-    def compiled(self, spec: AttentionSpec) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        axes = self.axes(spec)
+    def compiled(self, spec: AttentionSpec, knows: Any = None) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+        axes = self.axes(spec) if knows is None else FourAxes(*knows)
         if isinstance(axes, str):
             raise OperandError(axes)
         return self.call(spec, axes)
@@ -224,18 +224,14 @@ class OnFourAxes(Implementation):
         axes = self.axes(spec)
         return None if isinstance(axes, str) else tuple([getattr(axes, each.name) for each in fields(axes)])
 
-    def compiled_knowing(self, spec: AttentionSpec, knows: Any) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        return self.call(spec, FourAxes(*knows))
-
-    def straight(self, plan: Plan, arrays: Sequence[Any]) -> Callable[..., Any] | None:
+    def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
         spec, axes = plan.spec, self.axes(plan.spec)
-        if isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views):
-            return None
-        if any(type(array) not in PLAIN or array.dtype not in (torch.bool, arrays[0].dtype) for array in arrays):
-            return None
-        run = self.plain(spec, axes)
-        if run is None:
-            return None
+        plain = not (isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views)) and all(
+            type(array) in PLAIN and array.dtype in (torch.bool, arrays[0].dtype) for array in arrays
+        )
+        run = self.plain(spec, axes) if plain and isinstance(axes, FourAxes) else None
+        if run is None or isinstance(axes, str):
+            return super().prepared(plan, arrays)
         permute = plan.permute
 
         def result(found: Any) -> Any:
@@ -247,21 +243,21 @@ class OnFourAxes(Implementation):
         ways = zip((*arrays, example), (*seen, result), (*flat, False), strict=True)
         found = [way for way in (_way(*each) for each in ways) if way is not None]
         if len(found) <= len(arrays):
-            return lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
-        return _on_the_way(run, found)
+            return Prepared(
+                lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
+            )
+        return Prepared(_on_the_way(run, found), self._length_axis(spec, axes, arrays, found))
 
-    def length_axis(self, plan: Plan, arrays: Sequence[Any]) -> int | None:
-        spec, axes = plan.spec, self.axes(plan.spec)
-        if isinstance(axes, str) or len(arrays) != 3 or not self._by_axes_alone(spec, axes):
+    def _length_axis(
+        self, spec: AttentionSpec, axes: FourAxes, arrays: Sequence[Any], ways: Sequence[_Way]
+    ) -> int | None:
+        """Return the axis of positions, if arrays of all other sizes go the same ways."""
+        if len(arrays) != 3 or ways[0].change is not None or [*ways[:3]] != [ways[0]] * 3:
             return None
         # Of axes of one element, and of gaps, no order can be told.
         if any(array.dim() != 4 or 1 in array.shape or not array.is_contiguous() for array in arrays):
             return None
-        ways = [_way(array, view) for array, view in zip(arrays, _seen(plan, axes), strict=True)]
-        if ways[0] is None or ways[0].change is not None or ways != ways[:1] * 3:
-            return None
-        order = ways[0].order or (0, 1, 2, 3)
-        return order[2]
+        return (ways[0].order or (0, 1, 2, 3))[2] if self._by_axes_alone(spec, axes) else None
 
     def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
         """Whether :meth:`plain` gives the same for all sizes of the axes."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.attend import attend
+from einops_fast.attention.options import Request
 from einops_fast.attention.packed import apart
 from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
 from einops_fast.attention.torch_state import hides_values
@@ -19,14 +20,7 @@ __all__ = ["attend_nested", "packed_call", "parts"]
 _UNLIKE = "the sequences of k and of v have different lengths"
 
 
-def attend_nested(
-    text: str,
-    sequence: Any,
-    arrays: Mapping[str, Any],
-    patterns: Mapping[str, str | None],
-    options: tuple[Any, ...],
-    longest: Any,
-) -> Any:
+def attend_nested(request: Request, arrays: Mapping[str, Any]) -> Any:
     """The call on the values of q, k and v; the result, and the log of the denominator, are nested like q.
 
     The batch axis comes first in all of them; the axis that is jagged is that of the positions. In further arrays
@@ -35,8 +29,8 @@ def attend_nested(
     Raises:
         EinsumError: as :func:`packed_call`.
     """
-    pattern, packed, names, inner, renamed, lengths = packed_call(text, sequence, arrays, patterns, longest)
-    found = attend(packed, names, inner, renamed, options, lengths)
+    pattern, packed, inner = packed_call(request, arrays)
+    found = attend(packed, inner)
     q = arrays["q"]
     jagged = pattern.result.index(pattern.queries)
     if not isinstance(found, tuple):
@@ -45,20 +39,14 @@ def attend_nested(
     return _nested(found[0], q, jagged), _nested(found[1], q, without_features.index(pattern.queries))
 
 
-def packed_call(
-    text: str, sequence: Any, arrays: Mapping[str, Any], patterns: Mapping[str, str | None], longest: Any
-) -> tuple[Pattern, str, tuple[str, str], dict[str, Any], dict[str, str | None], tuple[int, int]]:
-    """The call that it is on the values.
-
-    Returns:
-        The pattern, that of the values, its positions, the arrays, the patterns of further ones, and the longest
-        sequences.
+def packed_call(request: Request, arrays: Mapping[str, Any]) -> tuple[Pattern, Request, dict[str, Any]]:
+    """Return the pattern of a call on nested tensors, and the call that it is on their values.
 
     Raises:
         OperandError: not all are nested with layout ``torch.jagged``, or there are gaps between sequences.
         SubscriptsError, ShapeError: axes don't fit.
     """
-    if longest is not None or "cache_seqlens" in arrays:
+    if request.longest is not None or "cache_seqlens" in arrays:
         raise OperandError("nested tensors know their lengths: they take neither cu_seqlens nor cache_seqlens")
     for name in ("q", "k", "v"):
         array = arrays[name]
@@ -67,8 +55,9 @@ def packed_call(
         if array.lengths() is not None:
             raise OperandError(f"{name} has gaps between its sequences: make it contiguous first")
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    patterns = dict(request.patterns)
     hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
-    pattern = read_pattern(text, (q.dim(), k.dim(), v.dim()), checked_sequence(sequence), hints)
+    pattern = read_pattern(request.pattern, (q.dim(), k.dim(), v.dim()), checked_sequence(request.sequence), hints)
     _check(pattern, {"q": q, "k": k, "v": v})
     _check_lengths(k, v)
     if q.size(0) != k.size(0):
@@ -77,11 +66,12 @@ def packed_call(
     packed, positions = _without_batch(pattern, names)
     inner = {**arrays, "q": _values(q), "k": _values(k), "v": _values(v)}
     inner["cu_seqlens_q"], inner["cu_seqlens_kv"] = q.offsets(), k.offsets()
-    renamed = {
-        name: None if own is None else _renamed(pattern, names, name, own, len(arrays[name].shape))
-        for name, own in patterns.items()
-    }
-    return pattern, packed, positions, inner, renamed, (_longest(q), _longest(k))
+    renamed = [
+        (name, None if own is None else _renamed(pattern, names, name, own, len(arrays[name].shape)))
+        for name, own in request.patterns
+    ]
+    lengths = _longest(q), _longest(k)
+    return pattern, Request(packed, positions, request.options, tuple(renamed), lengths), inner
 
 
 def _check_lengths(k: Any, v: Any) -> None:

@@ -111,7 +111,7 @@ class Sdpa(OnFourAxes):
         allowed = allowed_keys(spec, x, on, ahead)
         bias = inputs.bias
         if spec.alibi:
-            slope = -x.slopes * abs(ahead).to(x.slopes.dtype)
+            slope = -x.alibi_slopes * abs(ahead).to(x.alibi_slopes.dtype)
             bias = slope if bias is None else bias + slope
         if bias is not None and allowed is not None:
             bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
@@ -172,10 +172,17 @@ class _OnGpu(Sdpa):
             return f"it would round the bias from {spec.bias_dtype} to {spec.dtype}"
         return super().lacks(spec)
 
-    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
+        reason = super().refuses(spec) or (self.lacks_on(spec) if spec.device else None)
+        return reason or (None if inputs is None else self._refuses_arrays(spec, inputs))
+
+    def lacks_on(self, spec: AttentionSpec) -> str | None:
+        """Return what of the spec it can't do on the device."""
+        return None
+
+    def _refuses_arrays(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
         axes = self.axes(spec)
-        if isinstance(axes, str):
-            return axes
+        assert isinstance(axes, FourAxes)
         if not spec.head_dim % 8 and odd_addresses(inputs):
             return f"it reads {ALIGNED} bytes at a time, and an operand doesn't begin at a multiple"
         mask, causal, _ = self._mask(spec, inputs, axes)
@@ -228,16 +235,15 @@ class Flash(_OnGpu):
             return "torch lets heads share their keys only where lengths are equal and no lse is asked for"
         return super().lacks(spec)
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        reason = super().supports(spec, device)
+    def lacks_on(self, spec: AttentionSpec) -> str | None:
         wide = spec.gradients and spec.head_dim > 192 and (spec.head_dim <= 224 or spec.dropout_p > 0)
-        if reason is None and wide and capability(device) not in ((8, 0), (9, 0), (10, 0), (10, 3)):
-            reason = f"its gradients with head_dim {spec.head_dim} don't fit in this GPU's shared memory"
-        return reason
+        if wide and capability(spec.device) not in ((8, 0), (9, 0), (10, 0), (10, 3)):
+            return f"its gradients with head_dim {spec.head_dim} don't fit in this GPU's shared memory"
+        return None
 
-    def refuses(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
+    def _refuses_arrays(self, spec: AttentionSpec, inputs: AttentionInputs) -> str | None:
         # The operator's causality isn't what torch asks about.
-        return super().refuses(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
+        return super()._refuses_arrays(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
 
     def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         # While a compiler traces, torch may have to go on to another library, which the operator doesn't.
@@ -305,11 +311,10 @@ class Cudnn(_WithMask):
             reason = "this torch has no cuDNN"
         return reason
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        reason = super().supports(spec, device)
-        if reason is None and max(spec.head_dim, spec.v_head_dim) > 128 and capability(device)[0] not in (9, 10):
+    def lacks_on(self, spec: AttentionSpec) -> str | None:
+        if max(spec.head_dim, spec.v_head_dim) > 128 and capability(spec.device)[0] not in (9, 10):
             return "it takes head_dim up to 128 on this GPU"
-        return reason
+        return None
 
     def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
         # The library's own operator refuses what torch's function would give to another one.
@@ -343,11 +348,10 @@ class Efficient(_WithMask):
     features = 1 << 16
     oldest = (5, 0)
 
-    def supports(self, spec: AttentionSpec, device: str) -> str | None:
-        reason = super().supports(spec, device)
-        if reason is None and spec.dtype == "bfloat16" and capability(device) < (8, 0):
-            reason = "it has no bfloat16 on this GPU"
-        return reason
+    def lacks_on(self, spec: AttentionSpec) -> str | None:
+        if spec.dtype == "bfloat16" and capability(spec.device) < (8, 0):
+            return "it has no bfloat16 on this GPU"
+        return None
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         found = super().lacks(spec)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
 from einops_fast.attention.prepare import Plan
-from einops_fast.attention.registry import Implementation
+from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import FLOATS
@@ -43,10 +43,10 @@ class Triton(Implementation):
             return "its kernels run on NVIDIA GPUs only"
         return why_unusable()
 
-    def prepared(self, plan: Plan) -> Callable[[Mapping[str, Any]], Any]:
+    def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
         from einops_fast.backends.torch.attention.call import GivenAttention
 
-        return GivenAttention(plan)
+        return Prepared(GivenAttention(plan))
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         from einops_fast.backends.torch.attention.call import triton_attention

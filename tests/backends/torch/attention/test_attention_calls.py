@@ -137,7 +137,7 @@ def test_calls_that_are_alike_are_looked_up_once(monkeypatch: pytest.MonkeyPatch
     looked: list[Any] = []
     call = torch_attention.GivenAttention.__call__
     monkeypatch.setattr(
-        torch_attention.GivenAttention, "__call__", lambda self, arrays: looked.append(self) or call(self, arrays)
+        torch_attention.GivenAttention, "__call__", lambda self, *arrays: looked.append(self) or call(self, *arrays)
     )
     pattern, shapes, _ = CASES["batch positions heads"]
     q, k, v = (torch.randn(shape, device=DEVICE) for shape in shapes)
@@ -168,9 +168,9 @@ def test_what_changes_takes_effect() -> None:
     used = []
     run = Triton.prepared
 
-    def prepared(self: Triton, plan: Any) -> Any:
+    def prepared(self: Triton, plan: Any, arrays: Any) -> Any:
         used.append(plan.spec.deterministic)
-        return run(self, plan)
+        return run(self, plan, arrays)
 
     with mock.patch.object(Triton, "prepared", prepared):
         for _ in range(2):

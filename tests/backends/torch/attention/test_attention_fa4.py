@@ -297,13 +297,13 @@ def test_what_was_not_tried_on_other_gpus_is_left_to_others(monkeypatch: Any) ->
     monkeypatch.setattr(devices, "_capability", capabilities.__getitem__)
     way = fa4.Fa4()
     for change in ({"head_dim": 256, "v_head_dim": 64}, {"sinks": True}, {"cache": True, "page_size": 16}):
-        assert way.supports(replace(SPEC, **change), "cuda:0") is None
-        assert way.supports(replace(SPEC, **change), "cuda:1")
-    assert way.supports(SPEC, "cuda:1") is None
-    assert "9.0" in str(way.supports(SPEC, "cuda:2"))
-    assert "NVIDIA" in str(way.supports(SPEC, "cpu"))
+        assert way.refuses(replace(SPEC, **change, device="cuda:0")) is None
+        assert way.refuses(replace(SPEC, **change, device="cuda:1"))
+    assert way.refuses(replace(SPEC, device="cuda:1")) is None
+    assert "9.0" in str(way.refuses(replace(SPEC, device="cuda:2")))
+    assert "NVIDIA" in str(way.refuses(replace(SPEC, device="cpu")))
     monkeypatch.setattr(fa4, "_INSTALLED", False)
-    assert "isn't installed" in str(way.supports(SPEC, "cuda:0"))
+    assert "isn't installed" in str(way.refuses(replace(SPEC, device="cuda:0")))
 
 
 def test_odd_addresses_and_sinks_of_the_batch_are_refused(device: str) -> None:
@@ -350,4 +350,4 @@ def test_a_traced_call_has_no_break(allowed: str | None, operator: str, monkeypa
 def test_it_is_in_the_table() -> None:
     assert implementation("fa4").lacks(SPEC) is None
     assert "`fa4`" in feature_table()
-    assert "fa4" in [name for name, _ in choose(SPEC, "cpu", "never").answers]
+    assert "fa4" in [name for name, _ in choose(replace(SPEC, device="cpu"), "never").answers]
