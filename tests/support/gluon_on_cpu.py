@@ -8,7 +8,7 @@ program is a whole cluster. What is not here: layouts, registers, alignment, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -105,27 +105,21 @@ def by_threads_on_cpu(tiling: Any, left: torch.Tensor, right: torch.Tensor, out:
 def boxes_on_cpu(programs: int) -> Iterator[None]:
     """Have contraction kernels with boxes chosen, and executed here by so many programs."""
 
-    def execute(
-        self: BoxKernel, memory: Any, device: int, operands: Sequence[Any], bias: Any, out: Any, before: Any
-    ) -> None:
-        tiling = self.tiling
+    def execute(self: BoxKernel, memory: Any, device: int, *arrays: Any) -> bool:
         # Nothing is copied to the result where threads write.
-        piece, rest = tiling.leaving
-        views = [tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest]
-        result, kept = (operands[0], operands[0]) if tiling.by_threads else (out, before)
-        arrays = [_flat(each) for each in (*operands, result, kept, operands[1], result, kept)]
         given = [
-            Descriptor(array, [dim.size for dim in view.dims], [dim.stride for dim in view.dims], view.block)
-            for array, view in zip(arrays, views, strict=True)
+            Descriptor(_flat(array), seen.shape, seen.strides, seen.box) if seen.box else Pointer(_flat(array))
+            for array, seen in zip(self._ordered(arrays), self._declared, strict=True)
         ]
-        for program in range(min(programs, tiling.total)):
-            names, done = stand_ins(program, min(programs, tiling.total)), {}
+        for program in range(min(programs, self.tiling.total)):
+            names, done = stand_ins(program, min(programs, self.tiling.total)), {}
             executed("einops_fast.backends.triton.contraction.epilogue", names, done)["_features"] = _features
             names = executed("einops_fast.backends.triton.contraction.boxes.kernel", names, done)
-            names["box_kernel"](*given, None if bias is None else Pointer(_flat(bias)), Pointer(_flat(out)), tiling)
+            names["box_kernel"](*given, self.tiling)
+        return True
 
     with (
-        mock.patch.object(BoxKernel, "launch", execute),
+        mock.patch.object(BoxKernel, "__call__", execute),
         mock.patch.object(candidates, "copies_boxes", return_value=True),
     ):
         yield

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.boxes.kernel import box_kernel
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling, View
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling, chain_kernel
@@ -23,15 +21,15 @@ _WARPS = 4
 """Warps of the first warp group, where boxes are copied."""
 
 
-def _places(tiling: BoxTiling | ContractionTiling) -> tuple[int, int, int]:
-    """Return where a contraction's third array, its result, and the sums that are kept, are in a call.
+def _order(tiling: BoxTiling | ContractionTiling, swapped: bool) -> tuple[int, ...]:
+    """Return where arrays are in a call: left, right, a third one, the result, and the sums that are kept.
 
     The third one is a factor or a bias. The result takes the place of arrays that aren't there.
     """
     epilogue = tiling.epilogue
     third = tiling.factored or (epilogue is not None and epilogue.bias is not None)
     out = 2 + third
-    return 2, out, out + (epilogue is not None and epilogue.keeps)
+    return int(swapped), 1 - swapped, 2, out, out + (epilogue is not None and epilogue.keeps)
 
 
 class Kernel(DeclaredCall):
@@ -41,9 +39,16 @@ class Kernel(DeclaredCall):
         tiling: what the kernel is specialised for.
         dtype: of the operands.
         result: of the result.
+        swapped: whether the second operand of a call is the left one.
     """
 
-    def __init__(self, tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str, result: str) -> None:
+    def __init__(
+        self,
+        tiling: ChainTiling | ContractionTiling | ReductionTiling,
+        dtype: str,
+        result: str,
+        swapped: bool = False,
+    ) -> None:
         self.tiling = tiling
         operand, out = Array(dtype), Array(result)
         constants: dict[str, Any] = {"tiling": tiling, "acc_type": DTYPES[accumulator(dtype)]}
@@ -58,17 +63,13 @@ class Kernel(DeclaredCall):
         order: tuple[Any, ...] = tuple(range(operands)), operands
         if isinstance(tiling, ContractionTiling):
             function = contract_kernel
-            arrays, order = (operand, operand, operand, out, out), (0, 1, *_places(tiling))
+            arrays, order = (operand, operand, operand, out, out), _order(tiling, swapped)
         if isinstance(tiling, FmaTiling):
             function = fma_kernel
             options |= tiling.options
         if not isinstance(tiling, ChainTiling) and tiling.follows:
             options["launch_pdl"] = True
         super().__init__(function, tiling.grid[:2], arrays, (), constants, options, order=order)
-
-    def launch(self, memory: Memory, device: int, operands: Sequence[Any], *results: Any) -> None:
-        """Queue the kernel: operands, of which a bias comes last, then the result and the sums that are kept."""
-        self(memory, device, *operands, *results)
 
 
 class BoxKernel(DeclaredCall):
@@ -80,9 +81,10 @@ class BoxKernel(DeclaredCall):
         tiling: what the kernel is specialised for.
         dtype: of the operands and the result.
         units: multiprocessors of the device.
+        swapped: whether the second operand of a call is the left one.
     """
 
-    def __init__(self, tiling: BoxTiling, dtype: str, units: int) -> None:
+    def __init__(self, tiling: BoxTiling, dtype: str, units: int, swapped: bool = False) -> None:
         self.tiling = tiling
         piece, rest = tiling.leaving
 
@@ -92,10 +94,10 @@ class BoxKernel(DeclaredCall):
 
         views = tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest
         arrays = (*map(seen, views), Array(dtype), Array(dtype if tiling.split == 1 else "float32"))
-        third, out, kept = _places(tiling)
+        left, right, third, out, kept = _order(tiling, swapped)
         # Where threads write the result, the hardware gets any array in its place, and writes nothing.
-        result, before = (0, 0) if tiling.by_threads else (out, kept)
-        order = 0, 1, result, before, 1, result, before, third, out
+        result, before = (left, left) if tiling.by_threads else (out, kept)
+        order = left, right, result, before, right, result, before, third, out
         options: dict[str, Any] = {"num_warps": _WARPS}
         if tiling.registers is not None:
             options["maxnreg"] = tiling.registers
@@ -103,8 +105,3 @@ class BoxKernel(DeclaredCall):
             options["launch_pdl"] = True
         programs = min(tiling.total, units)
         super().__init__(box_kernel, (programs, 1), arrays, (), {"tiling": tiling}, options, order=order)
-
-    def launch(self, memory: Memory, device: int, operands: Sequence[Any], third: Any, out: Any, before: Any) -> None:
-        """Queue the kernel; ``third`` may be ``None``, and ``before`` is ``out`` if nothing is kept."""
-        given = (*operands,) if third is None else (*operands, third)
-        self(memory, device, *given, out, *(() if before is out else (before,)))

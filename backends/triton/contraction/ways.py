@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,15 +21,16 @@ __all__ = [
     "BoxCandidate",
     "CopyCandidate",
     "KernelCandidate",
-    "TiledCandidate",
 ]
 
 ORDER = ", order "
 """What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
 
 
-class TiledCandidate(Candidate):
+class KernelCandidate(Candidate):
     """A kernel of our own with one tiling.
+
+    A bias follows the operands; an epilogue that keeps the sums has two results.
 
     ``leads`` and ``follows`` say whether the next one may begin while it ends, and itself while that before it does.
 
@@ -62,7 +63,9 @@ class TiledCandidate(Candidate):
 
     @cached_property
     def _kernel(self) -> Kernel | BoxKernel:
-        raise NotImplementedError
+        """The kernel, which takes the operands as the step has them, then what it writes."""
+        result = self.dtype if self.tiling.split == 1 else accumulator(self.dtype)
+        return Kernel(self._in_turn(), self.dtype, result, self.swapped)
 
     @cached_property
     def _addition(self) -> Kernel:
@@ -81,61 +84,43 @@ class TiledCandidate(Candidate):
             return self.tiling
         return replace(self.tiling, leads=self.leads, follows=self.follows)
 
-
-class KernelCandidate(TiledCandidate):
-    """A kernel that takes addresses.
-
-    A bias follows the operands; an epilogue that keeps what it is done to has two results.
-    """
-
-    @cached_property
-    def _kernel(self) -> Kernel:
-        return Kernel(self._in_turn(), self.dtype, self.dtype if self.tiling.split == 1 else accumulator(self.dtype))
-
     def run(self, memory: Memory, device: int) -> Run:
-        launch, empty, shape, strides = self._kernel.launch, memory.maker(self.dtype), self.shape, self.strides
-        swapped = self.swapped
+        launch, empty, shape, strides = self._kernel, memory.maker(self.dtype), self.shape, self.strides
+        if self.tiling.split > 1:
+            return self._run_in_parts(memory, device)
         if self.keeps:
 
-            def run_keeping(a: Any, b: Any, *bias: Any) -> Any:
-                out, before = empty(a, shape, strides), empty(a, shape, strides)
-                launch(memory, device, (b, a, *bias) if swapped else (a, b, *bias), out, before)
+            def run_keeping(*operands: Any) -> Any:
+                out, before = empty(operands[0], shape, strides), empty(operands[0], shape, strides)
+                launch(memory, device, *operands, out, before)
                 return out, before
 
             return run_keeping
-        if self.tiling.split == 1:
 
-            def run(*operands: Any) -> Any:
-                out = empty(operands[0], shape, strides)
-                launch(memory, device, (*operands[1::-1], *operands[2:]) if swapped else operands, out)
-                return out
+        def run(*operands: Any) -> Any:
+            out = empty(operands[0], shape, strides)
+            launch(memory, device, *operands, out)
+            return out
 
-            return run
+        return run
 
-        def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
-            launch(memory, device, operands[::-1] if swapped else operands, workspace)
+    def _run_in_parts(self, memory: Memory, device: int) -> Run:
+        """Return what computes partial results first, then their sum, always in one order."""
+        launch, add, empty = self._kernel, self._addition, memory.maker(self.dtype)
+        shape, strides, wide = self.shape, self.strides, accumulator(self.dtype)
+        elements = self.tiling.split * self.tiling.reach
 
-        return _in_parts(launch_parts, self, memory, device)
+        def run(*operands: Any) -> Any:
+            workspace = memory.workspace(operands[0], elements, wide)
+            launch(memory, device, *operands, workspace)
+            out = empty(operands[0], shape, strides)
+            add(memory, device, workspace, out)
+            return out
 
-
-def _in_parts(
-    launch_parts: Callable[[Sequence[Any], Any], None], of: TiledCandidate, memory: Memory, device: int
-) -> Run:
-    """Partial results first, by what takes the operands and an array for them; then their sum, always in one order."""
-    elements, shape, strides, wide = of.tiling.split * of.tiling.reach, of.shape, of.strides, accumulator(of.dtype)
-    add, empty = of._addition.launch, memory.maker(of.dtype)
-
-    def run_in_parts(*operands: Any) -> Any:
-        workspace = memory.workspace(operands[0], elements, wide)
-        launch_parts(operands, workspace)
-        out = empty(operands[0], shape, strides)
-        add(memory, device, (workspace,), out)
-        return out
-
-    return run_in_parts
+        return run
 
 
-class BoxCandidate(TiledCandidate):
+class BoxCandidate(KernelCandidate):
     """The kernel that has boxes copied by the hardware; another way where an address isn't one that this can do.
 
     Args:
@@ -163,26 +148,11 @@ class BoxCandidate(TiledCandidate):
 
     @cached_property
     def _kernel(self) -> BoxKernel:
-        return BoxKernel(self._in_turn(), self.dtype, self._units)
+        return BoxKernel(self._in_turn(), self.dtype, self._units, self.swapped)
 
     def run(self, memory: Memory, device: int) -> Run:
-        launch, pointer, empty = self._kernel.launch, memory.pointer, memory.maker(self.dtype)
-        shape, strides, swapped, keeps, other = self.shape, self.strides, self.swapped, self.keeps, self._other
+        whole, pointer, other = super().run(memory, device), memory.pointer, self._other
         elsewhere: list[Run] = []
-        if self.tiling.split > 1:
-
-            def launch_parts(operands: Sequence[Any], workspace: Any) -> None:
-                a, b, third = (*operands, None)[:3]
-                launch(memory, device, (b, a) if swapped else (a, b), third, workspace, workspace)
-
-            whole = _in_parts(launch_parts, self, memory, device)
-        else:
-
-            def whole(a: Any, b: Any, third: Any = None) -> Any:
-                out = empty(a, shape, strides)
-                before = empty(a, shape, strides) if keeps else out
-                launch(memory, device, (b, a) if swapped else (a, b), third, out, before)
-                return (out, before) if keeps else out
 
         def run(a: Any, b: Any, third: Any = None) -> Any:
             if (pointer(a) | pointer(b) | (pointer(third) if third is not None else 0)) % ALIGNMENT:
@@ -208,7 +178,7 @@ class CopyCandidate(Candidate):
         self.seconds = sum(copy.seconds for copy in copies.values()) + then.seconds
         self._copies, self._then, self._other, self.kind = copies, then, other, then.kind
         last = copies[max(copies)]
-        if isinstance(last, TiledCandidate) and isinstance(then, TiledCandidate) and follow_early():
+        if isinstance(last, KernelCandidate) and isinstance(then, KernelCandidate) and follow_early():
             # Chains wait for all that is before them.
             last.leads = then.follows = then.kind is not ChainTiling
 

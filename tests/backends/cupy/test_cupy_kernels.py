@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from families import FAMILIES, allowed, parametrized, picking, rounding
 
 from einops_fast import autotune, contract_expression, fast_einsum
-from einops_fast.backends.triton.contraction.launch import BoxKernel, Kernel
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
 from einops_fast.runtime.plan_cache import clear_plans
 
 pytestmark = pytest.mark.gpu
@@ -60,17 +60,13 @@ def launched() -> Iterator[list[str]]:
     """Names of the kernels that are launched."""
     found: list[str] = []
 
-    def recording(launch: Callable[..., Any]) -> Callable[..., Any]:
-        def record(self: Any, *arguments: Any) -> None:
-            found.append(self.tiling.name)
-            launch(self, *arguments)
+    call = DeclaredCall.__call__
 
-        return record
+    def record(self: Any, *arguments: Any) -> bool:
+        found.append(self.tiling.name)
+        return call(self, *arguments)
 
-    with (
-        mock.patch.object(Kernel, "launch", recording(Kernel.launch)),
-        mock.patch.object(BoxKernel, "launch", recording(BoxKernel.launch)),
-    ):
+    with mock.patch.object(DeclaredCall, "__call__", record):
         yield found
 
 

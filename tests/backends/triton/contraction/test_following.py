@@ -13,7 +13,7 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.contraction import ways as ways_to_run
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
-from einops_fast.backends.triton.contraction.ways import CopyCandidate, KernelCandidate, TiledCandidate
+from einops_fast.backends.triton.contraction.ways import CopyCandidate, KernelCandidate
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
@@ -48,12 +48,12 @@ def test_a_kernel_follows_a_copy(early: bool, monkeypatch: pytest.MonkeyPatch) -
     """It waits for the copy that is launched last."""
     monkeypatch.setattr(ways_to_run, "follow_early", lambda: early)
     found = [way for way in ways("acd,dbc->ab", (288, 64, 288), (288, 288, 64)) if isinstance(way, CopyCandidate)]
-    found = [way for way in found if isinstance(way._then, TiledCandidate)]
+    found = [way for way in found if isinstance(way._then, KernelCandidate)]
     assert found
     for way in found:
         last = way._copies[max(way._copies)]
-        assert isinstance(last, TiledCandidate)
-        assert isinstance(way._then, TiledCandidate)
+        assert isinstance(last, KernelCandidate)
+        assert isinstance(way._then, KernelCandidate)
         assert way._then.follows == last.leads == early
         assert way._then.leads == (early and way._then.tiling.split > 1)
 
