@@ -27,9 +27,9 @@ from ops_problems import (  # noqa: E402
 from ops_problems import cross_entropy as oracle  # noqa: E402
 
 from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.torch.ops import cross_entropy as torch_cross_entropy  # noqa: E402
 from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
 from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -52,9 +52,9 @@ TILES = {
 @pytest.fixture(params=TILES)
 def tiles(request: pytest.FixtureRequest) -> Any:
     with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES[request.param]]):
-        torch_cross_entropy._plan.cache_clear()
+        clear_plans()
         yield
-    torch_cross_entropy._plan.cache_clear()
+    clear_plans()
 
 
 def wanted(option: str, target: Any) -> Any:
@@ -116,7 +116,7 @@ def test_rows_of_any_length_from_any_address(columns: int) -> None:
     wide = randn(5, columns + 6, dtype="float32")
     target = targets(5, classes=columns)
     with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES["cut"]]):
-        torch_cross_entropy._plan.cache_clear()
+        clear_plans()
         for first in range(4):
             x = leaf(wide[:, first : first + columns])
             with kernels():
@@ -126,7 +126,7 @@ def test_rows_of_any_length_from_any_address(columns: int) -> None:
             expected = oracle(exact, target, reduction="sum")
             assert_near(found, expected)
             assert_near(gradient, torch.autograd.grad(expected, exact)[0])
-    torch_cross_entropy._plan.cache_clear()
+    clear_plans()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

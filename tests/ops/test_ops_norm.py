@@ -16,9 +16,9 @@ pytest.importorskip("triton")
 from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
 
 from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.torch.ops import norm as torch_norm  # noqa: E402
 from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
 from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -57,14 +57,9 @@ def tiles(request: pytest.FixtureRequest) -> Any:
         mock.patch.object(norm_plan, "sums_tilings", return_value=[tiling]),
         mock.patch.object(norm_plan, "column_tilings", return_value=[RowTiling(2, 16, False, 2)]),
     ):
-        _forget()
+        clear_plans()
         yield
-    _forget()
-
-
-def _forget() -> None:
-    torch_norm._forward_plan.cache_clear()
-    torch_norm._gradient_plan.cache_clear()
+    clear_plans()
 
 
 @pytest.mark.parametrize("rms", [False, True])

@@ -17,9 +17,9 @@ from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_
 from optional_mxnet import mxnet_or_skip  # noqa: E402
 
 from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops  # noqa: E402
-from einops_fast.backends.torch.ops import softmax as torch_softmax  # noqa: E402
 from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
@@ -59,11 +59,9 @@ def oracle(
 def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
     with mock.patch.object(softmax_plan, "row_tilings", return_value=[TILES[request.param]]):
-        torch_softmax._forward_plan.cache_clear()
-        torch_softmax._gradient_plan.cache_clear()
+        clear_plans()
         yield
-    torch_softmax._forward_plan.cache_clear()
-    torch_softmax._gradient_plan.cache_clear()
+    clear_plans()
 
 
 def allowed(*shape: int) -> Any:

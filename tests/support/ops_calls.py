@@ -14,25 +14,6 @@ pytest.importorskip("triton")
 from ops_problems import gradients, laid_out, leaf, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
-from einops_fast.backends.torch.ops import activation as torch_activation  # noqa: E402
-from einops_fast.backends.torch.ops import cross_entropy as torch_cross_entropy  # noqa: E402
-from einops_fast.backends.torch.ops import norm as torch_norm  # noqa: E402
-from einops_fast.backends.torch.ops import softmax as torch_softmax  # noqa: E402
-
-PLANS = (
-    torch_softmax._forward_plan,
-    torch_softmax._gradient_plan,
-    torch_norm._forward_plan,
-    torch_norm._gradient_plan,
-    torch_activation._forward_plan,
-    torch_activation._gradient_plan,
-    torch_cross_entropy._plan,
-)
-
-
-def forget() -> None:
-    for plan in PLANS:
-        plan.cache_clear()
 
 
 def target(x: Any) -> Any:

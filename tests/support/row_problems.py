@@ -9,8 +9,6 @@ import pytest
 from ops_problems import assert_near, kernels, leaf, randn
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops import norm as torch_norm
-from einops_fast.backends.torch.ops import softmax as torch_softmax
 
 torch: Any = pytest.importorskip("torch")
 
@@ -19,17 +17,8 @@ __all__ = [
     "check_hidden_gradient",
     "check_softmax",
     "check_special_values",
-    "forget_plans",
     "native_norm",
 ]
-
-
-def forget_plans() -> None:
-    """Have all ways of softmax and norms found anew."""
-    for plan in (
-        torch_softmax._forward_plan, torch_softmax._gradient_plan, torch_norm._forward_plan, torch_norm._gradient_plan,
-    ):  # fmt: skip
-        plan.cache_clear()
 
 
 def apart(x: Any) -> Any:

@@ -33,7 +33,7 @@ from families import DEVICE, FAMILIES, allowed, compiles, error_of, executed
 from fused_steps import fused_step
 from gluon_on_cpu import hopper_on_cpu, rows_on_cpu
 from kernel_problems import MEMORY
-from ops_calls import FUNCTIONS, forget, found, operands
+from ops_calls import FUNCTIONS, found, operands
 from ops_problems import assert_near, kernels, launched
 from poisoned_integers import Poisoned as PoisonedIntegers
 
@@ -42,6 +42,7 @@ from einops_fast.backends.triton.attention.around import copyable
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
 from einops_fast.backends.triton.rows.contest import Contest
 from einops_fast.planning.cost import is_integer
+from einops_fast.runtime.plan_cache import clear_plans
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 
@@ -170,10 +171,10 @@ def taking(choose: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
         names.append(f"{contest.call.problem.partition(',')[0]} {way.name}")
         return way, True
 
-    forget()
+    clear_plans()
     with mock.patch.object(Contest, "choose", chosen):
         yield names
-    forget()
+    clear_plans()
 
 
 def compared(name: str, given: Sequence[Any], context: Any) -> None:

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import (
-    MEMORY,
-    Layout,
-    Operator,
-    by_kernel,
-    dtype_name,
-    new_tensor,
-    new_tensors,
-)
+from einops_fast.backends.torch.operator import Layout, by_kernel
 from einops_fast.backends.torch.ops.dropout import dropout_by_torch
+from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.types import HALVES, may_read_values
-from einops_fast.planning.layout import Strides, dense_strides
-from einops_fast.runtime.tuning import current_mode
-
-if TYPE_CHECKING:
-    from einops_fast.backends.triton.rows.contest import Contest
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
 
@@ -76,79 +64,16 @@ def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> A
     return (dropout_by_torch(found, p) if p else found).to(x.dtype)
 
 
-@lru_cache(maxsize=4096)
-def _forward_plan(
-    shape: Strides, strides: Strides, dtype: torch.dtype, along: int | None, kind: str, drop: float, device: int,
-    mode: str,
-) -> tuple[Layout, Contest]:  # fmt: skip
-    """What there is memory to be made for, and what writes it."""
-    from einops_fast.backends.triton.rows.activation.plan import activation_contest
-
-    layout = _layout(shape, strides, dtype)
-    return layout, activation_contest(
-        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layout[1], layout[1]), along, kind, drop,
-        dtype_name(dtype), False, False,
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def _gradient_plan(
-    shape: Strides, strides: Strides, dtype: torch.dtype, bias: tuple[int, torch.dtype] | None, d_out: Strides,
-    kind: str, drop: float, of_bias: bool, device: int, mode: str,
-) -> tuple[tuple[Layout | None, ...], Contest]:  # fmt: skip
-    """The same of the gradients."""
-    from einops_fast.backends.triton.rows.activation.plan import activation_contest
-
-    along, of = (None, dtype) if bias is None else bias
-    layouts = _gradient_layouts(shape, strides, dtype, of if of_bias else None)
-    return layouts, activation_contest(
-        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (strides, layouts[0][1], d_out), along, kind, drop,
-        dtype_name(dtype), True, of_bias,
-    )  # fmt: skip
-
-
-def _layout(shape: Any, strides: Any, dtype: torch.dtype) -> Layout:
-    return tuple(shape), dense_strides(shape, strides), dtype
+def _layouts(x: Any, *others: Any) -> tuple[Layout]:
+    return (dense_layout(x),)
 
 
 def _gradient_layouts(
-    shape: Any, strides: Any, dtype: torch.dtype, of_bias: torch.dtype | None
+    x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
 ) -> tuple[Layout, Layout | None]:
-    return _layout(shape, strides, dtype), None if of_bias is None else (tuple(shape[-1:]), (1,), of_bias)
-
-
-def _shape(x: Any, *others: Any) -> Any:
-    return new_tensor(x, _layout(x.shape, x.stride(), x.dtype))
-
-
-def _compute(x: Any, bias: Any, seed: Any, activation: str, drop: float) -> Any:
-    layout, run = _forward_plan(
-        x.shape, x.stride(), x.dtype, None if bias is None else bias.stride(0), activation, drop, MEMORY.device(x),
-        current_mode(),
-    )  # fmt: skip
-    out = new_tensor(x, layout)
-    run(x, bias, seed, out)
-    return out
-
-
-def _gradient_shapes(
-    x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
-) -> tuple[Any, ...]:
-    of = (x if bias is None else bias).dtype if of_bias else None
-    return new_tensors(x, _gradient_layouts(x.shape, x.stride(), x.dtype, of))
-
-
-def _compute_gradients(
-    x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
-) -> tuple[Any, ...]:
     """Of ``x`` and, if it is wanted, of the bias, which may be in ``x`` already."""
-    layouts, run = _gradient_plan(
-        x.shape, x.stride(), x.dtype, None if bias is None else (bias.stride(0), bias.dtype), d_out.stride(),
-        activation, drop, of_bias, MEMORY.device(x), current_mode(),
-    )  # fmt: skip
-    found = new_tensors(x, layouts)
-    run(x, bias, seed, d_out, *found)
-    return found
+    dtype = (x if bias is None else bias).dtype
+    return dense_layout(x), (tuple(x.shape[-1:]), (1,), dtype) if of_bias else None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -172,17 +97,17 @@ def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
     return (*gradients_by_torch(function, (x, bias), (of_x, of_bias), d_out), None)
 
 
-activation_gradients = Operator(
+activation_gradients = RowOperator(
     "bias_activation_gradients(Tensor x, Tensor? bias, Tensor? seed, Tensor d_out, str activation, float drop, "
     "bool of_bias) -> (Tensor, Tensor)",
-    _compute_gradients,
-    _gradient_shapes,
+    "activation.activation_gradients",
+    _gradient_layouts,
 )
 
-activation_by_kernel = Operator(
+activation_by_kernel = RowOperator(
     "bias_activation(Tensor x, Tensor? bias, Tensor? seed, str activation, float drop) -> Tensor",
-    _compute,
-    _shape,
+    "activation.activation",
+    _layouts,
     _setup,
     _backward,
 )

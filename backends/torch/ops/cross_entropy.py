@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import (
-    MEMORY,
-    Operator,
-    by_kernel,
-    dtype_name,
-    new_tensor,
-    new_tensors,
-    result_dtype,
-)
+from einops_fast.backends.torch.operator import Layout, by_kernel, result_dtype
+from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.errors import EinsumError
-from einops_fast.planning.layout import Strides, contiguous_strides, dense_strides
-from einops_fast.runtime.tuning import current_mode
-
-if TYPE_CHECKING:
-    from einops_fast.backends.triton.rows.contest import Contest
-    from einops_fast.backends.triton.rows.cross_entropy.loss_sums import LossSums
+from einops_fast.planning.layout import contiguous_strides
 
 __all__ = [
     "cross_entropy",
@@ -140,72 +127,20 @@ def _losses_by_torch(
     return losses
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    shape: Strides, strides: tuple[Strides, ...], along: int | None, dim: int, ignored: int, smoothing: float,
-    z_loss: float, dtype: torch.dtype, gradient: bool, in_place: bool, device: int, mode: str,
-) -> Contest:  # fmt: skip
-    """Of logits, targets, losses, the gradients of logits and those of losses, there are strides."""
-    from einops_fast.backends.triton.rows.cross_entropy.plan import cross_entropy_contest
-
-    x, target, losses, dx, d_losses = strides
-    # What has no axis of classes gets stride 0 there.
-    of_target, of_loss, of_back = ((*each[:dim], 0, *each[dim:]) for each in (target, losses, d_losses))
-    return cross_entropy_contest(
-        MEMORY, device, MEMORY.shared(device), mode, tuple(shape), (x, of_target, of_loss, dx, of_back), along, dim,
-        ignored, smoothing, z_loss, dtype_name(dtype), gradient, in_place,
-    )  # fmt: skip
-
-
-def _shapes(
-    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
-    inplace: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+def _layouts(x: Any, target: Any, *others: Any) -> tuple[Layout, Layout]:
     rows = tuple(target.shape)
-    layout = rows, contiguous_strides(rows), dtype
-    return new_tensors(x, (layout, layout))
+    losses = rows, contiguous_strides(rows), torch.float64 if x.dtype == torch.float64 else torch.float32
+    return losses, losses
 
 
-def _compute(
-    x: Any, target: Any, weight: Any, weights: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
-    inplace: bool,
-) -> tuple[Any, Any]:  # fmt: skip
-    losses, logs = _shapes(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)
-    of_x, of_loss = x.stride(), losses.stride()
-    run = _plan(
-        x.shape, (of_x, target.stride(), of_loss, of_x, of_loss), None if weight is None else weight.stride(0), dim,
-        ignore_index, smoothing, z_loss, x.dtype, False, False, MEMORY.device(x), current_mode(),
-    )  # fmt: skip
-    run(x, target, weight, weights, losses, logs)
-    return losses, logs
+def _gradient_layouts(x: Any, *arguments: Any) -> tuple[Layout]:
+    return ((tuple(x.shape), x.stride(), x.dtype) if arguments[-1] else dense_layout(x),)
 
 
-def _gradient_shape(x: Any, *others: Any) -> Any:
-    shape = tuple(x.shape)
-    return new_tensor(x, (shape, dense_strides(shape, x.stride()), x.dtype))
-
-
-def _compute_gradient(
-    x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, dim: int, ignore_index: int,
-    smoothing: float, z_loss: float,
-) -> Any:  # fmt: skip
-    dx = _gradient_shape(x)
-    write_gradient(dx, x, target, weight, weights, logs, d_losses, False, dim, ignore_index, smoothing, z_loss)
-    return dx
-
-
-def write_gradient(
-    dx: Any, x: Any, target: Any, weight: Any, weights: Any, logs: Any, d_losses: Any, in_place: bool, dim: int,
-    ignore_index: int, smoothing: float, z_loss: float,
-) -> None:  # fmt: skip
-    """The gradient of ``x``, into ``dx``, which is ``x`` if ``in_place``."""
-    run = _plan(
-        x.shape, (x.stride(), target.stride(), logs.stride(), dx.stride(), d_losses.stride()),
-        None if weight is None else weight.stride(0),
-        dim, ignore_index, smoothing, z_loss, x.dtype, True, in_place, MEMORY.device(x), current_mode(),
-    )  # fmt: skip
-    run(x, target, weight, weights, logs, d_losses, dx)
+def write_gradient(x: Any, *arguments: Any) -> None:
+    """Write the gradient of the logits ``x`` over them, from the other arguments of ``cross_entropy_gradient``."""
+    _, run = cross_entropy_gradient.plan(x, *arguments, True)
+    run(x, *arguments[:5], x)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -228,53 +163,35 @@ def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()
-            write_gradient(dx, x, target, weight, weights, logs, d_losses, True, *ctx.numbers)
+            write_gradient(dx, target, weight, weights, logs, d_losses, *ctx.numbers)
             torch.autograd.graph.increment_version(x)
         else:
-            dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers)
+            dx = cross_entropy_gradient(x, target, weight, weights, logs, d_losses, *ctx.numbers, False)
     return dx, None, None, None
 
 
-cross_entropy_gradient = Operator(
+cross_entropy_gradient = RowOperator(
     "cross_entropy_gradient(Tensor x, Tensor target, Tensor? weight, Tensor? weights, Tensor logs, Tensor d_losses, "
-    "int dim, int ignore_index, float smoothing, float z_loss) -> Tensor",
-    _compute_gradient,
-    _gradient_shape,
+    "int dim, int ignore_index, float smoothing, float z_loss, bool in_place) -> Tensor",
+    "cross_entropy.cross_entropy_gradient",
+    _gradient_layouts,
 )
 
-cross_entropy_by_kernel = Operator(
+cross_entropy_by_kernel = RowOperator(
     "cross_entropy(Tensor x, Tensor target, Tensor? weight, Tensor? weights, int dim, int ignore_index, "
     "float smoothing, float z_loss, bool inplace) -> (Tensor, Tensor)",
-    _compute,
-    _shapes,
+    "cross_entropy.cross_entropy",
+    _layouts,
     _setup,
     _backward,
     seen=1,
 )
 
 
-@lru_cache(maxsize=4096)
-def _sums(count: int, classes: int, ignored: int, along: int | None, mean: bool) -> LossSums:
-    from einops_fast.backends.triton.rows.cross_entropy.loss_sums import LossSums
-
-    return LossSums(count, classes, ignored, along, mean)
-
-
-def _reduced_shapes(
+def _reduced_layouts(
     losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
-) -> tuple[Any, ...]:  # fmt: skip
-    return new_tensors(losses, (((), (), dtype), ((), (), losses.dtype)))
-
-
-def _compute_reduced(
-    losses: Any, target: Any, weight: Any, classes: int, ignore_index: int, mean: bool, dtype: torch.dtype
-) -> tuple[Any, Any]:  # fmt: skip
-    total, divisor = _reduced_shapes(losses, target, weight, classes, ignore_index, mean, dtype)
-    device = MEMORY.device(losses)
-    run = _sums(losses.numel(), classes, ignore_index, None if weight is None else weight.stride(0), mean)
-    with MEMORY.on_device(device):
-        run(MEMORY, device, dtype_name(losses.dtype), losses, target, weight, total, divisor)
-    return total, divisor
+) -> tuple[Layout, Layout]:
+    return ((), (), dtype), ((), (), losses.dtype)
 
 
 def _setup_reduced(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -292,11 +209,11 @@ def _backward_reduced(ctx: Any, d_total: Any, *others: Any) -> tuple[Any, ...]:
     return (each / divisor if ctx.mean else each).expand(ctx.shape), None, None
 
 
-reduced_by_kernel = Operator(
+reduced_by_kernel = RowOperator(
     "reduced_losses(Tensor losses, Tensor target, Tensor? weight, int classes, int ignore_index, bool mean, "
     "ScalarType dtype) -> (Tensor, Tensor)",
-    _compute_reduced,
-    _reduced_shapes,
+    "cross_entropy.reduced_losses",
+    _reduced_layouts,
     _setup_reduced,
     _backward_reduced,
     seen=1,

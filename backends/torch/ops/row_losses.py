@@ -36,7 +36,7 @@ class RowLoss(NamedTuple):
         weights = weight.double().sum() if weight is not None and self.smoothing else None
         losses, logs = cross_entropy_by_kernel.compute(logits, target, weight, weights, 1, *numbers, False)
         if d_losses is not None:
-            write_gradient(logits, logits, target, weight, weights, logs, d_losses, True, 1, *numbers)
+            write_gradient(logits, target, weight, weights, logs, d_losses, 1, *numbers)
         return losses
 
     def _by_torch(self, logits: Any, target: Any, d_losses: Any) -> Any:

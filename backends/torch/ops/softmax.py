@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from einops_fast.backends.torch.operator import (
-    MEMORY,
-    Layout,
-    Operator,
-    by_kernel,
-    dtype_name,
-    new_tensor,
-    result_dtype,
-)
+from einops_fast.backends.torch.operator import Layout, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.ops.softmax_pieces import (
     gains_by_pieces,
     gradient_by_torch,
@@ -23,11 +15,6 @@ from einops_fast.backends.torch.ops.softmax_pieces import (
     softmax_in_pieces,
 )
 from einops_fast.errors import OperandError
-from einops_fast.planning.layout import Strides, dense_strides
-from einops_fast.runtime.tuning import current_mode
-
-if TYPE_CHECKING:
-    from einops_fast.backends.triton.rows.contest import Contest
 
 __all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
 
@@ -68,69 +55,8 @@ def softmax_by_torch(
     return way(x, dim, log, mask, queries, shift, scale, wanted)
 
 
-@lru_cache(maxsize=4096)
-def _forward_plan(
-    shape: Strides, strides: Strides, kind: torch.dtype, mask: tuple[Strides, torch.dtype] | None, dim: int, log: bool,
-    queries: int | None, shift: int, scale: float, dtype: str, device: int, mode: str,
-) -> tuple[Layout, Contest]:  # fmt: skip
-    """What there is memory to be made for, and what writes it."""
-    from einops_fast.backends.triton.rows.softmax.plan import softmax_contest
-
-    layout = _layout(shape, strides, dtype)
-    of_mask = (0,) * len(shape) if mask is None else mask[0]
-    return layout, softmax_contest(
-        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, layout[1], of_mask), dim,
-        None if mask is None else "hiding" if mask[1] == torch.bool else "added", log, queries, shift, scale,
-        kind.itemsize, kind == torch.float64 or dtype == "float64",
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def _gradient_plan(
-    shape: Strides, strides: Strides, kind: torch.dtype, d_out: Strides, dim: int, log: bool, masked: bool,
-    scale: float, dtype: str, device: int, mode: str,
-) -> tuple[Layout, Contest]:  # fmt: skip
-    """The same of the gradient."""
-    from einops_fast.backends.triton.rows.softmax.plan import softmax_gradient_contest
-
-    layout = _layout(shape, strides, dtype)
-    return layout, softmax_gradient_contest(
-        MEMORY, device, MEMORY.limits(device), mode, tuple(shape), (strides, d_out, layout[1]), dim, masked,
-        log, scale, kind.itemsize, kind == torch.float64 or dtype == "float64",
-    )  # fmt: skip
-
-
-def _layout(shape: Any, strides: Any, dtype: str) -> Layout:
-    return tuple(shape), dense_strides(shape, strides), getattr(torch, dtype)
-
-
-def _compute(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str) -> Any:
-    shape = x.shape
-    layout, run = _forward_plan(
-        shape, x.stride(), x.dtype, None if mask is None else (mask.expand(shape).stride(), mask.dtype), dim, log,
-        queries, shift, scale, dtype, MEMORY.device(x), current_mode(),
-    )  # fmt: skip
-    out = new_tensor(x, layout)
-    run(x, mask, out)
-    return out
-
-
-def _shape(x: Any, mask: Any, dim: int, log: bool, queries: Any, shift: int, scale: float, dtype: str) -> Any:
-    return new_tensor(x, _layout(x.shape, x.stride(), dtype))
-
-
-def _compute_gradient(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
-    layout, run = _gradient_plan(
-        out.shape, out.stride(), out.dtype, d_out.stride(), dim, log, masked, scale, dtype,
-        MEMORY.device(out), current_mode(),
-    )  # fmt: skip
-    dx = new_tensor(out, layout)
-    run(out, d_out, dx)
-    return dx
-
-
-def _gradient_shape(out: Any, d_out: Any, dim: int, log: bool, masked: bool, scale: float, dtype: str) -> Any:
-    return new_tensor(out, _layout(out.shape, out.stride(), dtype))
+def _layouts(x: Any, *arguments: Any) -> tuple[Layout]:
+    return (dense_layout(x, getattr(torch, arguments[-1])),)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -159,16 +85,16 @@ def _gradient_by_torch(out: Any, d_out: Any, dim: int, log: bool, masked: bool, 
     return gradient_by_torch(out, d_out, dim, log, masked, scale, getattr(torch, dtype))
 
 
-softmax_gradient = Operator(
+softmax_gradient = RowOperator(
     "softmax_gradient(Tensor out, Tensor d_out, int dim, bool log, bool masked, float scale, str dtype) -> Tensor",
-    _compute_gradient,
-    _gradient_shape,
+    "softmax.softmax_gradient",
+    _layouts,
 )
 
-softmax_by_kernel = Operator(
+softmax_by_kernel = RowOperator(
     "softmax(Tensor x, Tensor? mask, int dim, bool log, int? queries, SymInt shift, float scale, str dtype) -> Tensor",
-    _compute,
-    _shape,
+    "softmax.softmax",
+    _layouts,
     _setup,
     _backward,
 )

@@ -21,7 +21,7 @@ def has_bias(tiling):
 @triton.constexpr_function
 def _features(epilogue, dtype):
     digits = 8 if dtype.is_bf16() else 11 if dtype.is_fp16() else 24
-    return ActivationFeatures(0, epilogue.activation, double=dtype.is_fp64(), digits=digits)
+    return ActivationFeatures(0, kind=epilogue.activation, double=dtype.is_fp64(), digits=digits)
 
 
 @triton.jit

@@ -97,7 +97,7 @@ class ClusterTiling:
         ctas: thread blocks of a cluster, each with a part of the row.
         share: what each has.
         items: bytes of an element of each array that is read.
-        block, pieces: columns of a tile of parts, and how many of these hold parts, see :mod:`.row_pieces`.
+        block, pieces: columns of a tile of parts, and how many of these hold parts, see :mod:`.pieces`.
         ragged: parts don't fill their pieces.
     """
 

@@ -1,55 +1,117 @@
-"""Several ways to run one kind of call of an operator: the fastest is found at the first call, and kept on disk.
+"""A contest: the ways to run one kind of call of an operator, of which the chooser takes the fastest.
 
-What decides, in this order: what this process has measured, what is on disk, a measurement. The first of the ways is
-that of a rule, and is taken where nothing may be timed or where the call takes little time anyway.
+The first of the ways is a rule's. It is taken where nothing may be timed or where the call takes little time anyway.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.launching.launch import interpreted
 from einops_fast.backends.triton.launching.measuring import measure, works
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
 
-__all__ = ["Call", "Contest", "Launch", "Way"]
+__all__ = ["NONE", "Call", "ClusterWay", "Contest", "Launch", "Site", "Step", "Way"]
 
 _SMALL = 8 << 20
 """Bytes of all arrays below which the rule is good enough."""
 
+NONE = -1
+"""The position of an array that a kernel isn't given."""
 
-class Kernel(Protocol):
-    """What is launched, such as :class:`~einops_fast.backends.triton.launching.kernel_call.KernelCall`."""
+Launch = tuple[KernelCall, tuple[Any, ...]]
 
-    def __call__(self, memory: Memory, device: int, *arrays: Any) -> object:
-        """Queue it on the device, which is the current one."""
-
-    def compile(self, *arrays: Any) -> Any:
-        """Compile it for arrays such as these."""
+Step = tuple[KernelCall, Sequence[int]]
+"""A kernel, and which arrays it takes: positions among those of the call, the workspaces behind them, or ``NONE``."""
 
 
-Launch = tuple[Kernel, tuple[Any, ...]]
-
-
-class Way(ABC):
-    """Kernels that compute a kind of call.
+class Site(NamedTuple):
+    """Where a call runs, and how its way is chosen.
 
     Attributes:
-        name: unique among the ways for a kind of call, and stable, so that a measured choice can be kept.
+        memory: the framework's arrays.
+        device: where they are.
+        limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
+        mode: of :func:`einops_fast.autotune`.
+        aligned: arrays whose addresses matter begin at multiples of 16 bytes.
     """
 
-    name: str
+    memory: Memory
+    device: int
+    limits: tuple[int, int]
+    mode: str
+    aligned: bool = True
 
-    @abstractmethod
+
+class Way:
+    """Kernels that compute a kind of call, one after the other.
+
+    Args:
+        name: unique among the ways for a kind of call, and stable, so that a measured choice can be kept.
+        steps: the kernels.
+        work: elements and dtype of each workspace.
+    """
+
+    def __init__(self, name: str, steps: Sequence[Step], work: Sequence[tuple[int, str]] = ()) -> None:
+        self.name = name
+        # In one attribute, which another thread sees as a whole.
+        self._plan = [(kernel, itemgetter(*positions)) for kernel, positions in steps], work
+
+    def prepare(self, memory: Memory, *arrays: Any) -> None:
+        """Do what has to be done once before the first launch."""
+
     def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
-        """The kernels, one after the other, and their arrays: those of the call, and working memory that is new."""
+        """Return the kernels and their arrays; workspaces are new."""
+        steps, work = self._plan
+        every = (*arrays, *[memory.workspace(arrays[0], *each) for each in work], None)
+        return [(kernel, take(every)) for kernel, take in steps]
+
+    def queue(self, memory: Memory, device: int, *arrays: Any) -> None:
+        """Queue the kernels on the device, which is the current one."""
+        steps, work = self._plan
+        if work:
+            arrays = (*arrays, *[memory.workspace(arrays[0], *each) for each in work])
+        arrays = (*arrays, None)
+        for kernel, take in steps:  # without the list of launches: every call comes through here
+            kernel(memory, device, *take(arrays))
+
+
+class ClusterWay(Way):
+    """A way whose first kernel has clusters, no more of which are launched than run at a time if each has several rows.
+
+    Others would come when the first ones have done all of their rows.
+
+    Args:
+        name: as for :class:`Way`.
+        clusters: how many there are rows for.
+        several: whether clusters have several rows.
+        steps: the steps for so many clusters, and the workspaces.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clusters: int,
+        several: bool,
+        steps: Callable[[int], tuple[Sequence[Step], Sequence[tuple[int, str]]]],
+    ) -> None:
+        super().__init__(name, *steps(clusters))
+        self._clusters, self._several, self._steps_for = clusters, several, steps
+
+    def prepare(self, memory: Memory, *arrays: Any) -> None:
+        if self._several:
+            self._several = False
+            kernel, given = self.launches(memory, *arrays)[0]
+            clusters = min(self._clusters, kernel.at_a_time(*given) or self._clusters)
+            super().__init__(self.name, *self._steps_for(clusters))
 
 
 @dataclass(frozen=True)
@@ -59,52 +121,45 @@ class Call:
     Attributes:
         problem: what it computes, in a line for people.
         details: all else about it that matters; ready for JSON.
-        mode: of :func:`einops_fast.autotune`.
-        in_place: a result is written over what is read, so that no run may be repeated.
         kind: what it has in common with calls that differ in sizes only.
+        in_place: a result is written over what is read, so that no run may be repeated.
     """
 
     problem: str
     details: Mapping[str, Any]
-    mode: str
+    kind: Hashable = ""
     in_place: bool = False
-    kind: str = ""
-
-
-def _queue(way: Way, memory: Memory, device: int, *arrays: Any) -> None:
-    for kernel, given in way.launches(memory, *arrays):
-        kernel(memory, device, *given)
 
 
 class _Trial:
-    """A way on the arrays of a call, as what measures takes it."""
+    """A way on the arrays of a call, for whoever measures it."""
 
     def __init__(self, way: Way, memory: Memory, arrays: Sequence[Any]) -> None:
         self.name, self.way, self._memory, self._arrays = way.name, way, memory, arrays
 
     def compile(self) -> None:
+        self.way.prepare(self._memory, *self._arrays)
         for kernel, arrays in self.way.launches(self._memory, *self._arrays):
             kernel.compile(*arrays)
 
     def run(self, memory: Memory, device: int) -> Callable[..., Any]:
-        return partial(_queue, self.way, memory, device)
+        return partial(self.way.queue, memory, device)
 
 
 class Contest:
-    """Runs one kind of call, in the way that is found to be the fastest when it is first run.
+    """Runs one kind of call in the way that is found to be the fastest when it is first run.
 
     Args:
-        memory: the framework's arrays.
-        device: where they are.
-        call: what is called.
+        site: where it runs.
+        call: the kind.
         ways: the rule's first.
     """
 
-    def __init__(self, memory: Memory, device: int, call: Call, ways: Sequence[Way]) -> None:
-        self.call, self.ways = call, ways
+    def __init__(self, site: Site, call: Call, ways: Sequence[Way]) -> None:
+        self.site, self.call, self.ways = site, call, ways
         self.chosen: Way | None = None
-        self._chooser: Chooser[Way] | None = None
-        self._memory, self._device, self._current_device = memory, device, memory.current_device
+        self._memory, self._device, self._current_device = site.memory, site.device, site.memory.current_device
+        self._chooser: Chooser[Way] = Chooser((call.kind, site.device), site.mode)
 
     def __call__(self, *arrays: Any) -> None:
         """Queue the kernels. Results are written by trials, too, if there are any."""
@@ -113,56 +168,43 @@ class Contest:
             way = self._first(arrays)
         memory, device = self._memory, self._device
         if self._current_device() == device:
-            for kernel, given in way.launches(memory, *arrays):
-                kernel(memory, device, *given)
+            way.queue(memory, device, *arrays)
             return
         with memory.on_device(device):
-            _queue(way, memory, device, *arrays)
+            way.queue(memory, device, *arrays)
 
     def _first(self, arrays: Sequence[Any]) -> Way:
         with self._memory.on_device(self._device):
             way, final = self.choose(arrays)
+            way.prepare(self._memory, *arrays)
             if final:
                 self.chosen, self.ways = way, [way]  # the others are free to go
             return way
 
     def choose(self, arrays: Sequence[Any]) -> tuple[Way, bool]:
-        """The way to run a call on these arrays, and whether it is the one for all that follow."""
-        rule, mode = self.ways[0], self.call.mode
+        """Return the way to run a call on these arrays, and whether it is the one for all that follow."""
+        rule, memory, device = self.ways[0], self._memory, self._device
         if interpreted() or len(self.ways) == 1:
             return rule, True
-        if self._chooser is not None and self._chooser.waits():
+        if self._chooser.waits():
             return rule, False
-        dtypes = [None if each is None else self._memory.dtype(each) for each in arrays]
-        if self._chooser is None:
-            self._chooser = Chooser((self.call.kind, *dtypes, self._device), mode)
-        trials = {way.name: _Trial(way, self._memory, arrays) for way in self.ways}
+        trials = {way.name: _Trial(way, memory, arrays) for way in self.ways}
         moved = sum(each.nbytes for each in arrays if each is not None)
-        pays = not (self.call.in_place or (mode == "auto" and moved < _SMALL))
 
         def named(name: str) -> Way | None:
             return trials[name].way if name in trials and works(trials[name]) else None
 
         def measured(ways: Sequence[Way]) -> Record | None:
-            return measure([trials[way.name] for way in ways], {rule.name}, arrays, self._memory, self._device, ROWS)
+            return measure([trials[way.name] for way in ways], {rule.name}, arrays, memory, device, ROWS)
 
         choice = self._chooser.choose(
-            self._key(dtypes),
+            {"problem": self.call.problem, **self.call.details, **circumstances(memory, device)},
             named,
-            lambda: self.ways,
-            lambda: rule,
-            rule,
-            measured,
-            self._memory.may_measure,
-            pays=pays,
+            near=lambda: self.ways,
+            predicted=lambda: rule,
+            meanwhile=rule,
+            measure=measured,
+            may_measure=memory.may_measure,
+            pays=not (self.call.in_place or (self.site.mode == "auto" and moved < _SMALL)),
         )
         return choice.way, choice.final
-
-    def _key(self, dtypes: Sequence[str | None]) -> dict[str, Any]:
-        return {
-            "problem": self.call.problem,
-            "dtype": dtypes[0],
-            "arrays": dtypes,
-            **self.call.details,
-            **circumstances(self._memory, self._device),
-        }

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
+from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
     in_runs,
@@ -33,32 +34,16 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ActivationFeatures:
-    """Everything that the kernels are specialised for, apart from the tiles.
+class ActivationFeatures(RowFeatures):
+    """What the kernels are specialised for, apart from the tiles.
 
     Attributes:
-        axes: how many count the rows.
         kind: of the activation.
-        dropout: elements of the result are dropped.
-        fours: four columns each are drawn together.
         digits: binary ones of a result: where they're few, some activations needn't have many either.
-        wide: offsets inside a row need 64 bits.
-        double: compute in float64. ``drop`` is then a constant.
-        drop: probability of dropping an element, for float64 only.
-        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
-        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
-    axes: int
-    kind: str
-    dropout: bool = False
-    fours: bool = False
+    kind: str = "none"
     digits: int = 24
-    wide: bool = False
-    double: bool = False
-    drop: float = 0.0
-    unit: int = 1
-    across: int = 1
 
 
 class ActivationStrides(NamedTuple):

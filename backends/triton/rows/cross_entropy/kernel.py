@@ -17,6 +17,7 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.cut_rows import body_place, cut_row, edges, within
+from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     exponential,
     exponentials,
@@ -34,32 +35,16 @@ __all__ = ["CrossEntropyFeatures", "CrossEntropyStrides", "cross_entropy_gradien
 
 
 @dataclass(frozen=True)
-class CrossEntropyFeatures:
-    """Everything that the kernels are specialised for, apart from the tiles.
+class CrossEntropyFeatures(RowFeatures):
+    """What the kernels are specialised for, apart from the tiles.
 
     Attributes:
-        axes: how many count the rows.
         smoothing: share of the target that is spread over all classes.
         z_loss: factor of the square of the logarithm of the sum.
-        wide: offsets inside a row need 64 bits.
-        double: compute in float64.
-        vector: how many neighbours a thread reads at once where addresses allow it. Every row, in a tile of its own,
-            is then cut into an edge up to the first such address, a body, and an edge. 0: rows aren't cut.
-        group: how many neighbours in a row a thread has at least.
-        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
-            where rows are cut.
-        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
-    axes: int
     smoothing: float = 0.0
     z_loss: float = 0.0
-    wide: bool = False
-    double: bool = False
-    vector: int = 0
-    group: int = 1
-    unit: int = 1
-    across: int = 1
 
 
 class CrossEntropyStrides(NamedTuple):

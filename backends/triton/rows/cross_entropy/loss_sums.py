@@ -4,18 +4,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.device.tiling import power_of_two
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
-
-__all__ = ["LossSums", "loss_sums_kernel", "loss_total_kernel"]
-
-_BLOCK, _MOST_PARTS = 1024, 256
+__all__ = ["loss_sums_kernel", "loss_total_kernel"]
 
 
 @triton.jit(do_not_specialize=["count", "part", "classes", "ignored"])
@@ -55,35 +47,3 @@ def loss_total_kernel(sums, total, divisor, parts, together: tl.constexpr, mean:
         tl.store(divisor, weights)
         found = found / weights
     tl.store(total, found.to(total.dtype.element_ty))
-
-
-class LossSums:
-    """The two launches for so many losses.
-
-    Args:
-        count: of losses.
-        classes: how many there are.
-        ignored: the target that counts for nothing.
-        along: stride of the weights of classes, or ``None``.
-        mean: the mean is wanted, not the sum.
-    """
-
-    def __init__(self, count: int, classes: int, ignored: int, along: int | None, mean: bool) -> None:
-        parts = min(-(-count // _BLOCK), _MOST_PARTS)
-        part = -(-count // (parts * _BLOCK)) * _BLOCK
-        parts = -(-count // part)
-        self._size = parts * (1 + mean)
-        self._sums = KernelCall(
-            loss_sums_kernel, (parts, 1), (count, part, classes, ignored, along or 0), {"block": _BLOCK, "mean": mean},
-            4, 1,
-        )  # fmt: skip
-        constants = {"together": power_of_two(parts), "mean": mean}
-        self._total = KernelCall(loss_total_kernel, (1, 1), (parts,), constants, 1, 1)
-
-    def __call__(
-        self, memory: Memory, device: int, dtype: str, losses: Any, target: Any, weight: Any, total: Any, divisor: Any
-    ) -> None:
-        """Write ``total`` and ``divisor``; ``dtype`` is that of the losses."""
-        sums = memory.workspace(losses, self._size, dtype)
-        self._sums(memory, device, losses, target, weight, sums)
-        self._total(memory, device, sums, total, divisor)

@@ -1,87 +1,116 @@
-"""The ways to launch the kernels of cross entropy and of its gradient."""
+"""The ways to launch the kernels of cross entropy, of its gradient, and of the sum or the mean of the losses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
-from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.device.tiling import power_of_two
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.rows.candidates import loss_tilings, row_call, typical
-from einops_fast.backends.triton.rows.contest import Contest, Launch, Way
+from einops_fast.backends.triton.rows.contest import Call, Contest, Site, Way
 from einops_fast.backends.triton.rows.cross_entropy.kernel import (
     CrossEntropyFeatures,
     CrossEntropyStrides,
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
 )
-from einops_fast.backends.triton.rows.rows import Rows, RowTiling, neighbours, rows_of
-from einops_fast.planning.cost import ITEM_SIZES
-from einops_fast.planning.layout import Strides
+from einops_fast.backends.triton.rows.cross_entropy.loss_sums import loss_sums_kernel, loss_total_kernel
+from einops_fast.backends.triton.rows.plan import Operands, RowCall, size_of
+from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of
+from einops_fast.backends.triton.rows.tilings import loss_tilings
 
-__all__ = ["cross_entropy_contest"]
+__all__ = ["cross_entropy", "cross_entropy_gradient", "reduced_losses"]
 
-
-class _Rows(Way):
-    """Rows by one program each, or by several if it is their gradient."""
-
-    def __init__(
-        self, features: CrossEntropyFeatures, rows: Rows, tiling: RowTiling, places: Any, ignored: int, gradient: bool
-    ) -> None:
-        self.name = tiling.name
-        constants = {"f": features, "together": tiling.rows, "block": tiling.block}
-        if not gradient:
-            constants["whole"] = tiling.whole and not features.vector
-        constants["stages"] = tiling.stages
-        grid = -(-rows.count // tiling.rows), tiling.parts if gradient else 1
-        kernel = cross_entropy_gradient_kernel if gradient else cross_entropy_kernel
-        tail: tuple[Any, ...] = rows.sizes, places, rows.count, rows.columns
-        tail = (*tail, tiling.part(rows.columns), ignored) if gradient else (*tail, ignored)
-        self._call = KernelCall(kernel, grid, tail, constants, tiling.warps, 1)
-
-    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
-        return [(self._call, arrays)]
+_BLOCK, _MOST_PARTS = 1024, 256
+"""Losses that a program adds at a time, and how many programs there are at most."""
 
 
-def cross_entropy_contest(
-    memory: Memory, device: int, shared: int, mode: str, shape: Strides, strides: tuple[Strides, ...],
-    along: int | None, dim: int, ignored: int, smoothing: float, z_loss: float, dtype: str, gradient: bool,
-    in_place: bool,
-) -> Contest:  # fmt: skip
-    """The ways to run a cross entropy, or its gradient.
+def cross_entropy(site: Site, given: Operands, made: Operands, numbers: Sequence[Any]) -> Contest:
+    """Return the contest of a cross entropy: logits, targets, weights, their sum, losses and logarithms."""
+    x, target, weight, _ = given
+    losses, _ = made
+    return _contest(site, (x, target, losses, x, losses), weight, (*given, *made), numbers[:4], None)
 
-    The first takes logits, targets, weights of the classes and their sum, losses and logarithms; the other one the
-    gradients of the losses after that, and those of the logits.
+
+def cross_entropy_gradient(site: Site, given: Operands, made: Operands, numbers: Sequence[Any]) -> Contest:
+    """Return the contest of the gradient: logits, targets, weights, their sum, logarithms, gradients of losses, result.
+
+    With the last of the numbers it is written over the logits.
+    """
+    x, target, weight, _, logs, d_losses = given
+    return _contest(site, (x, target, logs, *made, d_losses), weight, (*given, *made), numbers[:4], numbers[4])
+
+
+def _contest(
+    site: Site, arrays: Operands, weight: Any, operands: Operands, numbers: Sequence[Any], in_place: bool | None
+) -> Contest:
+    """Return the contest of the kernel, or of that of the gradient if it may be ``in_place``.
 
     Args:
-        memory, device, shared: where arrays are, and how many bytes of shared memory a program may have there.
-        mode: of :func:`einops_fast.autotune`.
-        shape: of the logits.
-        strides: of logits, targets, losses, the gradients of logits and those of losses.
-        along: stride of the weights, or ``None``.
-        dim: the axis of the classes.
-        ignored: the target that counts for nothing.
-        smoothing, z_loss: as in :class:`~einops_fast.backends.triton.rows.cross_entropy.kernel.CrossEntropyFeatures`.
-        dtype: of the logits.
-        gradient: that is wanted; ``in_place``: over the logits.
+        site, operands: as for :class:`~einops_fast.backends.triton.rows.plan.RowCall`.
+        arrays: logits, targets, losses, gradients of logits and those of losses.
+        weight: of the classes.
+        numbers: the axis of the classes, the target that doesn't count, smoothing and the factor of the z-loss.
+        in_place: see above.
     """
-    rows = rows_of(shape, dim, strides)
-    x, target, loss, dx, d_loss = rows.strides
-    size = ITEM_SIZES[dtype]
-    vector, alike = rows.vector([0, 3], size), typical(rows)
-    odd = rows.unit([0, 3]) % max(vector, 1) > 0
-    places = CrossEntropyStrides(x, target, loss, dx, d_loss, (along or 0,))
+    x, (dim, ignored, smoothing, z_loss), gradient = arrays[0], numbers, in_place is not None
+    size = size_of(x)
+    # What has no axis of classes gets stride 0 there.
+    strides = [
+        each.strides if len(each.strides) == len(x.shape) else (*each.strides[:dim], 0, *each.strides[dim:])
+        for each in arrays
+    ]
+    rows = rows_of(x.shape, dim, strides)
+    vector, along = rows.cut([0, 3], size), (0,) if weight is None else weight.strides
+    plain = CrossEntropyFeatures(
+        **rows.features([0, 3], double=x.dtype == "float64"), smoothing=smoothing, z_loss=z_loss
+    )
 
     def features(tiling: RowTiling) -> CrossEntropyFeatures:
-        cut = vector if tiling.rows == 1 and odd else 0
-        return CrossEntropyFeatures(
-            len(rows.sizes), smoothing, z_loss, rows.wide, dtype == "float64", cut,
-            min(neighbours(rows, size), tiling.block), 1 if cut else rows.unit([0, 3]),
-            rows.across(range(len(rows.strides))),
-        )  # fmt: skip
+        found = replace(plain, group=min(rows.neighbours(size), tiling.block))
+        return replace(found, vector=vector, unit=1) if vector and tiling.rows == 1 else found
 
-    tilings = loss_tilings(alike, size, gradient, shared)
-    ways = [_Rows(features(tiling), rows, tiling, places, ignored, gradient) for tiling in tilings]
-    name = "cross entropy gradient" if gradient else "cross entropy"
-    name = name if along is None else f"weighted {name}"
-    return Contest(memory, device, row_call(name, alike, features(tilings[0]), mode, in_place), ways)
+    def places(rows: Rows) -> CrossEntropyStrides:
+        x, target, loss, dx, d_loss = rows.strides
+        return CrossEntropyStrides(x, target, loss, dx, d_loss, along)
+
+    name = f"{'' if weight is None else 'weighted '}cross entropy{' gradient' if gradient else ''}"
+    call = RowCall(site, name, rows, plain, places, operands, bool(in_place))
+    tilings = loss_tilings(call.alike, size, gradient, site.limits[0])
+
+    def way(tiling: RowTiling) -> Way:
+        f, programs = features(tiling), -(-rows.count // tiling.rows)
+        if gradient:
+            kernel = call.kernel(
+                cross_entropy_gradient_kernel, tiling, (programs, tiling.parts), (tiling.part(rows.columns), ignored),
+                f, stages=tiling.stages,
+            )  # fmt: skip
+        else:
+            kernel = call.kernel(
+                cross_entropy_kernel, tiling, (programs, 1), (ignored,), f, whole=tiling.whole and not f.vector,
+                stages=tiling.stages,
+            )  # fmt: skip
+        return Way(tiling.name, [(kernel, range(len(operands)))])
+
+    return replace(call, features=features(tilings[0])).contest([way(tiling) for tiling in tilings])
+
+
+def reduced_losses(site: Site, given: Operands, made: Operands, numbers: Sequence[Any]) -> Contest:
+    """Return the launches for the sum or the mean of losses: sums of parts, and then of these, in a fixed order.
+
+    They take losses, targets, weights of the classes, the result and what it was divided by.
+    """
+    losses, _, weight = given
+    classes, ignored, mean, _ = numbers
+    count = prod(losses.shape)
+    parts = min(-(-count // _BLOCK), _MOST_PARTS)
+    part = -(-count // (parts * _BLOCK)) * _BLOCK
+    parts = -(-count // part)
+    along = 0 if weight is None else weight.strides[0]
+    numbers, constants = (count, part, classes, ignored, along), {"block": _BLOCK, "mean": mean}
+    sums = KernelCall(loss_sums_kernel, (parts, 1), numbers, constants, 4, 1)
+    total = KernelCall(loss_total_kernel, (1, 1), (parts,), {"together": power_of_two(parts), "mean": mean}, 1, 1)
+    way = Way("sums", [(sums, (0, 1, 2, 5)), (total, (5, 3, 4))], [(parts * (1 + mean), losses.dtype)])
+    return Contest(site, Call("sum of losses", {}), [way])

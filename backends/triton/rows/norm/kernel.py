@@ -19,6 +19,7 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.pieces import load_parameters, piece_columns, pieces_exist, total_of
+from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
     in_runs,
@@ -35,32 +36,16 @@ __all__ = ["NormFeatures", "NormStrides", "norm_kernel", "norm_statistics", "nor
 
 
 @dataclass(frozen=True)
-class NormFeatures:
-    """Everything that the kernels are specialised for, apart from the tiles.
+class NormFeatures(RowFeatures):
+    """What the kernels are specialised for, apart from the tiles.
 
     Attributes:
-        axes: how many count the rows.
         eps: added to the variance.
         centred: the mean is taken off.
-        dropout: elements of ``x`` are dropped.
-        fours: four columns each are drawn together.
-        wide: offsets inside a row need 64 bits.
-        double: compute in float64. ``drop`` is then a constant.
-        drop: probability of dropping an element, for float64 only.
-        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of.
-        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
     """
 
-    axes: int
-    eps: float
+    eps: float = 0.0
     centred: bool = True
-    dropout: bool = False
-    fours: bool = False
-    wide: bool = False
-    double: bool = False
-    drop: float = 0.0
-    unit: int = 1
-    across: int = 1
 
 
 class NormStrides(NamedTuple):

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.rows.pieces import most_of, piece_columns, pieces_exist, total_of
+from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     element_place,
     exponential,
@@ -48,37 +49,22 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SoftmaxFeatures:
-    """Everything that the kernels are specialised for, apart from the tiles.
+class SoftmaxFeatures(RowFeatures):
+    """What the kernels are specialised for, apart from the tiles.
 
     Attributes:
-        axes: how many count the rows.
         log: the logarithm is wanted.
         added: there is a mask that is added to the scores.
         hiding: there is a mask that says which elements take part.
         causal: elements after the row's own position don't.
-        wide: offsets inside a row need 64 bits.
-        double: compute in float64. ``scale`` is then a constant.
         scale: of the scores, for float64 only.
-        group: how many neighbours in a row a thread has at least.
-        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
-            where rows are cut.
-        across: rows that go together, where neighbours are in different rows; see :meth:`.Rows.across`.
-        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
     """
 
-    axes: int
     log: bool = False
     added: bool = False
     hiding: bool = False
     causal: bool = False
-    wide: bool = False
-    double: bool = False
     scale: float = 1.0
-    group: int = 1
-    unit: int = 1
-    across: int = 1
-    vector: int = 0
 
     @property
     def masked(self) -> bool:

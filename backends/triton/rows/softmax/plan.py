@@ -4,158 +4,97 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.rows.candidates import cut_tilings, row_call, row_tilings, typical
-from einops_fast.backends.triton.rows.cluster_tilings import (
-    EXPONENTIALS,
-    GRADIENTS_OF_EXPONENTIALS,
-    cluster_tilings,
-    in_parts,
-)
-from einops_fast.backends.triton.rows.cluster_way import ClusterWay, with_clusters
-from einops_fast.backends.triton.rows.contest import Contest, Launch, Way
-from einops_fast.backends.triton.rows.rows import Rows, RowTiling, neighbours, rows_of
+from einops_fast.backends.triton.rows.cluster_tilings import EXPONENTIALS, GRADIENTS_OF_EXPONENTIALS
+from einops_fast.backends.triton.rows.contest import Contest, Site
+from einops_fast.backends.triton.rows.plan import Operands, RowCall, size_of, strides_of
+from einops_fast.backends.triton.rows.rows import rows_of
 from einops_fast.backends.triton.rows.softmax.cluster import softmax_cluster_kernel, softmax_gradient_cluster_kernel
 from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_kernel
 from einops_fast.backends.triton.rows.softmax.kernel import SoftmaxFeatures, SoftmaxStrides, softmax_kernel
-from einops_fast.planning.layout import Strides
+from einops_fast.backends.triton.rows.tilings import cut_tilings, row_tilings
 
-__all__ = ["softmax_contest", "softmax_gradient_contest"]
+__all__ = ["softmax", "softmax_gradient"]
 
 
-class _Rows(Way):
-    """Whole rows, blocks one after the other, or parts of rows.
+class _Kernels(NamedTuple):
+    """The kernels of the result, or of the gradient.
 
-    Args:
-        kernel: that of the result or of the gradient; ``sums`` arrays of it hold what parts leave for each other.
-        acc: dtype of these.
-        tail: strides, then the arguments after the tiles.
+    Attributes:
+        rows: takes one program for a row or for a part of it.
+        sums: arrays in which parts leave something for each other.
+        clusters: the kernel of long rows.
+        live: how many values per element are kept.
+        tiles: arrays that tiles are of where rows are cut or shared by clusters.
     """
 
-    def __init__(
-        self, kernel: Any, sums: int, acc: str, features: SoftmaxFeatures, rows: Rows, tiling: RowTiling, *tail: Any
-    ) -> None:
-        self.name = tiling.name
-        grid = -(-rows.count // tiling.rows), tiling.parts
-        constants = {
-            "f": features, "together": tiling.rows, "block": tiling.block, "whole": tiling.whole,
-            "pieces": tiling.pieces, "parts": tiling.parts,
-        }  # fmt: skip
-        self._partial, self._acc, self._sums = rows.count * tiling.parts, acc, sums
-        self._steps = [
-            KernelCall(
-                kernel, grid, (rows.sizes, tail[0], rows.count, rows.columns, tiling.part(rows.columns), *tail[1:]),
-                {**constants, "step": step, "stages": tiling.stages}, tiling.warps, 1,
-            )
-            for step in ((1, 2) if tiling.parts > 1 else (0,))
-        ]  # fmt: skip
-
-    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
-        if len(self._steps) == 1:
-            return [(self._steps[0], (*arrays, *(None,) * self._sums))]
-        sums = [memory.workspace(arrays[0], self._partial, self._acc) for _ in range(self._sums)]
-        return [(step, (*arrays, *sums)) for step in self._steps]
+    rows: Any
+    sums: int
+    clusters: Any
+    live: int
+    tiles: tuple[int, ...]
 
 
-def _cut(
-    rows: Rows, tilings: Sequence[RowTiling], arrays: Sequence[int], features: SoftmaxFeatures, size: int
-) -> list[tuple[RowTiling, SoftmaxFeatures]]:
-    """The tilings, each with its features: where rows begin at odd places, blocks of them are cut, and more are tried.
+_RESULT = _Kernels(softmax_kernel, 2, softmax_cluster_kernel, 1, (0, 1))
 
-    Args:
-        rows: as they are.
-        tilings: that don't depend on it.
-        arrays: which of those of ``rows`` tiles are of.
-        features: of rows that aren't cut.
-        size: bytes of an element; 0 if rows can't be cut.
-    """
-    vector = rows.vector(arrays, size) if size else 0
-    if not vector or rows.unit(arrays) % vector == 0:
-        return [(tiling, features) for tiling in tilings]
-    cut = replace(features, vector=vector, unit=1)
-    every = dict.fromkeys((*tilings, *cut_tilings(rows)))
-    return [(tiling, features if tiling.whole or tiling.rows > 1 else cut) for tiling in every]
+_GRADIENT = _Kernels(softmax_gradient_kernel, 1, softmax_gradient_cluster_kernel, 2, (0, 1, 2))
 
 
-def softmax_contest(
-    memory: Memory, device: int, limits: tuple[int, int], mode: str, shape: Strides,
-    strides: tuple[Strides, Strides, Strides], dim: int, mask: str | None, log: bool, queries: int | None, shift: int,
-    scale: float, size: int, double: bool,
-) -> Contest:  # fmt: skip
-    """The ways to run a softmax, which take its input, its mask and its result.
-
-    Args:
-        memory, device: where arrays are.
-        limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
-        mode: of :func:`einops_fast.autotune`.
-        shape: of the arrays.
-        strides: of input, result and mask.
-        dim: the axis along a row.
-        mask: ``None``, ``'hiding'`` or ``'added'``.
-        log: whether the logarithm is wanted.
-        queries, shift: the axis of positions for causality, and how many after its own one a query sees.
-        scale: of the scores.
-        size: bytes of an element of the input.
-        double: compute in float64.
-    """
+def softmax(site: Site, given: Operands, made: Operands, numbers: Sequence[Any]) -> Contest:
+    """Return the contest of a softmax, which takes input, mask and result."""
+    (x, mask), (out,) = given, made
+    dim, log, queries, _, scale, _ = numbers
+    shape = x.shape
     position = tuple([int(at == queries) for at in range(len(shape))])
-    rows = rows_of(shape, dim, (*strides, position))
+    rows = rows_of(shape, dim, (x.strides, out.strides, strides_of(mask, shape), position))
+    double, hiding = "float64" in (x.dtype, out.dtype), mask is not None and mask.dtype == "bool"
     features = SoftmaxFeatures(
-        len(rows.sizes), log, mask == "added", mask == "hiding", queries is not None, rows.wide, double,
-        scale if double else 1.0, neighbours(rows, size), rows.unit([0, 1, 2]),
-        across=rows.across(range(len(rows.strides))),
+        **rows.features([0, 1, 2], double=double), group=rows.neighbours(size_of(x)), log=log,
+        added=mask is not None and not hiding, hiding=hiding, causal=queries is not None,
+        scale=scale if double else 1.0,
     )  # fmt: skip
-    of_x, of_out, of_mask, of_position = rows.strides
-    places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-    alike = typical(rows)
-    plain = mask is None and queries is None and not double
-    tilings = _cut(rows, row_tilings(alike, size, 1, 2, limits[0]), [0, 1], features, size if plain else 0)
-    ways: list[Way] = [
-        _Rows(softmax_kernel, 2, "float64" if double else "float32", each, rows, tiling, places, shift, scale)
-        for tiling, each in tilings
-    ]
-    clusters: list[Way] = []
-    for cluster in cluster_tilings(rows, (0, 1), [size] if plain else [], EXPONENTIALS, limits[0]):
-        parts = in_parts(rows, cluster.parts)
-        of_x, of_out, of_mask, of_position = parts.strides
-        places = SoftmaxStrides(of_x, of_out, of_mask, of_position, of_x)
-        of_parts = replace(features, axes=len(parts.sizes))
-        clusters.append(ClusterWay(softmax_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1]))
-    call = row_call("softmax", alike, features, mode)
-    return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
+
+    def places(rows: Any) -> SoftmaxStrides:
+        x, out, mask, position = rows.strides
+        return SoftmaxStrides(x, out, mask, position, x)
+
+    call = RowCall(site, "softmax", rows, features, places, (*given, out))
+    return _contest(call, _RESULT, not (features.masked or double), numbers[3:5], EXPONENTIALS)
 
 
-def softmax_gradient_contest(
-    memory: Memory, device: int, limits: tuple[int, int], mode: str, shape: Strides,
-    strides: tuple[Strides, Strides, Strides], dim: int, masked: bool, log: bool, scale: float, size: int, double: bool,
-) -> Contest:  # fmt: skip
-    """The ways to run the gradient of a softmax, which take result, its gradient, and the input's. See above."""
-    rows = rows_of(shape, dim, strides)
+def softmax_gradient(site: Site, given: Operands, made: Operands, numbers: Sequence[Any]) -> Contest:
+    """Return the contest of the gradient of a softmax, which takes result, its gradient, and the input's."""
+    (out, d_out), (dx,) = given, made
+    dim, log, masked, scale, dtype = numbers
+    rows = rows_of(out.shape, dim, (out.strides, d_out.strides, dx.strides))
+    double = "float64" in (out.dtype, dtype)
     features = SoftmaxFeatures(
-        len(rows.sizes), log, hiding=masked, wide=rows.wide, double=double, scale=scale if double else 1.0,
-        unit=rows.unit([0, 1, 2]), across=rows.across(range(len(rows.strides))),
-    )  # fmt: skip
-    out, d_out, dx = rows.strides
-    places = SoftmaxStrides(dx, out, out, out, d_out)
-    alike = typical(rows)
-    tilings = _cut(rows, row_tilings(alike, size, 2, 2, limits[0]), [0, 1, 2], features, 0 if double else size)
-    ways: list[Way] = [
-        _Rows(softmax_gradient_kernel, 1, "float64" if double else "float32", each, rows, tiling, places, scale)
-        for tiling, each in tilings
+        **rows.features([0, 1, 2], double=double), log=log, hiding=masked, scale=scale if double else 1.0
+    )
+
+    def places(rows: Any) -> SoftmaxStrides:
+        out, d_out, dx = rows.strides
+        return SoftmaxStrides(dx, out, out, out, d_out)
+
+    call = RowCall(site, "softmax gradient", rows, features, places, (out, d_out, dx))
+    return _contest(call, _GRADIENT, not double, (scale,), GRADIENTS_OF_EXPONENTIALS)
+
+
+def _contest(call: RowCall, kernels: _Kernels, plain: bool, numbers: Sequence[Any], shares: Sequence[Any]) -> Contest:
+    """Return the contest, with ways that cut rows where these begin at odd places, and with clusters, if ``plain``."""
+    rows, features, size = call.rows, call.features, call.size
+    tilings = row_tilings(call.alike, size, kernels.live, 2, call.site.limits[0])
+    vector, cut = rows.cut(kernels.tiles, size) if plain else 0, features
+    if vector:
+        tilings = list(dict.fromkeys((*tilings, *cut_tilings(rows))))
+        cut = replace(features, vector=vector, unit=1)
+    ways = [
+        call.way(kernels.rows, kernels.sums, each, numbers, features if each.whole or each.rows > 1 else cut)
+        for each in tilings
     ]
-    clusters: list[Way] = []
-    for cluster in cluster_tilings(
-        rows, (0, 1, 2), [] if double else [size, size], GRADIENTS_OF_EXPONENTIALS, limits[0]
-    ):
-        parts = in_parts(rows, cluster.parts)
-        out, d_out, dx = parts.strides
-        places = SoftmaxStrides(dx, out, out, out, d_out)
-        of_parts = replace(features, axes=len(parts.sizes))
-        clusters.append(
-            ClusterWay(softmax_gradient_cluster_kernel, rows, cluster, parts, places, (scale,), of_parts, limits[1])
-        )
-    call = row_call("softmax gradient", alike, features, mode)
-    return Contest(memory, device, call, with_clusters(ways, clusters, rows, limits[1]))
+    clusters = call.clusters(
+        kernels.clusters, shares, kernels.tiles, (size,) * kernels.live if plain else (), numbers[-1:],
+        lambda parts: replace(features, axes=len(parts.sizes)),
+    )  # fmt: skip
+    return call.contest(ways, clusters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from fake_memory import FakeMemory
 from einops_fast import cli
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.rows import contest as module
-from einops_fast.backends.triton.rows.candidates import row_call, typical
-from einops_fast.backends.triton.rows.contest import Call, Contest, Way
+from einops_fast.backends.triton.rows.contest import Call, Contest, Site, Way
+from einops_fast.backends.triton.rows.plan import RowCall
 from einops_fast.backends.triton.rows.rows import rows_of
 from einops_fast.backends.triton.rows.softmax.kernel import SoftmaxFeatures
+from einops_fast.planning.target import Operand
 from einops_fast.runtime import budget, disk_cache
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -63,10 +64,8 @@ class FakeKernel:
 
 class FakeWay(Way):
     def __init__(self, name: str, seconds: float, broken: bool = False) -> None:
-        self.name, self._kernel = name, FakeKernel(name, seconds, broken)
-
-    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Any]:
-        return [(self._kernel, arrays)]
+        kernel: Any = FakeKernel(name, seconds, broken)
+        super().__init__(name, [(kernel, (0, 1))])
 
 
 @pytest.fixture
@@ -79,7 +78,9 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TimedMem
 
 
 def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "auto", in_place: bool = False, **details: Any) -> Contest:
-    return Contest(memory, 0, Call("softmax, 8 rows of 4", details, mode, in_place), ways)
+    details = {"dtype": "float64", **details}
+    call = Call("softmax, 8 rows of 4", details, "softmax", in_place)
+    return Contest(Site(memory, 0, (0, 1), mode), call, ways)
 
 
 def chosen(made: Contest, arrays: Any = None) -> str:
@@ -110,11 +111,11 @@ def test_what_fails_after_the_first_round_is_out(memory: TimedMemory) -> None:
     class Greedy(FakeWay):
         runs = 0
 
-        def launches(self, memory: Memory, *arrays: Any) -> Sequence[Any]:
+        def queue(self, memory: Memory, device: int, *arrays: Any) -> None:
             self.runs += 1
-            if self.runs > 3:  # one to compile, one to warm up, one with a clock
+            if self.runs > 2:  # one to warm up, one with a clock
                 raise MemoryError
-            return super().launches(memory, *arrays)
+            super().queue(memory, device, *arrays)
 
     assert chosen(contest(memory, RULE, FAST, Greedy("greedy", 2.9))) == "fast"
     (entry,) = disk_cache.entries()
@@ -143,8 +144,7 @@ def test_another_kind_of_call_is_another_choice(memory: TimedMemory, other: Any)
 
 def test_other_dtypes_are_another_choice(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
-    again = contest(memory, RULE, FakeWay("fast", 9.0))
-    assert chosen(again, (LARGE, None, np.zeros(len(LARGE), "float32"))) == "rule"
+    assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), dtype="float32")) == "rule"
 
 
 def test_small_calls_take_the_rule(memory: TimedMemory) -> None:
@@ -196,12 +196,13 @@ def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: 
 
     def meanwhile(ways: Any, *arguments: Any) -> Any:
         times = measure(ways, *arguments)
-        disk_cache.write(made._key(["float64", "float64"]), {"choice": ways[0].name, "seconds": 1.0})
+        disk_cache.write(keys[0], {"choice": ways[0].name, "seconds": 1.0})
         return times
 
+    read, keys = disk_cache.read, []
+    monkeypatch.setattr(disk_cache, "read", lambda key: (keys.append(key), read(key))[1])
     monkeypatch.setattr(module, "measure", meanwhile)
-    made = contest(memory, RULE, FAST)
-    assert chosen(made) == "rule"
+    assert chosen(contest(memory, RULE, FAST)) == "rule"
 
 
 def test_time_is_up_for_ever_new_sizes(
@@ -230,8 +231,10 @@ def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
 
 def test_kinds_of_calls() -> None:
     def call(count: int, columns: int = 48, log: bool = False, scale: float = 1.0) -> Call:
-        rows = typical(rows_of((count, columns), 1, [(columns, 1), (columns + 1, 1)]))
-        return row_call("softmax", rows, SoftmaxFeatures(1, log, scale=scale), "auto")
+        rows = rows_of((count, columns), 1, [(columns, 1), (columns + 1, 1)])
+        features, array = SoftmaxFeatures(1, log=log, scale=scale), Operand((count, columns), (columns, 1), "float32")
+        site = Site(TimedMemory(), 0, (0, 1), "auto")
+        return RowCall(site, "softmax", rows, features, lambda rows: rows, [array]).contest([RULE]).call
 
     assert call(1000) == call(1024) != call(1025)
     assert call(15) != call(16)

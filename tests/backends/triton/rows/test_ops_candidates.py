@@ -13,14 +13,15 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
-from ops_calls import FUNCTIONS, forget, found, operands, target  # noqa: E402
+from ops_calls import FUNCTIONS, found, operands, target  # noqa: E402
 from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
 
 from einops_fast import autotune, ops  # noqa: E402
 from einops_fast.backends.torch.operator import MEMORY  # noqa: E402
-from einops_fast.backends.triton.rows import candidates as row_candidates  # noqa: E402
+from einops_fast.backends.triton.rows import tilings as row_tilings  # noqa: E402
 from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
-from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of  # noqa: E402
+from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 
 class Forced:
@@ -30,7 +31,7 @@ class Forced:
         self.at, self.most, self.names = at, 0, list[str]()
 
     def __enter__(self) -> Forced:
-        forget()
+        clear_plans()
 
         def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
             self.most = max(self.most, len(contest.ways))
@@ -44,7 +45,7 @@ class Forced:
 
     def __exit__(self, *error: object) -> None:
         self._patch.stop()
-        forget()
+        clear_plans()
 
 
 SHAPES = {
@@ -129,10 +130,10 @@ def test_backward_has_the_mode_of_forward() -> None:
     modes: list[str] = []
 
     def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
-        modes.append(contest.call.mode)
+        modes.append(contest.site.mode)
         return contest.ways[0], True
 
-    forget()
+    clear_plans()
     x = leaf(randn(4, 6, dtype="float32"))
     with kernels(), mock.patch.object(Contest, "choose", choose):
         with autotune("never"):
@@ -150,7 +151,7 @@ def test_gradients_in_place_are_not_measured() -> None:
         calls.append((contest.call.problem.partition(",")[0], contest.call.in_place))
         return contest.ways[0], True
 
-    forget()
+    clear_plans()
     x = leaf(randn(4, 6, dtype="float32"))
     with kernels(), mock.patch.object(Contest, "choose", choose):
         for inplace in (False, True):
@@ -165,14 +166,14 @@ def test_nothing_is_measured_while_a_compiler_is_at_work() -> None:
 
 
 CANDIDATES: dict[str, Callable[[Rows, int], list[RowTiling]]] = {
-    "rows": lambda rows, size: row_candidates.row_tilings(rows, size, 1, 2, SHARED),
-    "two values": lambda rows, size: row_candidates.row_tilings(rows, size, 2, 2, SHARED),
-    "sums": lambda rows, size: row_candidates.sums_tilings(rows, size, 3, SHARED),
-    "gradient": lambda rows, size: row_candidates.gradient_tilings(rows, size, 2, 3, SHARED),
-    "columns": lambda rows, size: row_candidates.column_tilings(rows, size, 3, SHARED),
-    "elements": row_candidates.element_tilings,
-    "loss": lambda rows, size: row_candidates.loss_tilings(rows, size, False, SHARED),
-    "loss gradient": lambda rows, size: row_candidates.loss_tilings(rows, size, True, SHARED),
+    "rows": lambda rows, size: row_tilings.row_tilings(rows, size, 1, 2, SHARED),
+    "two values": lambda rows, size: row_tilings.row_tilings(rows, size, 2, 2, SHARED),
+    "sums": lambda rows, size: row_tilings.sums_tilings(rows, size, 3, SHARED),
+    "gradient": lambda rows, size: row_tilings.gradient_tilings(rows, size, 2, 3, SHARED),
+    "columns": lambda rows, size: row_tilings.column_tilings(rows, size, 3, SHARED),
+    "elements": row_tilings.element_tilings,
+    "loss": lambda rows, size: row_tilings.loss_tilings(rows, size, False, SHARED),
+    "loss gradient": lambda rows, size: row_tilings.loss_tilings(rows, size, True, SHARED),
 }
 
 SHARED = 100 << 10
@@ -183,7 +184,7 @@ SHARED = 100 << 10
 def test_candidates_are_few_and_possible(kind: str, columns: int) -> None:
     for count in (1, 40, 1000, 100_000):
         for strides in ((columns, 1), (1, count)):
-            rows = row_candidates.typical(rows_of((count, columns), 1, [strides] * 3))
+            rows = typical(rows_of((count, columns), 1, [strides] * 3))
             for size in (2, 4, 8):
                 tilings = CANDIDATES[kind](rows, size)
                 assert len({tiling.name for tiling in tilings}) == len(tilings) <= 6

@@ -20,7 +20,6 @@ from row_problems import (  # noqa: E402
     check_hidden_gradient,
     check_softmax,
     check_special_values,
-    forget_plans,
     native_norm,
 )
 
@@ -28,12 +27,13 @@ from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.launching.occupancy import clusters_at_a_time  # noqa: E402
 from einops_fast.backends.triton.rows import cluster_tilings  # noqa: E402
+from einops_fast.backends.triton.rows import plan as row_plan  # noqa: E402
 from einops_fast.backends.triton.rows.cluster_tilings import Share  # noqa: E402
-from einops_fast.backends.triton.rows.cluster_way import fit  # noqa: E402
-from einops_fast.backends.triton.rows.contest import Contest  # noqa: E402
+from einops_fast.backends.triton.rows.contest import ClusterWay, Contest  # noqa: E402
 from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
 from einops_fast.backends.triton.rows.rows import rows_of  # noqa: E402
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),
@@ -96,9 +96,9 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
         stack.enter_context(mock.patch.object(TorchMemory, "limits", return_value=(232448, 8)))
         stack.enter_context(launched(ran))
         stack.enter_context(mock.patch.object(Contest, "choose", by_clusters))
-        forget_plans()
+        clear_plans()
         yield ran
-    forget_plans()
+    clear_plans()
 
 
 @pytest.mark.parametrize(("dtype", "each"), [*zip(DTYPES, [0, 1, 1], strict=False)])
@@ -202,8 +202,8 @@ def test_dropout_and_sum_as_by_the_other_kernels(columns: int, each: int, cluste
 
     by_clusters = run()
     assert ("norm_cluster_kernel" in clusters) == ("norm_gradient_cluster_kernel" in clusters) == (columns != 654)
-    with mock.patch.object(norm_plan, "cluster_tilings", return_value=[]):
-        forget_plans()
+    with mock.patch.object(row_plan, "cluster_tilings", return_value=[]):
+        clear_plans()
         clusters.clear()
         others = run()
     assert not any("cluster" in each for each in clusters)
@@ -253,9 +253,17 @@ def test_large_parts_are_for_rows_that_are_too_long_for_others(shares: Any, item
 
 @pytest.mark.parametrize(("known", "left"), [(21, 21), (90, 50), (None, 50)])
 def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> None:
-    call: Any = SimpleNamespace(grid=(50, 1, 1), at_a_time=lambda *arrays: known)
-    assert fit(call) == left
-    assert call.grid == (left, 1, 1)
+    for several in (False, True):
+        tried: list[int] = []
+
+        def steps(clusters: int, tried: list[int] = tried) -> Any:
+            tried.append(clusters)
+            return [(SimpleNamespace(at_a_time=lambda *arrays: known), (0, 1))], ()
+
+        way = ClusterWay("clusters", 50, several, steps)
+        for _ in range(2):
+            way.prepare(TorchMemory(), None)
+        assert tried == ([50, left] if several else [50])
 
 
 def test_what_runs_at_a_time_is_unknown_without_a_kernel() -> None:
@@ -278,9 +286,9 @@ def test_where_clusters_are_the_rule(rows: int, columns: int, first: str) -> Non
         mock.patch.object(Contest, "__call__", look),
         kernels(queued=False),
     ):
-        forget_plans()
+        clear_plans()
         ops.softmax(x)
-    forget_plans()
+    clear_plans()
     (names,) = seen
     assert names[0].startswith(first)
     assert any(name.startswith("clusters") for name in names)

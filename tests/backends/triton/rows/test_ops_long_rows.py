@@ -13,13 +13,13 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, randn  # noqa: E402
-from row_problems import forget_plans, native_norm  # noqa: E402
+from row_problems import native_norm  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
-from einops_fast.backends.torch.ops import cross_entropy as torch_cross_entropy  # noqa: E402
 from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
 from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 COLUMNS = 1_000_003
 
@@ -46,8 +46,7 @@ WIDE: dict[Any, tuple[str, ...]] = {
 @pytest.fixture(params=["wide", pytest.param("chosen", marks=pytest.mark.gpu)])
 def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """As they are chosen; Triton's interpreter takes a few wide ones, as it is slow by the instruction."""
-    forget_plans()
-    torch_cross_entropy._plan.cache_clear()
+    clear_plans()
     with ExitStack() as patches:
         if request.param == "wide":
             if DEVICE == "cuda":
@@ -57,8 +56,7 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
                 for name in names:
                     patches.enter_context(mock.patch.object(plan, name, return_value=wide))
         yield
-    forget_plans()
-    torch_cross_entropy._plan.cache_clear()
+    clear_plans()
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.gpu)])
