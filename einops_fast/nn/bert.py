@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.checks import check_values
 
 __all__ = ["BertSelfAttention", "bert_attention"]
 
@@ -49,7 +49,7 @@ class BertSelfAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_probability(attention_probs_dropout_prob, "attention_probs_dropout_prob")
+        check_values(attention_probs_dropout_prob=attention_probs_dropout_prob)
         self.num_attention_heads = num_attention_heads
         self.attention_head_size = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.attention_head_size**-0.5

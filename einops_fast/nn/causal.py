@@ -10,7 +10,7 @@ from einops_fast.attention.packed import apart
 from einops_fast.attention.prepare import check_options
 from einops_fast.errors import ShapeError
 from einops_fast.nn.heads import check_features, head_dim_of
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = ["CausalSelfAttention"]
@@ -57,7 +57,7 @@ class CausalSelfAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_probability(dropout)
+        check_values(dropout=dropout)
         check_options({"causal": is_causal})
         head_dim_of(embed_dimension, num_heads, ("embed_dimension", "num_heads"))
         self.c_attn = nn.Linear(embed_dimension, 3 * embed_dimension, bias=bias, device=device, dtype=dtype)

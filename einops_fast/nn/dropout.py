@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError
-from einops_fast.ops.activation import check_activation
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.checks import check_activation, check_values
 
 __all__ = ["FusedDropoutBias"]
 
@@ -48,7 +47,7 @@ class FusedDropoutBias(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_probability(p)
+        check_values(p=p)
         self.activation = activation or "none"
         check_activation(self.activation)
         if isinstance(bias_shape, Sequence):

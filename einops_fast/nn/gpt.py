@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.attention.packed import apart
 from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
-from einops_fast.ops.options import check_number, check_probability
+from einops_fast.ops.checks import check_values
 
 __all__ = ["Conv1D", "GPTAttention", "gpt_attention"]
 
@@ -77,10 +77,9 @@ class GPTAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_probability(attn_pdrop, "attn_pdrop")
-        check_probability(resid_pdrop, "resid_pdrop")
+        check_values(attn_pdrop=attn_pdrop, resid_pdrop=resid_pdrop)
         if scaling is not None:
-            check_number("scaling", scaling, "a number")
+            check_values(scaling=scaling)
         self.num_heads = num_attention_heads
         self.head_dim = head_dim_of(hidden_size, num_attention_heads)
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling

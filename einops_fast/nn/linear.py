@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from einops_fast import ops
 from einops_fast.attention.options import count
-from einops_fast.ops.activation import check_activation
+from einops_fast.ops.checks import check_activation
 
 __all__ = ["FusedLinear"]
 

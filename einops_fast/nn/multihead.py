@@ -14,7 +14,7 @@ from einops_fast.attention.pattern import checked_sequence
 from einops_fast.attention.prepare import check_options
 from einops_fast.errors import EinsumError, SubscriptsError
 from einops_fast.nn.heads import check_features, head_dim_of
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros, head_counts
 
 __all__ = ["MultiHeadAttention"]
@@ -73,7 +73,7 @@ class MultiHeadAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_probability(dropout)
+        check_values(dropout=dropout)
         _check_options(options)
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         if head_dim is None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.errors import ShapeError
 from einops_fast.nn.heads import check_features
+from einops_fast.ops.checks import check_values
 from einops_fast.ops.norm import last_sizes
-from einops_fast.ops.options import check_number, check_probability
 
 __all__ = ["DropoutAddLayerNorm", "LayerNorm", "RMSNorm"]
 
@@ -41,7 +41,7 @@ class LayerNorm(nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_number("eps", eps, "a number")
+        check_values(eps=eps)
         super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class RMSNorm(nn.RMSNorm):
         dtype: Any = None,
     ) -> None:
         if eps is not None:
-            check_number("eps", eps, "a number")
+            check_values(eps=eps)
         super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class DropoutAddLayerNorm(LayerNorm):
         super().__init__(normalized_shape, **options)
         if len(self.normalized_shape) != 1:
             raise ShapeError(f"normalized_shape is the size of the last axis, not {self.normalized_shape}")
-        check_probability(p)
+        check_values(p=p)
         self.p, self.prenorm = p, prenorm
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.attention.prepare import check_options
 from einops_fast.nn.heads import head_dim_of
-from einops_fast.ops.options import check_probability
+from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import check_attention_options, head_counts
 
 __all__ = ["QKVSelfAttention"]
@@ -61,7 +61,7 @@ class QKVSelfAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_probability(dropout, "dropout")
+        check_values(dropout=dropout)
         check_attention_options(options)
         check_options({"causal": is_causal, "scale": scale, **options})
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)

@@ -6,26 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from einops_fast.dtypes import dtype_name
-from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.errors import OperandError, ShapeError
+from einops_fast.ops.checks import ACTIVATIONS, check_activation, check_sizes, check_values
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.options import check_probability
-from einops_fast.ops.sizes import check_sizes
 from einops_fast.runtime.autocast import autocasts
 
-__all__ = [
-    "ACTIVATIONS",
-    "bias_gelu",
-    "check_activation",
-    "check_layer",
-    "dropout_bias_activation",
-    "linear",
-    "product",
-]
-
-ACTIVATIONS = (
-    "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
-)  # fmt: skip
-"""Names of the activations."""
+__all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation", "linear", "product"]
 
 
 def dropout_bias_activation(
@@ -75,8 +61,7 @@ def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any
         >>> ops.bias_gelu(torch.zeros(1, 2), torch.ones(2)).round(decimals=3).tolist()
         [[0.8410000205039978, 0.8410000205039978]]
     """
-    if approximate not in ("none", "tanh"):
-        raise EinsumError(f"approximate is 'none' or 'tanh', not {approximate!r}")
+    check_values(approximate=approximate)
     return _bias_activation("bias_gelu", input, bias, "gelu" if approximate == "none" else "gelu_tanh", 0.0, False)
 
 
@@ -126,7 +111,7 @@ def product(
         OperandError: input and weight have two dtypes.
     """
     check_layer(f"{prefix}weight", weight, input)
-    check_sizes(f"{prefix}bias", bias, f"{prefix}weight", weight.shape, (0,))
+    check_sizes(f"{prefix}weight", weight.shape, (0,), **{f"{prefix}bias": bias})
     return function(input, weight, bias, activation)
 
 
@@ -152,18 +137,12 @@ def check_layer(name: str, weight: Any, input: Any) -> None:
         raise OperandError(f"{name} has dtype {kinds[0]}, input {kinds[1]}: convert one of them")
 
 
-def check_activation(activation: str) -> None:
-    """Raise EinsumError unless there is an activation of this name."""
-    if activation not in ACTIVATIONS:
-        raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
-
-
 def _bias_activation(operator: str, input: Any, bias: Any, activation: str, p: float, training: bool) -> Any:
     function, input = function_for("bias_activation", input, operator, bias=bias)
     check_activation(activation)
-    check_probability(p)
+    check_values(p=p)
     shape = input.shape
     if not len(shape):
         raise ShapeError("input has no axis")
-    check_sizes("bias", bias, "input", shape, (len(shape) - 1,))
+    check_sizes("input", shape, (len(shape) - 1,), bias=bias)
     return function(input, bias, activation, p if training else 0.0)

@@ -9,9 +9,8 @@ from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.ops.activation import check_layer
 from einops_fast.ops.axes import axis_of, class_axis
+from einops_fast.ops.checks import check_sizes, check_values
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.options import check_number
-from einops_fast.ops.sizes import check_sizes
 
 __all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
 
@@ -84,12 +83,12 @@ def cross_entropy(
     else:
         axis = axis_of(dim, pattern, len(shape))
     if "float" in kind:
-        check_sizes(f"target (probabilities in {kind})", target, "input", shape, range(len(shape)))
+        check_sizes("input", shape, range(len(shape)), **{f"target (probabilities in {kind})": target})
     else:
         _check_classes(kind)
         rows = [at for at in range(len(shape)) if at != axis]
-        check_sizes("target", target, f"input (with classes along axis {axis})", shape, rows)
-    check_sizes("weight", weight, "input", shape, (axis,))
+        check_sizes(f"input (with classes along axis {axis})", shape, rows, target=target)
+    check_sizes("input", shape, (axis,), weight=weight)
     return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction, inplace_backward)
 
 
@@ -142,10 +141,9 @@ def linear_cross_entropy(
     )  # fmt: skip
     ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
     check_layer("linear_weight", linear_weight, input)
-    check_sizes("target", target, "input", input.shape, range(len(input.shape) - 1))
+    check_sizes("input", input.shape, range(len(input.shape) - 1), target=target)
     _check_classes(dtype_name(target.dtype))
-    check_sizes("bias", bias, "linear_weight", linear_weight.shape, (0,))
-    check_sizes("weight", weight, "linear_weight", linear_weight.shape, (0,))
+    check_sizes("linear_weight", linear_weight.shape, (0,), bias=bias, weight=weight)
     if chunk is not None:
         chunk = count("chunk", chunk, "a number of rows")
     return function(input, linear_weight, target, bias, weight, ignore_index, label_smoothing, z_loss, reduction, chunk)
@@ -158,11 +156,8 @@ def _check_classes(kind: str) -> None:
 
 
 def check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:
-    """``ignore_index`` as a number of Python's; an error if an option is wrong."""
-    if reduction not in ("mean", "sum", "none"):
-        raise EinsumError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
-    check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda share: 0 <= share <= 1)
-    check_number("z_loss", z_loss, "a number from 0 on", lambda factor: factor >= 0)
+    """Return ``ignore_index`` as a number of Python's; raise EinsumError if an option is wrong."""
+    check_values(reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss)
     found = count("ignore_index", ignore_index, "the number of a class, or of none", None)
     if not -(2**63) <= found < 2**63:
         raise EinsumError(f"ignore_index is a number of 64 bits, not {found}")

@@ -8,9 +8,8 @@ from typing import Any
 from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
+from einops_fast.ops.checks import check_broadcast, check_sizes, check_values
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.options import check_number, check_probability
-from einops_fast.ops.sizes import check_broadcast, check_sizes
 
 __all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
 
@@ -128,11 +127,9 @@ def dropout_add_layer_norm(
     function, input = function_for(
         "dropout_add_norm", input, "dropout_add_layer_norm", residual=residual, weight=weight, bias=bias
     )
-    check_probability(p)
-    check_number("eps", eps, "a number")
+    check_values(p=p, eps=eps)
     axis = axis_of(dim, pattern, len(input.shape))
-    check_sizes("weight", weight, "input", input.shape, (axis,))
-    check_sizes("bias", bias, "input", input.shape, (axis,))
+    check_sizes("input", input.shape, (axis,), weight=weight, bias=bias)
     check_broadcast("residual", residual, "input", input.shape)
     found: tuple[Any, Any] = function(input, residual, axis, weight, bias, p if training else 0.0, eps, not rms)
     return found
@@ -144,7 +141,7 @@ def _norm(
 ) -> Any:  # fmt: skip
     function, array = function_for("norm", array, "layer_norm" if centred else "rms_norm", weight=weight, bias=bias)
     if eps is not None:
-        check_number("eps", eps, "a number")
+        check_values(eps=eps)
     shape = array.shape
     if normalized_shape is None:
         axes: Sequence[int] = (axis_of(dim, pattern, len(shape)),)
@@ -152,8 +149,7 @@ def _norm(
         if dim is not None or pattern is not None:
             raise EinsumError("normalized_shape and dim or pattern can't be given together")
         axes = _last_axes(normalized_shape, shape)
-    check_sizes("weight", weight, "input", shape, axes)
-    check_sizes("bias", bias, "input", shape, axes)
+    check_sizes("input", shape, axes, weight=weight, bias=bias)
     return function(array, axes[0], len(axes), weight, bias, eps, centred)
 
 

@@ -11,9 +11,8 @@ from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.activation import dropout_bias_activation, product
+from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.masks import check_mask
-from einops_fast.ops.options import check_probability
 
 __all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
 
@@ -85,7 +84,7 @@ def qkv_self_attention(
         raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
     num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
     head_dim = _head_dim(num_heads, kv_heads, tuple(in_proj_weight.shape))
-    check_probability(dropout_p, "dropout_p")
+    check_values(dropout_p=dropout_p)
     check_attention_options(options)
     *batch, length, _ = input.shape
     check_mask("attn_mask", attn_mask, "scores", (*batch, num_heads, length, length))

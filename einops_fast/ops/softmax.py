@@ -9,9 +9,8 @@ import numpy as np
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of, length
+from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import function_for
-from einops_fast.ops.masks import check_mask
-from einops_fast.ops.options import check_number
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
@@ -95,7 +94,7 @@ def _softmax(
     function, array = function_for("softmax", array, "log_softmax" if log else "softmax", mask=mask)
     shape = array.shape
     rank = len(shape)
-    wanted = check_dtype(dtype)
+    wanted = None if dtype is None else check_dtype(dtype)
     check_options(causal, temperature)
     check_mask("mask", mask, "input", shape)
     if not rank and dim in (None, 0, -1) and not causal:
@@ -122,10 +121,7 @@ def check_dtype(dtype: Any) -> str | None:
 
 
 def check_options(causal: bool | str, temperature: float) -> None:
-    """Raise EinsumError if one isn't any."""
-    # Arrays of several elements aren't compared: that is no truth value.
-    if getattr(causal, "shape", ()) != () or causal not in (True, False, "top_left", "bottom_right"):
-        raise EinsumError(f"causal is True, 'top_left' or 'bottom_right', not {causal!r}")
+    """Raise EinsumError if an option is wrong."""
     if not is_tracing() and hasattr(temperature, "ndim") and not isinstance(temperature, np.generic):
         raise EinsumError("temperature is a number, not an array: divide the input by that")
-    check_number("temperature", temperature, "a positive number", lambda temperature: temperature > 0)
+    check_values(causal=causal, temperature=temperature)

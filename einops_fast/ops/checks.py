@@ -1,0 +1,133 @@
+"""Whether arguments are what the operators take: options by one table, sizes and masks by another array's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from einops_fast.dtypes import FLOATS, dtype_name
+from einops_fast.errors import EinsumError, OperandError, ShapeError
+
+__all__ = ["ACTIVATIONS", "check_activation", "check_broadcast", "check_mask", "check_sizes", "check_values"]
+
+ACTIVATIONS = (
+    "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
+)  # fmt: skip
+"""Names of the activations."""
+
+_NUMBER = "a number", lambda value: -inf <= value
+
+_PROBABILITY = "a probability, from 0 to 1", lambda value: 0 <= value <= 1
+
+_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "approximate": ("'none' or 'tanh'", ("none", "tanh").__contains__),
+    # An array of several elements isn't compared: that is no truth value.
+    "causal": (
+        "True, 'top_left' or 'bottom_right'",
+        lambda value: getattr(value, "shape", ()) == () and value in (True, False, "top_left", "bottom_right"),
+    ),
+    "label_smoothing": ("a number from 0 to 1", lambda value: 0 <= value <= 1),
+    "reduction": ("'mean', 'sum' or 'none'", ("mean", "sum", "none").__contains__),
+    "temperature": ("a positive number", lambda value: value > 0),
+    "z_loss": ("a number from 0 on", lambda value: value >= 0),
+    **dict.fromkeys(("eps", "scaling"), _NUMBER),
+    **dict.fromkeys(
+        ("p", "dropout", "dropout_p", "attn_pdrop", "resid_pdrop", "attention_probs_dropout_prob"), _PROBABILITY
+    ),
+}
+"""What the options of functions and modules are, in plain words, and whether a value is that."""
+
+
+def check_values(**options: Any) -> None:
+    """Raise EinsumError unless the values of options are what the table says.
+
+    Example:
+        >>> from einops_fast.ops.checks import check_values
+        >>> check_values(p=2)
+        Traceback (most recent call last):
+        einops_fast.errors.EinsumError: p is a probability, from 0 to 1, not 2
+    """
+    for name, value in options.items():
+        what, fits = _OPTIONS[name]
+        try:
+            if type(value) is int:
+                float(value)  # which not all are
+            if fits(value):
+                continue
+        except (OverflowError, TypeError, ValueError, RuntimeError):  # it can't be compared, or has several elements
+            pass
+        raise EinsumError(f"{name} is {what}, not {value!r}")
+
+
+def check_activation(activation: str) -> None:
+    """Raise EinsumError unless there is an activation of this name."""
+    if activation not in ACTIVATIONS:
+        raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
+
+
+def check_sizes(of: str, shape: Sequence[int], axes: Sequence[int], **arrays: Any) -> None:
+    """Raise ShapeError unless arrays, each perhaps ``None``, have the sizes of these axes of another one, in order.
+
+    Args:
+        of: what the other one is called.
+        shape: of the other one.
+        axes: its axes, not negative.
+        arrays: by the names of the arguments.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast.ops.checks import check_sizes
+        >>> check_sizes('input', (2, 4), [1], weight=np.ones(3))
+        Traceback (most recent call last):
+        einops_fast.errors.ShapeError: axis 0 of weight of shape (3,) has size 3, but axis 1 of input of shape (2, 4) has size 4
+    """  # noqa: E501 - what is printed is in one line
+    wanted: tuple[int, ...] | None = None
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if wanted is None:
+            wanted = tuple([shape[at] for at in axes])
+        if array.shape == wanted:
+            continue
+        found = tuple(array.shape)
+        if len(found) != len(wanted):
+            raise ShapeError(f"{name} has shape {found}, but {of} of shape {tuple(shape)} needs one of shape {wanted}")
+        at = next(at for at, (size, other) in enumerate(zip(found, wanted, strict=True)) if size != other)
+        raise ShapeError(_differ(name, found, at, of, shape, axes[at]))
+
+
+def check_broadcast(name: str, array: Any, of: str, shape: Sequence[int]) -> None:
+    """Raise ShapeError unless an array, or ``None``, can be broadcast to a shape.
+
+    >>> import numpy as np
+    >>> from einops_fast.ops.checks import check_broadcast
+    >>> check_broadcast('mask', np.ones((2, 1)), 'input', (3, 2, 4))
+    """
+    found = () if array is None else array.shape
+    if len(found) > len(shape):
+        raise ShapeError(
+            f"{name} of shape {tuple(found)} has {len(found)} axes, more than the {len(shape)} of {of} of shape "
+            f"{tuple(shape)}"
+        )
+    for at in range(1, len(found) + 1):
+        # torch.compile finds no symbol in a tuple, be it of the same size.
+        if found[-at] != 1 and found[-at] != shape[-at]:
+            raise ShapeError(_differ(name, found, len(found) - at, of, shape, len(shape) - at))
+
+
+def check_mask(name: str, mask: Any, of: str, shape: Sequence[int]) -> None:
+    """Raise OperandError or ShapeError unless a mask, or ``None``, can hide or be added to what has this shape."""
+    if mask is None:
+        return
+    kind = dtype_name(mask.dtype)
+    if kind not in ("bool", "bool_", *FLOATS):
+        raise OperandError(f"{name} is boolean or has floating-point numbers to be added, not {kind}")
+    check_broadcast(name, mask, of, shape)
+
+
+def _differ(name: str, found: Sequence[int], at: int, of: str, shape: Sequence[int], axis: int) -> str:
+    return (
+        f"axis {at} of {name} of shape {tuple(found)} has size {found[at]}, but axis {axis} of {of} of shape "
+        f"{tuple(shape)} has size {shape[axis]}"
+    )
