@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -198,7 +199,8 @@ class StepProblem(Problem[Candidate]):
             self.choose([self.memory.sample(self.device, self.dtype, *layout) for layout in self._layouts])
 
     def saves(self) -> float:
-        (kernel,) = step_costs([self.step], [prod(shape) for shape, _ in self._layouts], self.dtype, self.on)
+        step = replace(self.step, reads=tuple(range(len(self.step.reads))))
+        (kernel,) = step_costs([step], [prod(shape) for shape, _ in self._layouts], self.dtype, self.on)
         return max(self.library.seconds - kernel.seconds, _LEAST_SAVED * self.library.seconds)
 
     def near(self) -> Sequence[str]:
