@@ -70,6 +70,9 @@ _saving_hooks: Callable[[bool], object] = getattr(
 )
 _backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 
+_MOST_AXES = 20
+"""Of all operands, whose memory order is tried: with two elements along each, they have a million."""
+
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
 
@@ -227,16 +230,13 @@ class TorchBackend(TorchSteps):
         return self.einsum(equation, *operands, **options)
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
-        # Only a tensor that lies so has any view of another shape. On the meta device nothing is computed; products of
-        # half precision don't lie there as they do elsewhere.
+        # Only a tensor that lies so has any view of another shape. That doesn't depend on sizes beyond two, so it is
+        # tried; on the meta device, a product imports all of torch.fx and sympy.
+        if sum([a.dim() for a in operands]) > _MOST_AXES:
+            return False
         try:
-            dtypes = [torch.float32 if a.dtype in HALVES else a.dtype for a in operands]
-            like = [
-                torch.empty_strided(a.shape, a.stride(), dtype=dtype, device="meta")
-                for a, dtype in zip(operands, dtypes, strict=True)
-            ]
-            return bool(self.einsum(equation, *like).is_contiguous())
-        except Exception:  # whatever the meta device can't do, the call itself may
+            return bool(self.einsum(equation, *map(_in_small, operands)).is_contiguous())
+        except Exception:  # whatever can't be tried, the call itself may
             return False
 
     def native_step(self, step: Native) -> Run:
@@ -338,6 +338,20 @@ class TorchBackend(TorchSteps):
 
         precision, mode = settled(fp32_precision()), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
+
+
+def _in_small(operand: Any) -> Any:
+    """A tensor of zeros whose axes have two elements at most, in the memory order of an operand."""
+    shape, strides = [min(size, 2) for size in operand.shape], [0] * operand.dim()
+    step, last, inner = 1, 0, 0
+    for axis in sorted(range(operand.dim()), key=lambda axis: (operand.stride(axis), -shape[axis])):
+        stride = operand.stride(axis)
+        if stride:
+            # An axis of one element may have the stride of the axis within.
+            strides[axis] = step if stride > last or step == 1 else strides[inner]
+            inner, last = axis, stride
+            step *= shape[axis]
+    return torch.zeros(step).as_strided(shape, strides)
 
 
 def _in_fewer_calls(plan: Plan, run: Run) -> Run:
