@@ -115,7 +115,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._C", "_cuda_getDevice _cuda_getCurrentRawStream", "einops_fast.backends.torch.memory",
      "Ask for the current device and stream.",
      "Kernels go to the default stream of device 0.", "torch with CUDA"),
-    ("torch._VF", "einsum", "einops_fast.backends.torch.backend",
+    ("torch._VF", "einsum", "einops_fast.backends.torch.einsum.native",
      "Call einsum of two operands without what torch.einsum does for three.",
      "torch.einsum is called."),
     ("torch._C", "_get_fp32_precision_getter", "einops_fast.backends.torch.backend",

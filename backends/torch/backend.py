@@ -23,6 +23,7 @@ from einops_fast.backends.torch.autocast import (
     whole_dtype,
 )
 from einops_fast.backends.torch.ceilings import ceilings_of
+from einops_fast.backends.torch.einsum.native import einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
 from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
@@ -60,18 +61,12 @@ _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8",
 _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
 
-_pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
-"""torch.einsum without what it does for subclasses and for three operands."""
-
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 # A torch that can't say whether it saves tensors, or is in a backward pass, counts as if it did.
 _saving_hooks: Callable[[bool], object] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: True
 )
 _backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
-
-_MOST_AXES = 20
-"""Of all operands, whose memory order is tried: with two elements along each, they have a million."""
 
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
@@ -230,14 +225,7 @@ class TorchBackend(TorchSteps):
         return self.einsum(equation, *operands, **options)
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
-        # Only a tensor that lies so has any view of another shape. That doesn't depend on sizes beyond two, so it is
-        # tried; on the meta device, a product imports all of torch.fx and sympy.
-        if sum([a.dim() for a in operands]) > _MOST_AXES:
-            return False
-        try:
-            return bool(self.einsum(equation, *map(_in_small, operands)).is_contiguous())
-        except Exception:  # whatever can't be tried, the call itself may
-            return False
+        return gives_c_order(self.einsum, equation, operands)
 
     def native_step(self, step: Native) -> Run:
         native = super().native_step(step)
@@ -257,7 +245,7 @@ class TorchBackend(TorchSteps):
         else:  # in less time than any number of them
             one, other = operands
             elements = one.numel() + other.numel()
-            einsum = _pair_einsum if type(one) is type(other) is torch.Tensor else self.native
+            einsum = pair_einsum if type(one) is type(other) is torch.Tensor else self.native
         if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
             return None
         if full and any(each.layout is not torch.strided for each in operands):
@@ -340,35 +328,16 @@ class TorchBackend(TorchSteps):
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
 
 
-def _in_small(operand: Any) -> Any:
-    """A tensor of zeros whose axes have two elements at most, in the memory order of an operand."""
-    shape, strides = [min(size, 2) for size in operand.shape], [0] * operand.dim()
-    step, last, inner = 1, 0, 0
-    for axis in sorted(range(operand.dim()), key=lambda axis: (operand.stride(axis), -shape[axis])):
-        stride = operand.stride(axis)
-        if stride:
-            # An axis of one element may have the stride of the axis within.
-            strides[axis] = step if stride > last or step == 1 else strides[inner]
-            inner, last = axis, stride
-            step *= shape[axis]
-    return torch.zeros(step).as_strided(shape, strides)
-
-
 def _in_fewer_calls(plan: Plan, run: Run) -> Run:
     """The plan, compiled as ``run``, or what takes the host less time: where nobody follows each call."""
-    if len(plan.steps) != 1 or plan.target.gradients or not plan.target.drops_expanded or observed():
+    if len(plan.steps) != 1 or not plan.target.drops_expanded or observed():
         return run
     step = plan.steps[0]
     if isinstance(step, Fused):
-        # torch.einsum has none of integers.
-        if (
-            hasattr(run, "at_once")
-            and step.any_order
-            and len(plan.operands) == 2
-            and not is_integer(plan.numerics.compute)
-        ):
-            equation = f"{','.join(plan.subscripts.inputs)}->{plan.subscripts.output}"
-            run.at_once = lambda a, b: _pair_einsum(equation, (a, b))
+        if hasattr(run, "at_once") and len(plan.operands) == 2:
+            run.at_once = einsum_of(plan, step.any_order)
+        return run
+    if plan.target.gradients:
         return run
     if not isinstance(step, Gemm) or len(step.batch) < 2 or step.buffer is not None or 1 in (step.m, step.n):
         return run

@@ -34,9 +34,6 @@ launch in place of several."""
 _LEAST_SAVED = 0.1
 """Of the library's time that a kernel may save, whatever is predicted: how that copes with strides isn't foreseen."""
 
-_UP_TO_THE_HOST = 1e-4
-"""Seconds on the device for which the library's calls wait for the host."""
-
 
 def _small(step: Fused) -> bool:
     operands = range(len(step.reads))
@@ -59,8 +56,7 @@ class Choice:
 
     Attributes:
         chosen: the way that was chosen for good.
-        at_once: the framework's own function for all of the step, where there is one; it takes the host less time than
-            the calls.
+        at_once: the framework's own einsum for all of the step, where there is one: what calls begin with.
     """
 
     def __init__(
@@ -158,9 +154,9 @@ class StepProblem(Problem[Candidate]):
         self._choice, self._aligned = choice, aligned
         self._layouts = [memory.layout(operand) for operand in operands]
         self.kind = _kind(self.step), self.dtype, self.precision, device
-        self.library = self._by_library(LibraryCalls("library", choice.calls))
-        if choice.at_once is not None and self.library.seconds < _UP_TO_THE_HOST:
-            self.library = self._by_library(LibraryCalls("library", choice.at_once))
+        self._by_calls = self._by_library(LibraryCalls("library", choice.calls))
+        at_once = choice.at_once
+        self.library = self._by_calls if at_once is None else self._by_library(LibraryCalls("library einsum", at_once))
         self.chooser = Chooser[Candidate](self.kind, self.mode)
 
     @cached_property
@@ -173,7 +169,8 @@ class StepProblem(Problem[Candidate]):
         """The ways to make the library's calls."""
         others = self._choice.others(self.step)
         placed = [each._replace(run=self._choice.placed(each.run)) for each in others]
-        return [self.library, *map(self._by_library, placed)]
+        first = [self.library] if self.library is self._by_calls else [self.library, self._by_calls]
+        return [*first, *map(self._by_library, placed)]
 
     def _by_library(self, calls: LibraryCalls) -> Candidate:
         return LibraryCandidate(calls, self.step, self.dtype, self.on)

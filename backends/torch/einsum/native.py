@@ -1,0 +1,56 @@
+"""torch's own einsum, whatever is patched: for all of a plan, and where its result lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from einops_fast.backends.base import Run
+from einops_fast.planning.cost import is_integer
+from einops_fast.planning.plan import Plan
+
+__all__ = ["einsum_of", "gives_c_order", "pair_einsum"]
+
+pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
+"""torch.einsum without what it does for subclasses and for three operands."""
+
+_MOST_AXES = 20
+"""Of all operands, whose memory order is tried: with two elements along each, they have a million."""
+
+
+def gives_c_order(einsum: Callable[..., Any], equation: str, operands: Sequence[Any]) -> bool:
+    """Whether a native result lies in C order."""
+    # Only a tensor that lies so has any view of another shape. That doesn't depend on sizes beyond two, so it is
+    # tried; on the meta device, a product imports all of torch.fx and sympy.
+    if sum([a.dim() for a in operands]) > _MOST_AXES:
+        return False
+    try:
+        return bool(einsum(equation, *map(_in_small, operands)).is_contiguous())
+    except Exception:  # whatever can't be tried, the call itself may
+        return False
+
+
+def _in_small(operand: Any) -> Any:
+    """A tensor of zeros whose axes have two elements at most, in the memory order of an operand."""
+    shape, strides = [min(size, 2) for size in operand.shape], [0] * operand.dim()
+    step, last, inner = 1, 0, 0
+    for axis in sorted(range(operand.dim()), key=lambda axis: (operand.stride(axis), -shape[axis])):
+        stride = operand.stride(axis)
+        if stride:
+            # An axis of one element may have the stride of the axis within.
+            strides[axis] = step if stride > last or step == 1 else strides[inner]
+            inner, last = axis, stride
+            step *= shape[axis]
+    return torch.zeros(step).as_strided(shape, strides)
+
+
+def einsum_of(plan: Plan, any_order: bool) -> Run | None:
+    """torch.einsum for a plan of two operands, if it has one; with the result in C order, or in any."""
+    if is_integer(plan.numerics.compute):
+        return None
+    equation = f"{','.join(plan.subscripts.inputs)}->{plan.subscripts.output}"
+    if any_order:
+        return lambda a, b: pair_einsum(equation, (a, b))
+    return lambda a, b: pair_einsum(equation, (a, b)).contiguous()
