@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
-from einops_fast.profiles.compare import run_studies
+from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.contraction.own_cases import read_cases
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
@@ -66,13 +66,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
     )
     try:
         return run_studies(
-            names,
-            chosen,
-            frameworks=frameworks,
-            folder=options.out,
-            earlier=options.compare,
-            resumed=options.resume,
-            verbose=options.verbose,
+            names, Run(chosen, options.out, frameworks, options.compare, options.resume, options.verbose)
         )
     except ValueError as wrong:
         parser.error(str(wrong))

@@ -34,12 +34,33 @@ from einops_fast.profiles.worker import run_worker
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Outcome", "run_studies", "run_study"]
+__all__ = ["Outcome", "Run", "run_studies", "run_study"]
 
 _INTERRUPTED = "Interrupted: what is missing was not measured."
 
 INTERRUPTED = 130
 """The exit status of a run that Ctrl-C ended, as a shell has it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is wanted of a run of one or several studies.
+
+    Attributes:
+        options: what to measure.
+        folder: where the files go.
+        frameworks: those to measure; default: all that a study is about and that are installed.
+        earlier: results of earlier runs to compare with.
+        resumed: results of earlier runs whose cases aren't measured again, but kept beside the others.
+        verbose: show whole tracebacks of what failed or was left out.
+    """
+
+    options: Options
+    folder: Path
+    frameworks: Sequence[str] = ()
+    earlier: Sequence[Path] = ()
+    resumed: Sequence[Path] = ()
+    verbose: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,27 +102,14 @@ class _Found:
             notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
         return cls(before, [], {row.key: row for row in rows}, ceilings, notes)
 
+    @property
+    def environment(self) -> dict[str, dict[str, str]]:
+        """What times may depend on, by framework."""
+        return {each.framework: each.environment for each in self.machines if each.environment}
 
-def run_studies(
-    names: Sequence[str],
-    options: Options,
-    *,
-    frameworks: Sequence[str] = (),
-    folder: Path,
-    earlier: Sequence[Path] = (),
-    resumed: Sequence[Path] = (),
-    verbose: bool = False,
-) -> int:
+
+def run_studies(names: Sequence[str], run: Run) -> int:
     """Run studies one after another, and put all that they found on one page.
-
-    Args:
-        names: of :data:`~einops_fast.profiles.studies.STUDIES`.
-        options: what to measure.
-        frameworks: those to measure; default: all that a study is about and that are installed.
-        folder: where the files go.
-        earlier: results of earlier runs to compare with.
-        resumed: results of earlier runs whose cases aren't measured again, but kept beside the others.
-        verbose: show whole tracebacks of what failed or was left out.
 
     Raises:
         ValueError: a result to go on from isn't of the same kind of run.
@@ -111,41 +119,29 @@ def run_studies(
     """
     outcomes = []
     for name in names:
-        outcome = run_study(
-            name, options, frameworks=frameworks, folder=folder, earlier=earlier, resumed=resumed, verbose=verbose
-        )
-        outcomes.append(outcome)
-        if outcome.interrupted:
+        outcomes.append(run_study(name, run))
+        if outcomes[-1].interrupted:
             break
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if results:
-        page = folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
+        page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
         page.write_text(html_page(results), encoding="utf-8")
         console().print(f"wrote {page}", highlight=False)
     return max(outcome.status for outcome in outcomes)
 
 
-def run_study(
-    name: str,
-    options: Options,
-    *,
-    frameworks: Sequence[str] = (),
-    folder: Path,
-    earlier: Sequence[Path] = (),
-    resumed: Sequence[Path] = (),
-    verbose: bool = False,
-) -> Outcome:
-    """Measure in one process per framework, one after another. Arguments as for :func:`run_studies`."""
+def run_study(name: str, run: Run) -> Outcome:
+    """Measure in one process per framework, one after another."""
     study = STUDIES[name]
     to = console()
-    before = earlier_result(resumed, name)
-    done = () if before is None else finished(before, options)
-    options = replace(options, done=done)
+    before = earlier_result(run.resumed, name)
+    done = () if before is None else finished(before, run.options)
+    options = replace(run.options, done=done)
     found = _Found.of(before, done)
     # Not on Windows.
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
         found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
-    wanted = list(frameworks or filter(installed, study.frameworks))
+    wanted = list(run.frameworks or filter(installed, study.frameworks))
     try:
         with interrupts(), Progress(to, name, wanted) as progress:
             for framework in wanted:
@@ -160,20 +156,20 @@ def run_study(
     rows = list(found.rows.values())
     # Such a row is of a process that crashed.
     ended = interrupted or any(row.case == ALL and not row.guest for row in rows)
-    whole = not ended and _is_whole(options, frameworks, study.peers)
+    whole = not ended and _is_whole(run, study.peers)
     tables = study.tables([row for row in rows if row.case != ALL])
     result = _result(name, found, rows, tables, whole, options) if found.machines else None
-    other = earlier_result(earlier, name)
+    other = earlier_result(run.earlier, name)
     if result is not None and other is not None:
         tables = [*tables, compared(result, other)]
     # Kept before they are shown: whoever reads may be gone, as `head` is.
     paths: list[Path] = []
     if result is not None and result.measured:
         base = slug(f"{name}{_family(options)}", measured_on(found.machines))
-        paths = save(folder / "-".join((base, *options.dtypes)), result, tables)
+        paths = save(run.folder / "-".join((base, *options.dtypes)), result, tables)
         if whole:
-            paths += draw(result.measured, folder / base, result.ceilings, study=name)
-    _show(to, tables, found, rows, verbose)
+            paths += draw(result.measured, run.folder / base, result.ceilings, study=name)
+    _show(to, tables, found, rows, run.verbose)
     for path in paths:
         to.print(f"wrote {path}", highlight=False)
     failed = any(row.failure and not row.guest for row in rows)
@@ -199,9 +195,10 @@ def _keep(record: Record, found: _Found, progress: Progress) -> None:
             found.notes.append(record.text)
 
 
-def _is_whole(options: Options, frameworks: Sequence[str], peers: Sequence[str]) -> bool:
+def _is_whole(run: Run, peers: Sequence[str]) -> bool:
+    options = run.options
     some_peers = bool(options.peers) and not set(peers) <= set(options.peers)
-    return not (frameworks or options.only or options.quick or options.forward_only or some_peers)
+    return not (run.frameworks or options.only or options.quick or options.forward_only or some_peers)
 
 
 def _family(options: Options) -> str:
@@ -222,11 +219,11 @@ def _result(
         {library: number for each in found.machines for library, number in each.versions.items()},
         tuple(found.notes),
         tuple(rows),
-        tuple(found.ceilings.values()),
-        {each.framework: each.environment for each in found.machines if each.environment},
-        tuple({"title": table.title, **table.figures} for table in tables if table.figures),
-        options.quick,
-        options.peers,
+        ceilings=tuple(found.ceilings.values()),
+        environment=found.environment,
+        summaries=tuple({"title": table.title, **table.figures} for table in tables if table.figures),
+        quick=options.quick,
+        peers=options.peers,
     )
 
 
@@ -236,9 +233,8 @@ def _show(to: Console, tables: Sequence[Table], found: _Found, rows: Sequence[Ro
     skips = skips_table(rows)
     if skips.cells:
         print_table(to, skips)
-    known = {each.framework: each.environment for each in found.machines if each.environment}
-    if known:
-        print_table(to, environment_table(known))
+    if found.environment:
+        print_table(to, environment_table(found.environment))
     for note in found.notes:
         to.print(note, highlight=False, markup=False)
     if verbose:

@@ -22,24 +22,7 @@ from einops_fast.profiles.attention.ways import (
 )
 from einops_fast.profiles.cases import select
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.reporting.case_tables import (
-    Column,
-    Line,
-    best_over_ours,
-    by_way,
-    comparison,
-    gigabytes,
-    lines_of,
-    megabytes,
-    number,
-    of,
-    ratio,
-    table,
-    teraflops,
-    time_of,
-    times,
-    verdict,
-)
+from einops_fast.profiles.reporting import cells
 from einops_fast.profiles.reporting.charts import Chart, bars
 from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row, is_own
 from einops_fast.profiles.reporting.report import Table
@@ -146,7 +129,7 @@ class AttentionStudy(Study):
             groups.setdefault((row.dtype, row.case.partition("-")[0]), []).append(row)
         charts = []
         for (dtype, family), group in groups.items():
-            unit, value = ("GB/s", gigabytes) if family == "decode" else ("TFLOP/s", teraflops)
+            unit, value = ("GB/s", cells.gigabytes) if family == "decode" else ("TFLOP/s", cells.teraflops)
             panels = bars(group, WAYS, value, unit, ratios=False)
             charts.append(Chart(f"{dtype}-{family}", f"attention, {dtype}", panels))
         return [chart for chart in charts if chart.panels]
@@ -164,20 +147,20 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 def _table(dtype: str, backward: bool, rows: Sequence[Row]) -> Table:
     ways = [name for name in WAYS if any(row.what == name for row in rows)]
     columns = [
-        Column[Line]("case", lambda line: line.some.case),
-        Column("sizes", lambda line: line.some.sizes),
-        *by_way(ways, "TFLOP/s", lambda row: number(teraflops(row))),
-        *by_way(ways, "ms", time_of),
-        Column("best peer", lambda line: of(line.best, "what") or "–"),
-        Column("best/ours", lambda line: ratio(best_over_ours(line.ours))),
-        Column("ours by", lambda line: line.ours.chosen if line.ours else "–"),
-        Column("GB/s", lambda line: number(gigabytes(line.ours))),
-        Column("ours/floor", lambda line: ratio(times(1, of(line.ours, "seconds"), of(line.ours, "floor")))),
-        Column("ours peak MB", lambda line: megabytes(line.ours)),
-        Column("best peak MB", lambda line: megabytes(line.best)),
-        Column("check", lambda line: verdict(line.ways.values())),
+        cells.CASE,
+        cells.SIZES,
+        *cells.by_way(ways, "TFLOP/s", lambda row: cells.number(cells.teraflops(row))),
+        *cells.by_way(ways, "ms", cells.time_of),
+        cells.BEST_PEER,
+        cells.BEST_OVER_OURS,
+        cells.Column("ours by", lambda line: line.ours.chosen if line.ours else "–"),
+        cells.Column("GB/s", lambda line: cells.number(cells.gigabytes(line.ours))),
+        cells.Column("ours/floor", lambda line: cells.ratio(cells.over_floor(line.ours))),
+        cells.OURS_PEAK,
+        cells.BEST_PEAK,
+        cells.VERDICT,
     ]
     direction = "forward and backward" if backward else "forward"
-    summary, figures = comparison(rows)
+    summary, figures = cells.comparison(rows)
     title = f"attention, {dtype}, {direction}"
-    return table(title, lines_of(rows, OURS), columns, summary, dtype=dtype, direction=direction, **figures)
+    return cells.table(title, cells.lines_of(rows, OURS), columns, summary, dtype=dtype, direction=direction, **figures)

@@ -13,17 +13,7 @@ from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.contraction.own_cases import chosen_cases
 from einops_fast.profiles.contraction.peers import NATIVE, PEERS, Peer, make_ways, present
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.reporting.case_tables import (
-    Column,
-    Line,
-    by_way,
-    lines_of,
-    ratio,
-    table,
-    time_of,
-    times,
-    verdict,
-)
+from einops_fast.profiles.reporting import cells
 from einops_fast.profiles.reporting.records import Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
@@ -114,7 +104,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def _table(framework: str, dtype: str, backward: bool, rows: Sequence[Row]) -> Table:
     """Return the table of a direction; a case that an interruption left without ours isn't in it."""
-    lines = [line for line in lines_of(rows, OURS, NATIVE) if line.ours is not None]
+    lines = [line for line in cells.lines_of(rows, OURS, NATIVE) if line.ours is not None]
     every = [line.some for line in lines]
     ratios = {
         name: {row.case: found for row in every if (found := value(row)) is not None}
@@ -133,7 +123,7 @@ def _table(framework: str, dtype: str, backward: bool, rows: Sequence[Row]) -> T
     native = "np.einsum(optimize=True)" if framework == "numpy" else f"{framework}.einsum"
     if backward:
         title = f"{framework}, {dtype}, backward: forward and all gradients, ours against {native}"
-        return table(title, lines, _columns([NATIVE], BACKWARD_COLUMNS), summary, **figures, failed=failed)
+        return cells.table(title, lines, _columns([NATIVE], BACKWARD_COLUMNS), summary, **figures, failed=failed)
     to_best = ratios["ours/best peer"]
     figures["behind"] = {name: value for name, value in to_best.items() if value > BEHIND}
     summary.append(_behind(figures["behind"], {row.case: row.best for row in every}, len(to_best)))
@@ -141,39 +131,37 @@ def _table(framework: str, dtype: str, backward: bool, rows: Sequence[Row]) -> T
         summary.append(f"Ours failed: {', '.join(failed)}.")
     others = [name for name in dict.fromkeys(row.what for row in rows) if name != OURS]
     title = f"{framework}, {dtype}: ours against {native}"
-    return table(title, lines, _columns(others, FORWARD_COLUMNS), summary, **figures, failed=failed)
+    return cells.table(title, lines, _columns(others, FORWARD_COLUMNS), summary, **figures, failed=failed)
 
 
 RATIOS: dict[str, Callable[[Row], float | None]] = {
-    "ours/floor": lambda row: times(1, row.seconds, row.floor),
+    "ours/floor": cells.over_floor,
     "ours/best peer": lambda row: row.to_best,
-    "ours/native": lambda row: times(1, 1.0, row.speedup),
+    "ours/native": lambda row: cells.times(1, 1.0, row.speedup),
 }
 
-_TO_NATIVE = Column[Line]("ours/native", lambda line: ratio(RATIOS["ours/native"](line.some)))
+_TO_NATIVE = cells.Column[cells.Line]("ours/native", lambda line: cells.ratio(RATIOS["ours/native"](line.some)))
 
-_CHECK = Column[Line]("check", lambda line: verdict(line.ways.values()))
-
-FORWARD_COLUMNS: tuple[Column[Line], ...] = (
-    Column("ours/floor", lambda line: ratio(RATIOS["ours/floor"](line.some))),
-    Column("best peer", lambda line: line.some.best or "–"),
-    Column("ours/best", lambda line: ratio(line.some.to_best)),
+FORWARD_COLUMNS: tuple[cells.Column[cells.Line], ...] = (
+    cells.Column("ours/floor", lambda line: cells.ratio(RATIOS["ours/floor"](line.some))),
+    cells.Column("best peer", lambda line: line.some.best or "–"),
+    cells.Column("ours/best", lambda line: cells.ratio(line.some.to_best)),
     _TO_NATIVE,
-    Column("extra bytes", lambda line: "" if line.some.extra_bytes is None else f"{line.some.extra_bytes:,}"),
-    Column("kernels of ours", lambda line: line.some.kernels),
-    _CHECK,
+    cells.Column("extra bytes", lambda line: "" if line.some.extra_bytes is None else f"{line.some.extra_bytes:,}"),
+    cells.Column("kernels of ours", lambda line: line.some.kernels),
+    cells.VERDICT,
 )
 
-BACKWARD_COLUMNS = (_TO_NATIVE, _CHECK)
+BACKWARD_COLUMNS = (_TO_NATIVE, cells.VERDICT)
 
 
-def _columns(others: Sequence[str], last: Sequence[Column[Line]]) -> list[Column[Line]]:
+def _columns(others: Sequence[str], last: Sequence[cells.Column[cells.Line]]) -> list[cells.Column[cells.Line]]:
     return [
-        Column("case", lambda line: line.some.case),
-        Column("equation", lambda line: line.some.equation),
-        Column("shapes", lambda line: line.some.sizes),
-        *by_way(others, "ms", time_of),
-        Column("ours ms", lambda line: time_of(line.ours)),
+        cells.CASE,
+        cells.Column("equation", lambda line: line.some.equation),
+        cells.Column("shapes", lambda line: line.some.sizes),
+        *cells.by_way(others, "ms", cells.time_of),
+        cells.Column("ours ms", lambda line: cells.time_of(line.ours)),
         *last,
     ]
 

@@ -10,7 +10,7 @@ import einops_fast
 from einops_fast.profiles.cases import MODES, PROBLEMS, Case
 from einops_fast.profiles.contraction.own_cases import chosen_cases
 from einops_fast.profiles.frameworks import Framework, Unavailable, installed, load
-from einops_fast.profiles.reporting.case_tables import CHECK, Column, milliseconds, ratio, table
+from einops_fast.profiles.reporting.cells import CHECK, Column, milliseconds, ratio, table
 from einops_fast.profiles.reporting.records import Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task

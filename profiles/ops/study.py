@@ -20,26 +20,7 @@ from einops_fast.profiles.ops.check import (
 )
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
 from einops_fast.profiles.ops.ways import COMPILE, LINEAR, NATIVE, OURS, PACKED, WAYS, libraries, make_ways, op_inputs
-from einops_fast.profiles.reporting.case_tables import (
-    Column,
-    Line,
-    best_over_ours,
-    by_way,
-    comparison,
-    gigabytes,
-    lines_of,
-    megabytes,
-    milliseconds,
-    number,
-    of,
-    percent,
-    ratio,
-    table,
-    teraflops,
-    time_of,
-    times,
-    verdict,
-)
+from einops_fast.profiles.reporting import cells
 from einops_fast.profiles.reporting.charts import Chart, Points, bars, curves, series
 from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
@@ -180,7 +161,7 @@ class OpsStudy(Study):
 
 
 def _bandwidth(name: str, points: Sequence[tuple[int, Row]], copied: float | None) -> Points:
-    found = series(points, gigabytes)
+    found = series(points, cells.gigabytes)
     sizes = [size for size, _ in points]
     roof = () if copied is None else ((min(sizes), copied), (max(sizes), copied))
     return Points(name, "columns", "GB/s", found, joined=True, roof=roof, roof_label="copy", from_zero=True)
@@ -257,41 +238,48 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 def _backward_alone(both: Row | None, forward: Mapping[tuple[object, ...], Row]) -> str:
     """Tell the time of backward, and the share of its floor: what both directions take beyond a call forward."""
     alone = forward.get((both.framework, both.dtype, False, both.case, both.what)) if both else None
-    seconds = (of(both, "seconds") or 0.0) - (of(alone, "seconds") or 0.0)
+    seconds = (cells.of(both, "seconds") or 0.0) - (cells.of(alone, "seconds") or 0.0)
     if both is None or alone is None or not both.seconds or not alone.seconds or seconds <= 0:
         return "–, –"
     floor = (both.floor or 0.0) - (alone.floor or 0.0)
-    return f"{milliseconds(seconds)}, {percent(floor / seconds)}"
+    return f"{cells.milliseconds(seconds)}, {cells.percent(floor / seconds)}"
+
+
+def _host_told(line: cells.Line) -> str:
+    host = cells.of(line.ours, "host")
+    return f"{host * 1e6:.0f}" if host else "–"
 
 
 def _table(
     dtype: str, products: bool, backward: bool, rows: Sequence[Row], forward: Mapping[tuple[object, ...], Row]
 ) -> Table:
     ways = [name for name in WAYS if any(row.what == name for row in rows)]
-    unit, throughput = ("TFLOP/s", teraflops) if products else ("GB/s", gigabytes)
+    unit, throughput = ("TFLOP/s", cells.teraflops) if products else ("GB/s", cells.gigabytes)
     ceiling = "of GEMM" if products else "of copy"
-    alone = Column[Line](f"backward ms, {ceiling}", lambda line: _backward_alone(line.ours, forward))
+    alone = cells.Column[cells.Line](f"backward ms, {ceiling}", lambda line: _backward_alone(line.ours, forward))
     columns = [
-        Column[Line]("case", lambda line: line.some.case),
-        Column("sizes", lambda line: line.some.sizes),
-        *by_way(ways, unit, lambda row: number(throughput(row))),
-        *by_way(ways, "ms", time_of),
-        Column("ours spread ms", lambda line: milliseconds(of(line.ours, "spread"))),
-        Column(f"ours {ceiling}", lambda line: percent(times(1, of(line.ours, "floor"), of(line.ours, "seconds")))),
+        cells.CASE,
+        cells.SIZES,
+        *cells.by_way(ways, unit, lambda row: cells.number(throughput(row))),
+        *cells.by_way(ways, "ms", cells.time_of),
+        cells.Column("ours spread ms", lambda line: cells.milliseconds(cells.of(line.ours, "spread"))),
+        cells.Column(f"ours {ceiling}", lambda line: cells.percent(cells.times(1, 1.0, cells.over_floor(line.ours)))),
         *([alone] if backward else []),
-        Column("best peer", lambda line: of(line.best, "what") or "–"),
-        Column("best/ours", lambda line: ratio(best_over_ours(line.ours))),
-        Column("native/ours", lambda line: ratio(of(line.ours, "speedup"))),
-        Column("ours host µs", lambda line: f"{line.ours.host * 1e6:.0f}" if line.ours and line.ours.host else "–"),
-        Column("moved MB", lambda line: f"{line.some.moved * 1e-6:.1f}" if line.some.moved else "–"),
-        Column("ours peak MB", lambda line: megabytes(line.ours)),
-        Column("native peak MB", lambda line: megabytes(line.native)),
-        Column("best peak MB", lambda line: megabytes(line.best)),
-        Column("check", lambda line: verdict(line.ways.values())),
+        cells.BEST_PEER,
+        cells.BEST_OVER_OURS,
+        cells.Column("native/ours", lambda line: cells.ratio(cells.of(line.ours, "speedup"))),
+        cells.Column(
+            "ours host µs", lambda line: f"{host * 1e6:.0f}" if (host := cells.of(line.ours, "host")) else "–"
+        ),
+        cells.Column("moved MB", lambda line: f"{line.some.moved * 1e-6:.1f}" if line.some.moved else "–"),
+        cells.OURS_PEAK,
+        cells.NATIVE_PEAK,
+        cells.BEST_PEAK,
+        cells.VERDICT,
     ]
     kind = "products of matrices" if products else "bound by memory"
     direction = "forward and backward" if backward else "forward"
-    summary, figures = comparison(rows)
+    summary, figures = cells.comparison(rows)
     title = f"operators, {kind}, {dtype}, {direction}"
     figures = {"dtype": dtype, "kind": kind, "direction": direction, **figures}
-    return table(title, lines_of(rows, OURS), columns, summary, **figures)
+    return cells.table(title, cells.lines_of(rows, OURS), columns, summary, **figures)

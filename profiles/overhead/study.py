@@ -15,7 +15,7 @@ from typing import Any
 import einops_fast
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.reporting.case_tables import CHECK, Column, ratio, table
+from einops_fast.profiles.reporting.cells import CHECK, Column, ratio, table
 from einops_fast.profiles.reporting.records import Extent, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from einops_fast.profiles.cases import curve
-from einops_fast.profiles.reporting.case_tables import by_case, gigabytes, teraflops, times
+from einops_fast.profiles.reporting.cells import by_case, gigabytes, teraflops, times
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours
 
 __all__ = ["Bars", "BarsLine", "Chart", "Points", "bars", "curves", "general_charts", "series", "ways_of"]

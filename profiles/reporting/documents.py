@@ -14,10 +14,9 @@ import re
 from einops_fast.profiles.reporting import plots
 from einops_fast.profiles.reporting.html_report import html_page
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, read_result
-from einops_fast.profiles.reporting.sections_cases import CASES, kept_files
-from einops_fast.profiles.reporting.sections_einsum import EINSUM
+from einops_fast.profiles.reporting.sections import SECTIONS as RESULT_SECTIONS
+from einops_fast.profiles.reporting.sections import kept_files
 from einops_fast.profiles.reporting.sections_reference import REFERENCE
-from einops_fast.profiles.reporting.sections_results import FURTHER
 
 __all__ = ["DOCUMENTS", "SECTIONS", "updated"]
 
@@ -28,7 +27,7 @@ DRAWN = ("contraction-nvidia-h200",)
 """The results whose plots are kept beside them."""
 
 SECTIONS = {
-    **{f"results:{name}": make for name, make in {**EINSUM, **CASES, **FURTHER}.items()},
+    **{f"results:{name}": make for name, make in RESULT_SECTIONS.items()},
     **{f"reference:{name}": make for name, make in REFERENCE.items()},
 }
 """What makes each section, by the name that stands in its comments."""
@@ -55,7 +54,7 @@ def main() -> None:
             path.write_text(updated(text), encoding="utf-8")
             print(f"wrote {path}")
     page = RESULTS / "report.html"
-    results = [read_result(path) for path in sorted(RESULTS.glob("*.json")) if not path.stem.endswith("-partial")]
+    results = list(map(read_result, kept_files("*")))
     page.write_text(html_page(results), encoding="utf-8")
     print(f"wrote {page}")
 

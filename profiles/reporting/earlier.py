@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from einops_fast.profiles.reporting.case_tables import milliseconds, ratio
+from einops_fast.profiles.reporting.cells import milliseconds, ratio
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.reporting.results import Result, read_result

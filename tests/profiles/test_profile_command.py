@@ -326,7 +326,7 @@ def test_a_process_that_dies_fails_the_run(tmp_path, monkeypatch):
         yield records.skipped("numpy", "everything after", "the process ended with status -9", guest=False)
 
     monkeypatch.setattr(compare, "run_worker", dies)
-    outcome = compare.run_study("einsum", Options(), frameworks=("numpy",), folder=tmp_path)
+    outcome = compare.run_study("einsum", compare.Run(Options(), tmp_path, ("numpy",)))
     assert outcome.status == 1
     assert [row.case for row in outcome.result.measured] == ["mx0"]
 
@@ -334,7 +334,7 @@ def test_a_process_that_dies_fails_the_run(tmp_path, monkeypatch):
 def test_nothing_to_measure_is_told(tmp_path, monkeypatch, capsys):
     absent = records.skipped("cupy", "everything", "CuPy finds no GPU")
     monkeypatch.setattr(compare, "run_worker", lambda *arguments: iter([absent]))
-    assert compare.run_studies(["einsum"], Options(), frameworks=("cupy",), folder=tmp_path) == 1
+    assert compare.run_studies(["einsum"], compare.Run(Options(), tmp_path, ("cupy",))) == 1
     assert "CuPy finds no GPU" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 

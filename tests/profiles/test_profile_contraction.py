@@ -311,7 +311,7 @@ def run(monkeypatch, tmp_path):
     def run(records, *, frameworks=(), **options):
         monkeypatch.setattr(compare, "run_worker", lambda study, framework, options: iter(records))
         monkeypatch.setattr(STUDIES["contraction"], "frameworks", ("numpy",))
-        outcome = compare.run_study("contraction", Options(**options), frameworks=frameworks, folder=tmp_path)
+        outcome = compare.run_study("contraction", compare.Run(Options(**options), tmp_path, frameworks))
         return outcome.status, sorted(path.name for path in tmp_path.iterdir())
 
     return run

@@ -11,7 +11,7 @@ import pytest
 
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.contraction.cases import FAMILIES
-from einops_fast.profiles.reporting import documents, sections_einsum
+from einops_fast.profiles.reporting import documents, sections
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Row, skipped
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result
 
@@ -90,7 +90,7 @@ def test_a_section_is_what_was_measured(monkeypatch):
         return Result(**{each.name: getattr(result, each.name) for each in fields(result)} | {"rows": tuple(rows)})
 
     before = documents.SECTIONS["results:overhead"]()
-    monkeypatch.setattr(sections_einsum, "read_result", slower)
+    monkeypatch.setattr(sections, "read_result", slower)
     after = documents.SECTIONS["results:overhead"]()
     numbers, doubled = ([float(cell) for cell in re.findall(r"\d+\.\d", text)] for text in (before, after))
     assert doubled == pytest.approx([2 * number for number in numbers], abs=0.11)

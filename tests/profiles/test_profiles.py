@@ -328,7 +328,7 @@ def test_interrupted_run_keeps_what_is_done(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "run_worker", worker)
-    assert compare.run_studies(["einsum", "overhead"], records.Options(), folder=tmp_path) == 130
+    assert compare.run_studies(["einsum", "overhead"], compare.Run(records.Options(), tmp_path)) == 130
     assert "Interrupted" in capsys.readouterr().out
     [row] = json.loads((tmp_path / "einsum-some-cpu-threads-1-partial.json").read_text("utf-8"))["rows"]
     assert row["seconds"] == 0.001
@@ -346,7 +346,7 @@ def test_what_cannot_be_shown_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "run_worker", worker)
     monkeypatch.setattr(compare, "_show", show)
     with pytest.raises(OSError, match="no space"):
-        compare.run_studies(["einsum"], records.Options(), frameworks=("numpy",), folder=tmp_path)
+        compare.run_studies(["einsum"], compare.Run(records.Options(), tmp_path, ("numpy",)))
     assert list(tmp_path.glob("einsum-some-cpu-*.json"))
 
 
@@ -376,7 +376,7 @@ def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypat
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(compare, "installed", lambda framework: framework == "numpy")
-    assert compare.run_studies(["einsum", "overhead"], records.Options(), folder=tmp_path / "out") == status
+    assert compare.run_studies(["einsum", "overhead"], compare.Run(records.Options(), tmp_path / "out")) == status
     # Whoever stops one wants no more studies; a crash is told, and the next begins.
     printed = capsys.readouterr().out
     assert ("Interrupted" in printed) is (signal == "TERM")

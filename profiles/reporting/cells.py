@@ -10,8 +10,9 @@ from einops_fast.profiles.reporting.records import Row, is_ours
 from einops_fast.profiles.reporting.report import Table, geomean
 
 __all__ = [
-    "CHECK", "Column", "Line", "best_over_ours", "by_case", "by_way", "comparison", "gigabytes", "lines_of",
-    "megabytes", "milliseconds", "number", "of", "percent", "ratio", "table", "teraflops", "time_of", "times",
+    "BEST_OVER_OURS", "BEST_PEAK", "BEST_PEER", "CASE", "CHECK", "NATIVE_PEAK", "OURS_PEAK", "SIZES", "VERDICT",
+    "Column", "Line", "best_over_ours", "by_case", "by_way", "comparison", "gigabytes", "lines_of", "megabytes",
+    "milliseconds", "number", "of", "over_floor", "percent", "ratio", "table", "teraflops", "time_of", "times",
     "verdict",
 ]  # fmt: skip
 
@@ -149,6 +150,23 @@ def verdict(rows: Iterable[Row]) -> str:
 
 
 CHECK = Column[Row]("check", lambda row: f"failed: {row.failure}" if row.failure else "right")
+
+
+# Columns of a line per case
+
+CASE = Column[Line]("case", lambda line: line.some.case)
+SIZES = Column[Line]("sizes", lambda line: line.some.sizes)
+BEST_PEER = Column[Line]("best peer", lambda line: of(line.best, "what") or "–")
+BEST_OVER_OURS = Column[Line]("best/ours", lambda line: ratio(best_over_ours(line.ours)))
+OURS_PEAK = Column[Line]("ours peak MB", lambda line: megabytes(line.ours))
+NATIVE_PEAK = Column[Line]("native peak MB", lambda line: megabytes(line.native))
+BEST_PEAK = Column[Line]("best peak MB", lambda line: megabytes(line.best))
+VERDICT = Column[Line]("check", lambda line: verdict(line.ways.values()))
+
+
+def over_floor(row: Row | None) -> float | None:
+    """Time of a row over the device's floor."""
+    return times(1, of(row, "seconds"), of(row, "floor"))
 
 
 def comparison(rows: Sequence[Row]) -> tuple[list[str], dict[str, Any]]:
