@@ -108,13 +108,6 @@ class Framework(ABC):
         """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
         return
 
-    def extra_memory(self, call: Call) -> int | None:
-        """The most bytes on a GPU that a second ``call`` holds at once beside operands and result, if that is known.
-
-        What the first leaves behind for the second counts too.
-        """
-        return None
-
     def track(self, array: Any) -> None:
         """Ask for gradients with respect to ``array``."""
         raise Unavailable(f"{self.name} has no autograd")
@@ -218,19 +211,6 @@ class Torch(Framework):
         options = {"dtype": getattr(self.torch, dtype), "device": self._device}
         # All at once, as gradients are: one after the other they would get the same memory.
         [self.torch.full(shape, float("nan"), **options) for shape in shapes]
-
-    def extra_memory(self, call: Call) -> int | None:
-        if self.device == "cpu":
-            return None
-        cuda = self.torch.cuda
-        before = cuda.memory_allocated()
-        call()
-        cuda.reset_peak_memory_stats()
-        result = call()
-        peak, after = cuda.max_memory_allocated(), cuda.memory_allocated()
-        # What goes with the result is the result.
-        del result
-        return int(peak - before - (after - cuda.memory_allocated()))
 
     def clock(self, *, flushes: int = 1) -> Clock:
         if self.device == "cpu":

@@ -46,14 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
-    from einops_fast.profiles.einsum.study import make_way
+    from einops_fast.profiles.einsum.study import MAKERS
+    from einops_fast.profiles.study import Task
     from einops_fast.profiles.timing.measure import check
     from einops_fast.profiles.ways import bind, inputs
 
     try:
         framework = frameworks.load(options.framework, device, threads)
         torch = frameworks.load("torch", device, threads) if options.mode == "th_einsum" else None
-        ways = [make_way(mode, case, framework, torch) for mode in dict.fromkeys(("einsum", options.mode))]
+        task = Task(framework, case, options.dtype, options.backward, torch)
+        ways = [MAKERS[mode](task) for mode in dict.fromkeys(("einsum", options.mode))]
         way = ways[-1]
         checked = check(case, ways, options.dtype, backward=options.backward)[-1]
         call = bind(way, inputs(case, way.framework, options.dtype, 1, options.backward))

@@ -117,8 +117,8 @@ class Study(ABC):
         """What ours is measured against here, for :meth:`ways`; and what to tell about the others."""
         return None, []
 
-    def shared(self, framework: Any, case: Any, dtype: str, offered: Any) -> Any:
-        """What both directions of a case need, for :attr:`Task.shared`."""
+    def shared(self, task: Task) -> Any:
+        """What both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
         return None
 
     @abstractmethod
@@ -191,9 +191,9 @@ class Study(ABC):
             )
             for case, directions in plan[dtype]:
                 framework.forget()
-                shared = self.shared(framework, case, dtype, offered)
-                for backward in directions:
-                    task = Task(framework, case, dtype, backward, offered, shared)
+                task = Task(framework, case, dtype, False, offered)
+                task = replace(task, shared=self.shared(task))
+                for task in (replace(task, backward=backward) for backward in directions):
                     for row in self.rows(task, effort, ceilings):
                         yield row
                         if (self.profiled or options.trace) and not row.failure:
@@ -275,7 +275,7 @@ class Study(ABC):
     def one_call(self, task: Task, name: str) -> tuple[Way, Call]:
         """A way of a case by its name, and a call of it."""
         if task.shared is None:
-            task = replace(task, shared=self.shared(task.framework, task.case, task.dtype, task.offered))
+            task = replace(task, shared=self.shared(task))
         way = next(way for way in self.ways(task) if way.name == name)
         return way, bind(way, self.inputs(task, way.framework, 1))
 

@@ -90,14 +90,14 @@ class AttentionStudy(Study):
         names = [name for name in WAYS if name != OURS and (is_own(name) or name in measured)]
         return tuple(name for name in (*names, OURS) if framework.device == "gpu" or name in ON_CPU), []
 
-    def shared(self, framework: Any, case: AttentionCase, dtype: str, offered: Sequence[str]) -> Extras:
-        return extras(case, framework)
+    def shared(self, task: Task) -> Extras:
+        return extras(task.case, task.framework)
 
     def ways(self, task: Task) -> list[Way]:
-        return attention_ways(task.case, task.framework, task.shared, task.offered, task.dtype, task.backward)
+        return attention_ways(task)
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
-        return attention_inputs(task.case, framework, task.dtype, seed, task.backward)
+        return attention_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
         case, given = task.case, self.inputs(task, task.framework, 0)
@@ -114,7 +114,7 @@ class AttentionStudy(Study):
         return check_ways(ways, judge, NATIVE, lambda way, error: way.name != OURS and isinstance(error, OperandError))
 
     def told(self, task: Task, row: Row, timed: Timed) -> Row:
-        return replace(row, chosen=chosen_by_ours(task.case, task.shared, timed.operands)) if row.what == OURS else row
+        return replace(row, chosen=chosen_by_ours(task, timed.operands)) if row.what == OURS else row
 
     def compiled_for(self, case: AttentionCase, dtype: str, backward: bool, offered: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in self.compiled if name in offered and case.elements() <= LARGEST_AHEAD)

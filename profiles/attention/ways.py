@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -13,10 +14,10 @@ from einops_fast import attention, attention_backend, explain_attention
 from einops_fast.attention.pattern import read_layout
 from einops_fast.profiles.attention.cases import AttentionCase
 from einops_fast.profiles.attention.check import Extras, canonical, seen
-from einops_fast.profiles.attention.flex import flex_way
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.ways import Inputs, Way
+from einops_fast.profiles.study import Task
+from einops_fast.profiles.ways import Inputs, Way, available
 
 __all__ = ["ALONE", "NAIVE", "NATIVE", "OURS", "WAYS", "attention_inputs", "attention_ways", "chosen_by_ours", "extras"]
 
@@ -49,62 +50,40 @@ def extras(case: AttentionCase, framework: Framework) -> Extras:
     return Extras(mask, ends)
 
 
-def attention_inputs(
-    case: AttentionCase, framework: Framework, dtype: str, seed: int, backward: bool = False
-) -> Inputs:
-    """Standard normal operands; with ``backward`` a cotangent too, and gradients are asked for."""
-    shapes = [*case.shapes, *([case.result_shape] if backward else [])]
-    arrays = framework.normal(shapes, dtype, seed)
-    cotangents = (arrays.pop(),) if backward else ()
-    if backward:
+def attention_inputs(task: Task, seed: int) -> Inputs:
+    """Standard normal operands; for backward a cotangent too, and gradients are asked for."""
+    case, framework = task.case, task.framework
+    shapes = [*case.shapes, *([case.result_shape] if task.backward else [])]
+    arrays = framework.normal(shapes, task.dtype, seed)
+    cotangents = (arrays.pop(),) if task.backward else ()
+    if task.backward:
         for array in arrays:
             framework.track(array)
-    return Inputs(tuple(arrays), cotangents, backward=backward)
+    return Inputs(tuple(arrays), cotangents, backward=task.backward)
 
 
-def attention_ways(
-    case: AttentionCase, framework: Framework, given: Extras, names: Sequence[str], dtype: str, backward: bool
-) -> list[Way]:
-    """The ways of these names that are made for the case; whether an implementation can is known when it's called.
+def attention_ways(task: Task) -> list[Way]:
+    """The ways that are offered and made for the case; whether an implementation can is known when it's called."""
 
-    Args:
-        case: what to compute.
-        framework: torch.
-        given: the case's mask and ends.
-        names: of :data:`WAYS`.
-        dtype: of the operands.
-        backward: gradients are wanted.
-    """
-    made = []
-    for name in names:
-        try:
-            if name in ALONE:
-                around = partial(attention_backend, name)
-                made.append(Way(name, _ours(case, given), framework, around=around))
-            elif name == OURS:
-                made.append(Way(name, _ours(case, given), framework))
-            elif name == NATIVE:
-                made.append(Way(name, _native(case, given, framework), framework))
-            elif name == FLEX:
-                made.append(Way(name, _flex(case, given, framework, backward), framework))
-            else:
-                made.append(Way(name, _naive(case, given, framework, dtype, backward), framework))
-        except Unavailable:
-            continue
-    return made
+    def make(name: str) -> Way:
+        around = partial(attention_backend, name) if name in ALONE else nullcontext
+        return Way(name, MAKERS.get(name, _ours)(task), task.framework, around)
+
+    return available(partial(make, name) for name in task.offered)
 
 
-def chosen_by_ours(case: AttentionCase, given: Extras, operands: Sequence[Any]) -> str:
+def chosen_by_ours(task: Task, operands: Sequence[Any]) -> str:
     """Which implementation the automatic choice is for these operands."""
-    *operands, bias = operands if case.bias else (*operands, None)
-    return explain_attention(_pattern(case), *operands, **_options(case, given, bias)).implementation
+    *operands, bias = operands if task.case.bias else (*operands, None)
+    return explain_attention(_pattern(task.case), *operands, **_options(task, bias)).implementation
 
 
 def _pattern(case: AttentionCase) -> str:
     return read_layout(case.layout).pattern
 
 
-def _options(case: AttentionCase, given: Extras, bias: Any) -> dict[str, Any]:
+def _options(task: Task, bias: Any) -> dict[str, Any]:
+    case, given = task.case, task.shared
     options: dict[str, Any] = {"causal": case.causal, "window": case.window, "softcap": case.softcap}
     if bias is not None:
         options["bias"] = ("h i j", bias)
@@ -115,8 +94,8 @@ def _options(case: AttentionCase, given: Extras, bias: Any) -> dict[str, Any]:
     return options
 
 
-def _ours(case: AttentionCase, given: Extras) -> Callable[..., Any]:
-    pattern, options = _pattern(case), _options(case, given, None)
+def _ours(task: Task) -> Callable[..., Any]:
+    pattern, options = _pattern(task.case), _options(task, None)
 
     def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         if bias is None:
@@ -134,18 +113,15 @@ def _in_layout(case: AttentionCase, result: Any) -> Any:
     return result.permute([letters.index(letter) for letter in case.layout])
 
 
-def _native(case: AttentionCase, given: Extras, framework: Any) -> Callable[..., Any]:
-    """torch's function as its users call it: transposed views, and what it has no argument for as a mask.
-
-    Raises:
-        Unavailable: it has no softcap.
-    """
+def _native(task: Task) -> Callable[..., Any]:
+    """Call torch's function as its users do: on transposed views, with a mask for what it has no argument for."""
+    case, given = task.case, task.shared
     if case.softcap:
         raise Unavailable("torch's function has no softcap")
-    functional = framework.torch.nn.functional
+    functional = task.framework.torch.nn.functional
     options = {"is_causal": case.causal, "enable_gqa": case.heads != case.kv_heads}
     if case.lengths:
-        return _nested(case, given, framework, options)
+        return _nested(task, options)
     hidden: list[Any] = []
 
     def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
@@ -165,20 +141,75 @@ def _native(case: AttentionCase, given: Extras, framework: Any) -> Callable[...,
     return call
 
 
-def _flex(case: AttentionCase, given: Extras, framework: Any, backward: bool) -> Callable[..., Any]:
-    """FlexAttention.
+def _flex(task: Task) -> Callable[..., Any]:
+    """Call FlexAttention, with what a case asks for as modifiers and a mask of blocks made once; it compiles first."""
+    case, given, torch = task.case, task.shared, task.framework.torch
+    if task.backward and case.bias:
+        raise Unavailable("FlexAttention adds up the gradient of a bias atomically, in the dtype of the bias")
+    from torch.nn.attention.flex_attention import flex_attention
 
-    Raises:
-        Unavailable: it has no such gradient.
-    """
-    call = flex_way(case, given, framework.torch, backward)
-    return lambda *operands: _in_layout(case, call(*operands))
+    def flex(*arguments: Any, **options: Any) -> Any:
+        return flex_attention(*arguments, **options)
+
+    # The compiler counts how often it compiles a piece of code, and gives up at some time: each case has its own.
+    flex.__code__ = flex.__code__.replace()
+    compiled = torch.compile(flex, fullgraph=True, dynamic=False)
+    blocks: list[Any] = []
+
+    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+        q, k, v = (canonical(case, each) for each in (q, k, v))
+        if not blocks:
+            blocks.append(_block_mask(case, given, torch, q))
+        scores = _score_modifier(case, torch, bias)
+        grouped = case.heads != case.kv_heads
+        return _in_layout(case, compiled(q, k, v, score_mod=scores, block_mask=blocks[0], enable_gqa=grouped))
+
+    return call
 
 
-def _nested(case: AttentionCase, given: Extras, framework: Any, options: dict[str, bool]) -> Callable[..., Any]:
-    """Packed sequences as a jagged nested tensor."""
-    torch = framework.torch
-    ends = given.ends.long()
+def _score_modifier(case: AttentionCase, torch: Any, bias: Any) -> Callable[..., Any] | None:
+    """Return what changes a score: softcap and bias; ``None`` if there are neither."""
+    softcap = case.softcap
+    if not softcap and bias is None:
+        return None
+
+    def modify(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if softcap:
+            score = softcap * torch.tanh(score / softcap)
+        return score if bias is None else score + bias[h, i, j]
+
+    return modify
+
+
+def _block_mask(case: AttentionCase, given: Extras, torch: Any, q: Any) -> Any:
+    """Return which blocks of keys are seen, by causality, window, mask and packed sequences; ``None`` for all."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if not case.causal and case.window is None and given.mask is None and given.ends is None:
+        return None
+    before, after = case.window or (case.kv_len, case.kv_len)
+    after = 0 if case.causal else after
+    mask, sequence = given.mask, None
+    if given.ends is not None:
+        # Self-attention: queries and keys of a sequence lie at the same positions.
+        sequence = torch.searchsorted(
+            given.ends[1:].contiguous(), torch.arange(case.q_len, device=q.device), right=True
+        )
+
+    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+        found = (i - j <= before) & (j - i <= after)
+        if mask is not None:
+            found = found & mask[b, i, j]
+        return found if sequence is None else found & (sequence[i] == sequence[j])
+
+    batch = None if mask is None else case.batch
+    return create_block_mask(seen, batch, None, case.q_len, case.kv_len, str(q.device))
+
+
+def _nested(task: Task, options: dict[str, bool]) -> Callable[..., Any]:
+    """Call torch's function on packed sequences as jagged nested tensors."""
+    case, torch = task.case, task.framework.torch
+    ends = task.shared.ends.long()
     lengths = {"min_seqlen": min(case.lengths), "max_seqlen": max(case.lengths)}
 
     def call(q: Any, k: Any, v: Any) -> Any:
@@ -188,15 +219,11 @@ def _nested(case: AttentionCase, given: Extras, framework: Any, options: dict[st
     return call
 
 
-def _naive(case: AttentionCase, given: Extras, framework: Any, dtype: str, backward: bool) -> Callable[..., Any]:
-    """``einsum``, ``softmax``, ``einsum``; packed sequences one by one.
-
-    Raises:
-        Unavailable: the scores take more memory than they may.
-    """
-    if NAIVE_LIVE[backward] * case.scores * ITEM_SIZES[dtype] > NAIVE_MEMORY[framework.device]:
+def _naive(task: Task) -> Callable[..., Any]:
+    """Call ``einsum``, ``softmax``, ``einsum``; for packed sequences one by one."""
+    case, given, torch = task.case, task.shared, task.framework.torch
+    if NAIVE_LIVE[task.backward] * case.scores * ITEM_SIZES[task.dtype] > NAIVE_MEMORY[task.framework.device]:
         raise Unavailable("the scores take too much memory")
-    torch = framework.torch
     share = case.kv_heads, case.heads // case.kv_heads
     hidden: dict[tuple[int, int], Any] = {}
 
@@ -229,3 +256,7 @@ def _hidden(case: AttentionCase, given: Extras, q_len: int, kv_len: int, like: A
         return ~given.mask[:, None, None]
     band = seen(case, q_len, kv_len, like)
     return None if band is None else ~band
+
+
+MAKERS: dict[str, Callable[[Task], Callable[..., Any]]] = {NATIVE: _native, FLEX: _flex, NAIVE: _naive}
+"""What makes the call of a way that isn't ours, or raises :class:`Unavailable`."""

@@ -19,7 +19,7 @@ from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.reporting.records import Note, Record, skipped
 from einops_fast.profiles.timing.limits import limited
-from einops_fast.profiles.ways import Call, Way
+from einops_fast.profiles.ways import Call, Way, available
 
 __all__ = ["NATIVE", "PEERS", "Compiler", "Peer", "make_ways", "present"]
 
@@ -70,13 +70,7 @@ def present(framework: Framework, names: Sequence[str] = ()) -> tuple[list[Peer]
 
 def make_ways(peers: Iterable[Peer], case: Case, dtype: str) -> list[Way]:
     """A way for each peer that is made for the case."""
-    ways = []
-    for peer in peers:
-        try:
-            ways.append(peer.way(case, dtype))
-        except Unavailable:
-            continue
-    return ways
+    return available(partial(peer.way, case, dtype) for peer in peers)
 
 
 def _native(framework: Framework) -> Peer:

@@ -18,6 +18,7 @@ from einops_fast.profiles.reporting.records import Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Timed
+from einops_fast.profiles.timing.memory import extra_memory
 from einops_fast.profiles.ways import Way, our_way
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -80,7 +81,7 @@ class ContractionStudy(Study):
         if row.what == OURS and not task.backward and timed.call is not None:
             with suppress(Exception):  # what can't be watched was measured all the same
                 clear_plans()  # what a plan keeps counts
-                return replace(row, extra_bytes=task.framework.extra_memory(timed.call))
+                return replace(row, extra_bytes=extra_memory(task.framework, timed.call))
         return row
 
     def compiled_for(self, case: Case, dtype: str, backward: bool, offered: Sequence[Peer]) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import einops_fast
-from einops_fast.profiles.cases import MODES, PROBLEMS, Case
+from einops_fast.profiles.cases import PROBLEMS, Case
 from einops_fast.profiles.contraction.own_cases import chosen_cases
 from einops_fast.profiles.frameworks import Framework, Unavailable, installed, load
 from einops_fast.profiles.reporting.cells import CHECK, Column, milliseconds, ratio, table
@@ -15,9 +17,9 @@ from einops_fast.profiles.reporting.records import Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, Effort
-from einops_fast.profiles.ways import Way
+from einops_fast.profiles.ways import Around, Way, available, our_way
 
-__all__ = ["BY_HAND", "EinsumStudy", "make_way"]
+__all__ = ["BY_HAND", "MAKERS", "EinsumStudy"]
 
 DIFFERENTIABLE = ("torch", "mxnet")
 
@@ -49,14 +51,9 @@ class EinsumStudy(Study):
         return (load("torch", framework.device, framework.threads) if there else None), []
 
     def ways(self, task: Task) -> list[Way]:
-        torch = None if task.backward else task.offered
-        ways = []
-        for mode in MODES:
-            try:
-                ways.append(make_way(mode, task.case, task.framework, torch))
-            except Unavailable:
-                continue
-        return ways
+        if task.backward:  # which torch would do in its own arrays
+            task = replace(task, offered=None)
+        return available(partial(make, task) for make in MAKERS.values())
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """One table of forward calls, and one of forward and backward."""
@@ -78,39 +75,42 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def make_way(mode: str, case: Case, framework: Framework, torch: Framework | None = None) -> Way:
-    """One mode for one problem.
+def _native(task: Task, mode: str = "einsum", around: Around = nullcontext, **options: Any) -> Way:
+    return Way(mode, partial(task.framework.einsum, task.case.equation, **options), task.framework, around)
 
-    Args:
-        mode: one of :data:`~einops_fast.profiles.cases.MODES`.
-        case: one of the three problems, or an einsum of the user's own, which nobody has written by hand.
-        framework: the framework compared.
-        torch: torch on the same device, for ``th_einsum``.
 
-    Raises:
-        Unavailable: the framework, or the case, has no such mode.
-    """
-    equation = case.equation
-    native = Way(mode, partial(framework.einsum, equation), framework)
-    if mode == "einsum":
-        return native
-    if mode == "einsum_optimize":
-        if framework.name not in ("numpy", "cupy"):
-            raise Unavailable(f"optimize=True changes nothing in {framework.name}")
-        return Way(mode, partial(framework.einsum, equation, optimize=True), framework)
-    if mode == "no_einsum":
-        if case.problem is None:
-            raise Unavailable("only the three problems are written by hand")
-        return Way(mode, BY_HAND[framework.name][case.problem], framework)
-    if mode == "th_einsum":
-        if torch is None:
-            raise Unavailable("th_einsum needs torch")
-        return Way(mode, partial(torch.einsum, equation), torch)
-    if mode == "fast_einsum":
-        return Way(mode, partial(einops_fast.fast_einsum, equation), framework)
-    if mode == "patched":
-        return Way(mode, native.call, framework, partial(einops_fast.patched, framework.name))
-    raise ValueError(f"no such mode: {mode} (known: {', '.join(MODES)})")
+def _optimized(task: Task) -> Way:
+    if task.framework.name not in ("numpy", "cupy"):
+        raise Unavailable(f"optimize=True changes nothing in {task.framework.name}")
+    return _native(task, "einsum_optimize", optimize=True)
+
+
+def _by_hand(task: Task) -> Way:
+    # Nobody has written an einsum of the user's own by hand.
+    if task.case.problem is None:
+        raise Unavailable("only the three problems are written by hand")
+    return Way("no_einsum", BY_HAND[task.framework.name][task.case.problem], task.framework)
+
+
+def _by_torch(task: Task) -> Way:
+    if task.offered is None:
+        raise Unavailable("th_einsum needs torch")
+    return Way("th_einsum", partial(task.offered.einsum, task.case.equation), task.offered)
+
+
+def _patched(task: Task) -> Way:
+    return _native(task, "patched", partial(einops_fast.patched, task.framework.name))
+
+
+MAKERS: dict[str, Callable[[Task], Way]] = {
+    "einsum": _native,
+    "einsum_optimize": _optimized,
+    "no_einsum": _by_hand,
+    "th_einsum": _by_torch,
+    "fast_einsum": lambda task: our_way("fast_einsum", task.framework, task.case),
+    "patched": _patched,
+}
+"""What makes each mode of a problem, or raises :class:`Unavailable`; torch on the same device is what is offered."""
 
 
 # By hand: what someone who knows the framework well would write instead of einsum. Problem 2 has no b in its

@@ -6,7 +6,7 @@ just what its model calls it with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -16,6 +16,7 @@ from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Unavailable
 from einops_fast.profiles.ops.cases import OpCase
 from einops_fast.profiles.ops.libraries import Function
+from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Bound, Inputs, Way
 
@@ -68,30 +69,22 @@ class ModuleWay(Way):
         return Bound(partial(function, *given.operands), (*given.operands, *leaves))
 
 
-def model_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[Way]:
-    """The ways of these names; each has a model of its own, with the same parameters.
-
-    Args:
-        case: what to compute.
-        framework: torch.
-        names: of the ways.
-        compiler: torch.compile.
-        dtype: of the parameters.
-    """
+def model_ways(task: Task) -> list[Way]:
+    """The ways that are offered; each has a model of its own, with the same parameters."""
     made: list[Way] = []
-    for name in names:
-        if name in ATTENTION and (name != "compile" or case.compiled):
-            make = partial(_function_and_module, case, framework, name, dtype)
+    for name in task.offered.names:
+        if name in ATTENTION and (name != "compile" or task.case.compiled):
+            make = partial(_function_and_module, task, name)
             if name == "compile":
-                make = partial(_compiled, make, compiler, f"{case.name} {dtype}")
-            made.append(ModuleWay(name, _unmade, framework, make=make))
+                make = partial(_compiled, make, task.offered.compiler, f"{task.case.name} {task.dtype}")
+            made.append(ModuleWay(name, _unmade, task.framework, make=make))
     return made
 
 
-def model_reference(case: OpCase, framework: Any, dtype: str) -> Way:
-    """Hugging Face's own code with plain attention in float64, with parameters that were rounded to ``dtype``."""
-    make = partial(_function_and_module, case, framework, "native", dtype, exactly=True)
-    return ModuleWay("reference", _unmade, framework, make=make, training=False)
+def model_reference(task: Task) -> Way:
+    """Hugging Face's own code with plain attention in float64, with parameters that were rounded to the dtype."""
+    make = partial(_function_and_module, task, "native", exactly=True)
+    return ModuleWay("reference", _unmade, task.framework, make=make, training=False)
 
 
 def _unmade(*operands: Any) -> Any:
@@ -105,12 +98,10 @@ def _compiled(
     return lazily_compiled(compiler, function, name, fullgraph=False), module
 
 
-def _function_and_module(
-    case: OpCase, framework: Any, name: str, dtype: str, given: Inputs, *, exactly: bool = False
-) -> tuple[Function, Any]:
+def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool = False) -> tuple[Function, Any]:
     """What is called with the hidden states, and whose parameters have gradients."""
-    torch = framework.torch
-    model = _model(case, torch, ATTENTION[name], given.operands[0].device).to(getattr(torch, dtype))
+    torch = task.framework.torch
+    model = _model(task.case, torch, ATTENTION[name], given.operands[0].device).to(getattr(torch, task.dtype))
     if exactly:
         model.double()
     for module in model.modules():
@@ -119,7 +110,7 @@ def _function_and_module(
     if name == "ours":
         _optimize(model)
     model.eval()
-    part = model.get_submodule(MODULES[case.op])
+    part = model.get_submodule(MODULES[task.case.op])
     arguments, options = _called_with(part, partial(model, inputs_embeds=given.operands[0].detach()), torch)
 
     def call(hidden: Any) -> Any:

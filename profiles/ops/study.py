@@ -19,7 +19,18 @@ from einops_fast.profiles.ops.check import (
     relative_error,
 )
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
-from einops_fast.profiles.ops.ways import COMPILE, LINEAR, NATIVE, OURS, PACKED, WAYS, libraries, make_ways, op_inputs
+from einops_fast.profiles.ops.ways import (
+    COMPILE,
+    LINEAR,
+    NATIVE,
+    OURS,
+    PACKED,
+    WAYS,
+    Offer,
+    libraries,
+    make_ways,
+    op_inputs,
+)
 from einops_fast.profiles.reporting import cells
 from einops_fast.profiles.reporting.charts import Chart, Points, bars, curves, series
 from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row
@@ -89,16 +100,14 @@ class OpsStudy(Study):
     def scaled(self, case: OpCase, device: str, dtype: str) -> OpCase:
         return scaled(case, device, dtype)
 
-    def offered(
-        self, framework: Any, options: Options, cases: Sequence[Any]
-    ) -> tuple[tuple[tuple[str, ...], Compiler], list[Record]]:
+    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[Offer, list[Record]]:
         names = tuple(name for name in WAYS if name == OURS or name in (options.peers or self.peers))
         if framework.device == "cpu":
             names = tuple(name for name in names if name in ON_CPU or name in options.peers)
-        return (names, Compiler(framework.torch, altogether=COMPILING)), libraries(framework, names, cases)
+        return Offer(names, Compiler(framework.torch, altogether=COMPILING)), libraries(framework, names, cases)
 
-    def shared(self, framework: Any, case: OpCase, dtype: str, offered: tuple[tuple[str, ...], Compiler]) -> Shared:
-        return Shared(make_ways(case, framework, *offered, dtype))
+    def shared(self, task: Task) -> Shared:
+        return Shared(make_ways(task))
 
     def ways(self, task: Task) -> list[Way]:
         torch = task.framework.torch
@@ -106,15 +115,15 @@ class OpsStudy(Study):
         return [replace(way, around=around) for way in task.shared.ways]
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
-        return op_inputs(task.case, framework, task.dtype, seed, task.backward)
+        return op_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
         """Check both directions at once: what dropout has dropped is read off the gradients."""
         shared: Shared = task.shared
-        given = op_inputs(task.case, task.framework, task.dtype, 0)
+        given = op_inputs(replace(task, backward=True), 0)
         with task.framework.torch.enable_grad():
             if task.case.op in MODELS and shared.expected is None:
-                shared.expected = _answer(task, model_reference(task.case, task.framework, task.dtype), _exact(given))
+                shared.expected = _answer(task, model_reference(task), _exact(given))
 
         def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
             if way.name not in shared.verdicts:
@@ -130,12 +139,10 @@ class OpsStudy(Study):
 
         return check_ways(ways, judge, NATIVE)
 
-    def compiled_for(
-        self, case: OpCase, dtype: str, backward: bool, offered: tuple[tuple[str, ...], Compiler]
-    ) -> tuple[str, ...]:
+    def compiled_for(self, case: OpCase, dtype: str, backward: bool, offered: Offer) -> tuple[str, ...]:
         if case.elements() > LARGEST_AHEAD:
             return ()
-        return tuple(name for name in self.compiled if name in offered[0] and (name != COMPILE or case.compiled))
+        return tuple(name for name in self.compiled if name in offered.names and (name != COMPILE or case.compiled))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         return tables(rows)

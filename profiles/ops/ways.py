@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Framework, Unavailable
@@ -14,9 +14,10 @@ from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
 from einops_fast.profiles.ops.libraries import LIBRARIES, Function
 from einops_fast.profiles.ops.models import lazily_compiled, model_ways
 from einops_fast.profiles.reporting.records import Record, skipped
-from einops_fast.profiles.ways import Bound, Inputs, Way
+from einops_fast.profiles.study import Task
+from einops_fast.profiles.ways import Bound, Inputs, Way, available
 
-__all__ = ["LINEAR", "NATIVE", "OURS", "WAYS", "libraries", "make_ways", "op_inputs"]
+__all__ = ["LINEAR", "NATIVE", "OURS", "WAYS", "Offer", "libraries", "make_ways", "op_inputs"]
 
 OURS, NATIVE, PACKED, COMPILE, LINEAR = "ours", "native", "sdpa", "compile", "linear"
 
@@ -29,8 +30,16 @@ with torch's fused attention and, in ``qkv_self_attn``, one projection in place 
 """
 
 
-def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int, backward: bool = True) -> Inputs:
+class Offer(NamedTuple):
+    """The names of the ways that are measured, and torch's compiler."""
+
+    names: tuple[str, ...]
+    compiler: Compiler
+
+
+def op_inputs(task: Task, seed: int) -> Inputs:
     """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
+    case, framework = task.case, task.framework
     vector, matrix = (case.features,), (case.width, case.features)
     more: dict[str, list[tuple[int, ...]]] = {
         "layer_norm": [vector, vector],
@@ -45,7 +54,7 @@ def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int, backwar
     shapes = [case.shape, *more.get(case.op, [])]
     results = {"cross_entropy": [], "linear_cross_entropy": [], "linear": [(*case.shape[:-1], case.width)],
                "dropout_add_layer_norm": [case.shape, case.shape]}.get(case.op, [case.shape])  # fmt: skip
-    arrays = framework.normal([*shapes, *results], dtype, seed)
+    arrays = framework.normal([*shapes, *results], task.dtype, seed)
     operands, cotangents = arrays[: len(shapes)], arrays[len(shapes) :]
     if case.op in ("linear", "linear_cross_entropy", "qkv_self_attn"):
         operands[1] *= case.features**-0.5
@@ -60,7 +69,7 @@ def op_inputs(case: OpCase, framework: Framework, dtype: str, seed: int, backwar
         classes = case.width or case.features
         [normal] = framework.normal([(case.rows,)], "float32", seed + 100)
         targets = (((normal * 0.5**0.5).erf().abs() * classes).long().clamp_(0, classes - 1),)
-    return Inputs(tuple(operands), tuple(cotangents), targets, backward)
+    return Inputs(tuple(operands), tuple(cotangents), targets, task.backward)
 
 
 def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase]) -> list[Record]:
@@ -78,41 +87,32 @@ def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase
     return told
 
 
-def make_ways(case: OpCase, framework: Any, names: Sequence[str], compiler: Compiler, dtype: str) -> list[Way]:
-    """The ways of these names that there are for the case.
+def make_ways(task: Task) -> list[Way]:
+    """The ways that are offered and made for the case."""
+    if task.case.op in MODELS:
+        return model_ways(task)
+    return available(partial(_way, name, task) for name in task.offered.names)
 
-    Args:
-        case: what to compute.
-        framework: torch.
-        names: of :data:`WAYS`.
-        compiler: torch.compile.
-        dtype: of the operands.
-    """
-    if case.op in MODELS:
-        return model_ways(case, framework, names, compiler, dtype)
+
+def _way(name: str, task: Task) -> Way:
+    case, framework = task.case, task.framework
     functional = framework.torch.nn.functional
     native = NATIVES[case.op](case, functional)
-    made = []
-    for name in names:
-        if name == OURS:
-            made.append(Way(name, _ours(case), framework))
-        elif name == NATIVE:
-            made.append(Way(name, native, framework))
-        elif name == PACKED and case.op == "qkv_self_attn":
-            made.append(Way(name, _attend_packed(case, functional), framework))
-        elif name == COMPILE and case.compiled:
-            made.append(Way(name, lazily_compiled(compiler, native, f"{case.name} {dtype}"), framework))
-        elif name == LINEAR and case.op == "linear":
-            made.append(Way(name, functional.linear, framework))
-        elif name in LIBRARIES:
-            try:
-                function = LIBRARIES[name]()[case.op](case)
-            except (Unavailable, KeyError):
-                continue  # :func:`libraries` says why
-            # Its gradient takes the place of the logits.
-            overwrites = (name, case.op) == ("liger", "cross_entropy")
-            made.append((OverwritingWay if overwrites else Way)(name, function, framework))
-    return made
+    if name == OURS:
+        return Way(name, _ours(case), framework)
+    if name == NATIVE:
+        return Way(name, native, framework)
+    if name == PACKED and case.op == "qkv_self_attn":
+        return Way(name, _attend_packed(case, functional), framework)
+    if name == COMPILE and case.compiled:
+        return Way(name, lazily_compiled(task.offered.compiler, native, f"{case.name} {task.dtype}"), framework)
+    if name == LINEAR and case.op == "linear":
+        return Way(name, functional.linear, framework)
+    if name in LIBRARIES and case.op in (functions := LIBRARIES[name]()):
+        # The gradient of Liger's loss takes the place of the logits.
+        overwrites = (name, case.op) == ("liger", "cross_entropy")
+        return (OverwritingWay if overwrites else Way)(name, functions[case.op](case), framework)
+    raise Unavailable(f"{name} has no {case.op}")
 
 
 class OverwritingWay(Way):

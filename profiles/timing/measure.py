@@ -10,7 +10,7 @@ import gc
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
@@ -246,7 +246,7 @@ def time_ways(
     clock = clock or _clock(list(frameworks.values()), _flushes(running, hiding_launches))
     arounds = [_named(each.way, label) if is_watched() else each.way.around for each in running]
     calls = [each.call for each in running if each.call is not None]
-    profiled = partial(_recorded, list(frameworks.values())) if is_watched() else nullcontext
+    profiled = partial(recorded, *frameworks.values()) if is_watched() else nullcontext
     times = time_calls(calls, clock, arounds, effort, profiled)
     for each, rounds in zip(running, times, strict=True):
         low, _, high = quantiles(rounds, n=4)
@@ -371,14 +371,6 @@ def _flushes(running: Sequence[Timed], bandwidth: float | None) -> int:
         return 1
     longest = 1.5 * max(each.host or 0.0 for each in running)
     return min(1 + ceil(longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
-
-
-@contextmanager
-def _recorded(frameworks: Sequence[Framework]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for framework in frameworks:
-            stack.enter_context(recorded(framework))
-        yield
 
 
 def _named(way: Way, label: str) -> Around:

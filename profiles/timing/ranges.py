@@ -37,10 +37,12 @@ def ranged(name: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def recorded(framework: Framework) -> Iterator[None]:
+def recorded(*frameworks: Framework) -> Iterator[None]:
     """What a CUDA profiler that waits for cudaProfilerStart records: the block and nothing else."""
-    framework.capture(True)
+    for framework in frameworks:
+        framework.capture(True)
     try:
         yield
     finally:
-        framework.capture(False)
+        for framework in frameworks:
+            framework.capture(False)

@@ -18,6 +18,7 @@ from einops_fast.profiles.attention.check import allowed_error, canonical, large
 from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Extent, Options, Row
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.ceilings import Ceilings
 
 STUDY = STUDIES["attention"]
@@ -98,8 +99,9 @@ def test_float16_is_measured_in_few_cases_unless_someone_asks_for_it(dtypes, cou
 def test_the_reference_is_what_ours_computes_in_float64(torch, name):
     case = SMALL[name]
     given = attention_ways.extras(case, torch)
-    made = attention_ways.attention_inputs(case, torch, "float64", 0, True)
-    [ours] = attention_ways.attention_ways(case, torch, given, ("ours",), "float64", True)
+    task = Task(torch, case, "float64", True, ("ours",), given)
+    made = attention_ways.attention_inputs(task, 0)
+    [ours] = attention_ways.attention_ways(task)
     result, gradients = torch.gradient(lambda: ours.call(*made.operands), made.operands, made.cotangents)
     found = [result, *gradients]
     expected = reference(case, made.operands, made.cotangents, given)
@@ -124,8 +126,9 @@ def test_flex_attention_computes_the_case(torch, name, monkeypatch):
     monkeypatch.setattr(torch.torch, "compile", lambda function, **options: function)
     case = SMALL[name]
     given = attention_ways.extras(case, torch)
-    made = attention_ways.attention_inputs(case, torch, "float32", 0)
-    [flex] = attention_ways.attention_ways(case, torch, given, ("flex",), "float32", False)
+    task = Task(torch, case, "float32", False, ("flex",), given)
+    made = attention_ways.attention_inputs(task, 0)
+    [flex] = attention_ways.attention_ways(task)
     found = [flex.call(*made.operands) for _ in range(2)]
     expected = reference(case, made.operands, (), given)
     assert all(largest_error(case, [each], expected) < 1e-5 for each in found)
@@ -133,8 +136,8 @@ def test_flex_attention_computes_the_case(torch, name, monkeypatch):
 
 def test_flex_attention_has_no_gradient_of_a_bias(torch):
     case = SMALL["feature-bias"]
-    given = attention_ways.extras(case, torch)
-    assert not attention_ways.attention_ways(case, torch, given, ("flex",), "float32", True)
+    task = Task(torch, case, "float32", True, ("flex",), attention_ways.extras(case, torch))
+    assert not attention_ways.attention_ways(task)
 
 
 # Measuring

@@ -19,6 +19,7 @@ from einops_fast.profiles.reporting.records import Machine, Note, Options, Row, 
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing import limits, watch
 from einops_fast.profiles.timing.ceilings import Ceilings
+from einops_fast.profiles.timing.memory import extra_memory
 
 CEILINGS = Ceilings(bandwidth=1e10, flops=1e11)
 
@@ -163,7 +164,7 @@ class Block:
 def cuda():
     pytest.importorskip("torch")
     framework = frameworks.load("torch", "cpu", 1)
-    assert framework.extra_memory(lambda: None) is None
+    assert extra_memory(framework, lambda: None) is None
     framework.device = "gpu"
     framework.torch = SimpleNamespace(cuda=FakeCuda())
     return framework
@@ -178,8 +179,8 @@ def test_extra_memory_is_what_operands_and_result_do_not_hold(cuda):
         del copy
         return result
 
-    assert cuda.extra_memory(lambda: allocate(10)) == 0
-    assert cuda.extra_memory(copies) == 64
+    assert extra_memory(cuda, lambda: allocate(10)) == 0
+    assert extra_memory(cuda, copies) == 64
 
 
 def test_extra_memory_counts_what_a_plan_keeps_but_not_what_making_it_took(cuda):
@@ -192,7 +193,7 @@ def test_extra_memory_counts_what_a_plan_keeps_but_not_what_making_it_took(cuda)
             kept.append(allocate(32))
         return allocate(10)
 
-    assert cuda.extra_memory(call) == 32
+    assert extra_memory(cuda, call) == 32
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Options, Row, task
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing import measure
 from einops_fast.profiles.timing.ceilings import Ceilings
 from einops_fast.profiles.timing.clocks import HostClock
@@ -99,8 +100,9 @@ def test_families():
 @pytest.mark.parametrize("op", ONE_OF_EACH)
 def test_the_definition_is_what_torch_computes_in_float64(torch, op):
     case = SMALL[ONE_OF_EACH[op]]
-    given = ops_ways.op_inputs(case, torch, "float64", 0)
-    [way] = ops_ways.make_ways(case, torch, ("native",), None, "float64")
+    task = Task(torch, case, "float64", True, ops_ways.Offer(("native",), None))
+    given = ops_ways.op_inputs(task, 0)
+    [way] = ops_ways.make_ways(task)
     bound = way.bind(given)
     found = bound.forward()
     found = found if isinstance(found, tuple) else (found,)
@@ -120,8 +122,9 @@ def test_the_definition_is_what_torch_computes_in_float64(torch, op):
 
 def test_what_was_dropped_is_read_off_exactly(torch, monkeypatch):
     case = replace(SMALL["epoi-dropout_add_ln-32x128x768"], shape=(64, 96))
-    given = ops_ways.op_inputs(case, torch, "float64", 0)
-    [way] = ops_ways.make_ways(case, torch, ("native",), None, "float64")
+    task = Task(torch, case, "float64", True, ops_ways.Offer(("native",), None))
+    given = ops_ways.op_inputs(task, 0)
+    [way] = ops_ways.make_ways(task)
     bound = way.bind(given)
     found = (bound.forward(),)
     gradients = list(torch.torch.autograd.grad(found, bound.leaves, given.cotangents))
@@ -450,16 +453,17 @@ def test_a_compiled_way_is_compiled_once_for_all_its_calls(torch):
             made.append((name, fullgraph))
             return call
 
-    [way] = ops_ways.make_ways(case, torch, ("compile",), Compiler(), "float32")
+    task = Task(torch, case, "float32", True, ops_ways.Offer(("compile",), Compiler()))
+    [way] = ops_ways.make_ways(task)
     for seed in (0, 1):
-        way.bind(ops_ways.op_inputs(case, torch, "float32", seed)).forward()
+        way.bind(ops_ways.op_inputs(task, seed)).forward()
     assert made == [("softmax@1024 float32", True)]
-    assert not ops_ways.make_ways(SMALL["softmax@512"], torch, ("compile",), Compiler(), "float32")
+    assert not ops_ways.make_ways(replace(task, case=SMALL["softmax@512"]))
 
 
 def test_what_is_compiled_ahead():
     found = {
-        name: STUDY.compiled_for(CASES[name], "bfloat16", True, (("ours", "native", "compile"), None))
+        name: STUDY.compiled_for(CASES[name], "bfloat16", True, ops_ways.Offer(("ours", "native", "compile"), None))
         for name in ("softmax@512", "softmax@1024", "cross_entropy-32768x50257")
     }
     assert found == {
