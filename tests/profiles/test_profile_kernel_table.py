@@ -152,7 +152,7 @@ def test_our_own_traces_are_read(name, tmp_path):
     row = Row(name, "square", "matmul", "float32", seconds=1e-4)
     # The second of MXNet's traces is written in another way than the first.
     for _ in range(2):
-        [note] = traces.write_trace(str(tmp_path), row, framework, lambda: partial(framework.matmul, left, right))
+        [note] = traces.write_trace(str(tmp_path), row, framework, partial(framework.matmul, left, right))
         assert note.text.startswith("wrote ")
         times = read_kernels(tmp_path / f"{traces.trace_name(row)}.json")
         assert all(seconds > 0 for seconds in times.values())
@@ -168,9 +168,7 @@ def test_what_has_no_profiler_says_so(tmp_path):
 def test_a_trace_that_fails_is_a_note(tmp_path):
     torch = pytest.importorskip("torch")
     framework = frameworks.load("torch", "cpu", 1)
-    [note] = traces.write_trace(
-        str(tmp_path), Row("torch", "a", "b", "float32"), framework, lambda: partial(torch.zeros, -1)
-    )
+    [note] = traces.write_trace(str(tmp_path), Row("torch", "a", "b", "float32"), framework, partial(torch.zeros, -1))
     assert note.text.startswith("no trace of torch-float32-a-b-forward: RuntimeError")
 
 
