@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, inf
 from statistics import median, quantiles
 from time import perf_counter
@@ -115,13 +114,7 @@ def compare(
 ) -> list[Timing]:
     """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios.
 
-    Args:
-        case: what to compute.
-        ways: how.
-        dtype: of the operands.
-        effort: how long to measure.
-        backward: time forward and backward together, and check the gradients.
-        clock: what to measure with; default: the device's own clock.
+    With ``backward``, forward and backward are timed together; ``clock`` is by default the device's own.
     """
     shared = _shared(ways)
     timed = time_ways(
@@ -244,10 +237,10 @@ def time_ways(
     if not running:
         return list(timed.values())
     clock = clock or _clock(list(frameworks.values()), _flushes(running, hiding_launches))
-    arounds = [_named(each.way, label) if is_watched() else each.way.around for each in running]
     calls = [each.call for each in running if each.call is not None]
-    profiled = partial(recorded, *frameworks.values()) if is_watched() else nullcontext
-    times = time_calls(calls, clock, arounds, effort, profiled)
+    arounds = [each.way.around for each in running]
+    labels = [label.format(each.way.name) for each in running]
+    times = time_calls(calls, clock, arounds, effort, labels, list(frameworks.values()))
     for each, rounds in zip(running, times, strict=True):
         low, _, high = quantiles(rounds, n=4)
         timing = replace(each.timing, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
@@ -286,16 +279,28 @@ def time_calls(
     clock: Clock,
     arounds: Sequence[Around] = (),
     effort: Effort = FULL,
-    profiled: Around = nullcontext,
+    labels: Sequence[str] = (),
+    frameworks: Sequence[Framework] = (),
 ) -> list[list[float]]:
-    """Seconds of one call, a value per round, for each of ``calls``; ``profiled`` is around what counts."""
+    """Seconds of one call, a value per round, for each of ``calls``.
+
+    Args:
+        calls: what to time.
+        clock: what to measure with.
+        arounds: the context of each call.
+        effort: how long to measure.
+        labels: what a profiler around this process sees each call as.
+        frameworks: those that tell the profiler what to record.
+    """
     arounds = arounds or [nullcontext] * len(calls)
     counts = []
     for call, around in zip(calls, arounds, strict=True):
         with around():
             counts.append(_calls_per_sample(call, clock, effort))
-    with profiled():
+    if not labels or not is_watched():
         return _take_turns(calls, counts, clock, arounds, effort)
+    with recorded(*frameworks):
+        return _take_turns(calls, counts, clock, list(map(_named, arounds, labels)), effort)
 
 
 def _take_turns(
@@ -373,15 +378,15 @@ def _flushes(running: Sequence[Timed], bandwidth: float | None) -> int:
     return min(1 + ceil(longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
 
 
-def _named(way: Way, label: str) -> Around:
-    """Return what a way needs around it, and for a profiler its name."""
+def _named(around: Around, label: str) -> Around:
+    """Return what a call needs around it, and for a profiler its name."""
 
     @contextmanager
-    def around() -> Iterator[None]:
-        with way.around(), ranged(label.format(way.name)):
+    def named() -> Iterator[None]:
+        with around(), ranged(label):
             yield
 
-    return around
+    return named
 
 
 @contextmanager
