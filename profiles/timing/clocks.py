@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
-__all__ = ["Clock", "EventClock", "HostClock"]
+__all__ = ["Clock", "EventClock", "HostClock", "no_collection"]
 
 Call = Callable[[], object]
 
@@ -76,3 +78,16 @@ class EventClock:
             end.record()
         self._synchronize()
         return median(self._milliseconds(start, end) for start, end in pairs) * 1e-3
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector out of the samples, as :mod:`timeit` does."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -6,7 +6,6 @@ alike; the ratio of two ways is the median of their ratios within rounds.
 
 from __future__ import annotations
 
-import gc
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
 from einops_fast.profiles.timing.accuracy import Reference, allowed
-from einops_fast.profiles.timing.clocks import Clock, HostClock
+from einops_fast.profiles.timing.clocks import Clock, HostClock, no_collection
 from einops_fast.profiles.timing.limits import FIRST_CALL, limited
 from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
 from einops_fast.profiles.timing.watch import host_seconds
@@ -315,7 +314,7 @@ def _take_turns(
         with arounds[place]():
             return clock.sample(calls[place], counts[place])
 
-    with _no_collection():
+    with no_collection():
         start = perf_counter()
         while perf_counter() - start < effort.settling:
             for place in order:
@@ -387,16 +386,3 @@ def _named(around: Around, label: str) -> Around:
             yield
 
     return named
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector out of the samples, as :mod:`timeit` does."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
