@@ -182,7 +182,7 @@ def gemm_seconds(product: Product, calls: int, dtype: str, on: Ceilings) -> floa
     if m == 1 or n == 1:
         return overhead + moved / on.bandwidth
     block = on.blocks.get(dtype, 1)
-    rows, columns = (-(-extent // block) * block for extent in (m, n))
+    rows, columns = -(-m // block) * block, -(-n // block) * block
     padded = 2 * product.batch * (rows + on.tile) * (columns + on.tile) * (k + on.depth)
     blocks = product.batch // max(calls, 1) * -(-m // _BLOCK) * -(-n // _BLOCK)
     busy = min(1.0, blocks / on.units) if blocks else 1.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from math import prod
 from typing import NamedTuple
 
@@ -15,14 +17,14 @@ __all__ = [
     "Strides",
     "Term",
     "arranged",
+    "as_one",
+    "axes_of",
     "by_stride",
     "compact_strides",
     "contiguous_in_order",
     "contiguous_strides",
     "dense_strides",
-    "merge",
     "padded_strides",
-    "product_of_sizes",
     "reach",
     "readable_by_gemm",
 ]
@@ -51,6 +53,15 @@ class Axis(NamedTuple):
     size: int
     stride: int
     position: int
+
+
+def axes_of(labels: Iterable[str], shape: Iterable[int], strides: Iterable[int]) -> tuple[Axis, ...]:
+    """The axes of an array, in the order of its shape."""
+    return tuple(map(_new_axis, zip(labels, shape, strides, count(), strict=False)))
+
+
+_new_axis: Callable[[tuple[str, int, int, int]], Axis] = partial(tuple.__new__, Axis)
+"""Axis of a tuple, without a call of Python."""
 
 
 @dataclass(eq=False)
@@ -196,30 +207,25 @@ def by_stride(axes: Sequence[Axis]) -> list[Axis]:
     return sorted(axes, key=lambda axis: (-axis.stride, -axis.size))
 
 
-def product_of_sizes(axes: Iterable[Axis]) -> int:
-    """Number of index combinations over these axes (1 for none)."""
-    return prod([axis.size for axis in axes])
-
-
-def merge(axes: Sequence[Axis]) -> int | None:
-    """Stride of the single axis that these axes form in this order, or ``None`` if they don't form one.
+def as_one(axes: Sequence[Axis]) -> tuple[int, int | None]:
+    """Extent and stride of the single axis that these axes form in this order; ``None`` if they don't form one.
 
     Axes of size 1 merge with anything. No axes at all, or only such, give stride 1.
 
-    >>> merge([Axis("b", 4, 12, 0), Axis("i", 3, 4, 1)])
-    4
+    >>> as_one([Axis("b", 4, 12, 0), Axis("i", 3, 4, 1)])
+    (12, 4)
     """
-    stride: int | None = None
+    size, stride, reach, merges = 1, None, 0, True
     for axis in reversed(axes):
-        if axis.size == 1:
-            continue
-        if stride is None:
-            stride, reach = axis.stride, axis.stride * axis.size
-        elif axis.stride != reach:
-            return None
-        else:
-            reach = axis.stride * axis.size
-    return 1 if stride is None else stride
+        if axis.size != 1:
+            if stride is None:
+                stride = axis.stride
+            elif axis.stride != reach:
+                merges = False
+            size, reach = size * axis.size, axis.stride * axis.size
+    if not merges:
+        return size, None
+    return size, 1 if stride is None else stride
 
 
 def readable_by_gemm(rows: int, row_stride: int, columns: int, column_stride: int) -> bool:

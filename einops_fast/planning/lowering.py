@@ -16,7 +16,7 @@ from math import prod
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.layout import Axis, Term, compact_strides, contiguous_strides, padded_strides
+from einops_fast.planning.layout import Term, axes_of, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
 from einops_fast.planning.remaining import Remaining
@@ -79,6 +79,9 @@ class _Lowering:
         self.steps: list[Step] = []
         self.first = len(subscripts.inputs)
         self.any_order = not target.in_order
+        # Nobody wants an intermediate in any order but the next step.
+        ordered = target.in_order or target.memory
+        self.between = replace(target, in_order=False, memory="") if ordered else target
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
@@ -181,13 +184,11 @@ class _Lowering:
         if operand.dtype != self.numerics.compute:
             slot = self.add(Cast((slot,), labels, shape, self.numerics.compute, self.fuses))
             strides = self.converted(Operand(shape, strides, operand.dtype)).strides
-        axes = tuple(
-            [
-                Axis("" if size == 1 != self.sizes[label] else label, size, stride, position)
-                for position, (label, size, stride) in enumerate(zip(labels, shape, strides, strict=True))
-            ]
-        )
-        return Term(slot, axes)
+        if 1 in shape:
+            sizes = self.sizes
+            named = ["" if size == 1 != sizes[label] else label for label, size in zip(labels, shape, strict=True)]
+            return Term(slot, axes_of(named, shape, strides))
+        return Term(slot, axes_of(labels, shape, strides))
 
     def converted(self, operand: Operand) -> Operand:
         """An operand in the compute dtype."""
@@ -199,7 +200,7 @@ class _Lowering:
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
-        if not any(axis.stride == 0 and axis.size > 1 for term in terms for axis in term.axes):
+        if not any(0 in term.strides.values() for term in terms):
             return
         users = Counter("".join([term.labels for term in terms]))
         for at, term in enumerate(terms):
@@ -268,7 +269,7 @@ class _Lowering:
             strides = padded_strides(shape, row, ITEM_SIZES[self.numerics.compute])
         step = Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library)
         slot = self.add(step if strides == contiguous else replace(step, strides=strides))
-        return Term(slot, tuple(map(Axis, wanted, shape, strides, range(len(shape)))))
+        return Term(slot, axes_of(wanted, shape, strides))
 
     def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
         """All axes of the terms, those that are wanted first."""
@@ -286,23 +287,19 @@ class _Lowering:
         rest = [axis for axis in term.axes if axis.position not in positions]
         shape = tuple(axis.size for axis in rest)
         strides = tuple(axis.stride for axis in rest) if kind is Select else contiguous_strides(shape)
-        axes = tuple(
-            Axis(axis.label, axis.size, stride, position)
-            for position, (axis, stride) in enumerate(zip(rest, strides, strict=True))
-        )
-        labels = "".join(axis.label for axis in axes)
-        return Term(self.add(kind((term.slot,), labels, shape, positions)), axes)
+        labels = [axis.label for axis in rest]
+        return Term(self.add(kind((term.slot,), "".join(labels), shape, positions)), axes_of(labels, shape, strides))
 
     def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
         """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
         wanted, target, partner = self.subscripts.output, self.target, None
         keep = set(wanted)
         if rest:
-            keep = {label for label in left.labels + right.labels if rest.needs(label)}
+            users = rest.users
+            keep = {label for label in left.labels + right.labels if users[label] > 0}
             partner = rest.partner(keep)
             wanted = self.hint(left, right, keep, partner, rest)
-            # Nobody wants an intermediate in any order but the next step.
-            target = replace(target, in_order=False, memory="") if target.in_order or target.memory else target
+            target = self.between
         step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
@@ -312,9 +309,7 @@ class _Lowering:
             library = self.in_order(own, wanted, any_order)
             row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)
-        slot = self.add(step)
-        sizes = [self.sizes[label] for label in step.labels]
-        return Term(slot, tuple(map(Axis, step.labels, sizes, strides, range(len(strides)))))
+        return Term(self.add(step), axes_of(step.labels, step.shape, strides))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""
@@ -331,11 +326,11 @@ class _Lowering:
         """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
         labels = dict.fromkeys(chain(self.subscripts.output, *(term.labels for term in terms)))
         held = set(chain(*(term.labels for term in terms)))
-        wanted = "".join([label for label in labels if label in held and rest.needs(label)])
+        wanted = "".join([label for label in labels if label in held and rest.users[label] > 0])
         full = prod([self.sizes[label] for label in held])
-        slot = self.add(native_step(terms, wanted, self.shape(wanted), "no order of pairs keeps to the limit", full))
-        sizes = [self.sizes[label] for label in wanted]
-        return Term(slot, tuple(map(Axis, wanted, sizes, contiguous_strides(sizes), range(len(sizes)))))
+        shape = self.shape(wanted)
+        slot = self.add(native_step(terms, wanted, shape, "no order of pairs keeps to the limit", full))
+        return Term(slot, axes_of(wanted, shape, contiguous_strides(shape)))
 
     def hint(self, left: Term, right: Term, keep: set[str], partner: Term | None, rest: Remaining) -> str:
         """Axis order of an intermediate in which the next step is most likely to need no copy.

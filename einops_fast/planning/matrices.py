@@ -16,10 +16,10 @@ from einops_fast.planning.layout import (
     Axis,
     Term,
     arranged,
+    as_one,
+    axes_of,
     by_stride,
     contiguous_strides,
-    merge,
-    product_of_sizes,
     readable_by_gemm,
 )
 from einops_fast.planning.roles import Roles
@@ -61,6 +61,10 @@ class Side(NamedTuple):
     in_runs: bool = False
     inner: int = 0
     free_last: bool | None = None
+
+    def copy_seconds(self, dtype: str, on: cost.Ceilings) -> float:
+        """Predicted time of the copy."""
+        return cost.copy_seconds(self.term.size, self.in_runs, dtype, on, self.inner)
 
 
 class GemmChoice(NamedTuple):
@@ -121,10 +125,9 @@ class GemmChoice(NamedTuple):
     def _buffer(self, order: str, roles: Roles) -> Arrange | None:
         """How a C-ordered array with axes in ``order`` is seen as ``(*batch, m, n)``; ``None`` if it can't."""
         sizes = roles.sizes(order)
-        positions = range(len(order))
-        axes = dict(zip(order, map(Axis, order, sizes, contiguous_strides(sizes), positions), strict=True))
+        axes = dict(zip(order, axes_of(order, sizes, contiguous_strides(sizes)), strict=True))
         groups = (*self.groups, self.left.free, self.right.free)
-        strides = [merge([axes[label] for label in group]) for group in groups]
+        strides = [as_one([axes[label] for label in group])[1] for group in groups]
         row_stride, column_stride = strides[-2:]
         if None in strides or row_stride is None or column_stride is None:
             return None
@@ -137,10 +140,9 @@ class GemmChoice(NamedTuple):
         """How an operand is seen as a stack of matrices."""
         matrix = (self.contracted, side.free) if contracted_first else (side.free, self.contracted)
         batch = [group if group[0] in side.strides else "" for group in self.groups]
-        positions = {axis.label: axis.position for axis in side.term.axes}
         groups = (*batch, *matrix)
-        perm = (*side.term.unnamed, *[positions[label] for group in groups for label in group])
-        shape = tuple([roles.size(group) for group in groups])
+        perm = (*side.term.unnamed, *[axis.position for axis in side.term.pick("".join(groups))])
+        shape = tuple(map(roles.size, groups))
         how = arranged(perm, side.term.shape, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
         return how if all(batch) else replace(how, shape=shape)
@@ -160,6 +162,8 @@ def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None
             rights = list(_sides(right, batch, roles.columns, contracted, roles.wanted, target, True))
             for one in lefts:
                 for two in rights:
+                    if best is not None and best.seconds <= _least_seconds(one, two, roles, target, dtype):
+                        continue
                     choice = _price(one, two, batch, contracted, roles, target, dtype)
                     if choice is None or (best is not None and best.seconds <= choice.seconds):
                         continue
@@ -209,10 +213,10 @@ def _sides(
         return
     strides = term.strides
     inner, own = term.pick(contracted), by_stride(term.pick(free))
-    k, k_stride = product_of_sizes(inner), merge(inner)
+    k, k_stride = as_one(inner)
     reason = "its axes don't merge to a matrix that a GEMM can read"
     if k_stride is not None:
-        m, m_stride = product_of_sizes(own), merge(own)
+        m, m_stride = as_one(own)
         if m_stride is not None and readable_by_gemm(m, m_stride, k, k_stride):
             # A column vector is handed over as a transposed row: some libraries are slow at the other.
             yield Side(term, _joined(own), "", strides, free_last=False if is_right and m == 1 else None)
@@ -236,14 +240,14 @@ def _joined(axes: Sequence[Axis]) -> str:
 def _largest_run(axes: Sequence[Axis], k: int, k_stride: int) -> Sequence[Axis]:
     """The longest stretch of neighbouring axes that forms, with the contracted axis, a readable matrix."""
     best: Sequence[Axis] = ()
+    largest = -1
     for start in range(len(axes)):
-        for stop in range(start + 1, len(axes) + 1):
-            run = axes[start:stop]
-            stride, size = merge(run), product_of_sizes(run)
-            if stride is None or not readable_by_gemm(size, stride, k, k_stride):
-                continue
-            if not best or size > product_of_sizes(best):
-                best = run
+        for stop in range(start, len(axes)):
+            size, stride = as_one(axes[start : stop + 1])
+            if stride is None:
+                break  # nor do more axes form one
+            if size > largest and readable_by_gemm(size, stride, k, k_stride):
+                best, largest = axes[start : stop + 1], size
     return best
 
 
@@ -258,8 +262,8 @@ def _copies(term: Term, batch: str, free: str, contracted: str, reason: str) -> 
 def _copied(term: Term, batch: str, free: str, contracted: str, reason: str, fastest: str) -> Side:
     # Whichever group ends in the smaller stride goes innermost, for the copy then reads with more locality; unless only
     # the other one makes loops that are long enough.
-    strides = {axis.label: abs(axis.stride) for axis in term.axes}
-    free_last = bool(free) and strides[free[-1]] < strides[contracted[-1]]
+    strides = term.strides
+    free_last = bool(free) and abs(strides[free[-1]]) < abs(strides[contracted[-1]])
     inner = _inner(term, free if free_last else contracted)
     if free and inner < _SHORT_LOOP:
         other = _inner(term, contracted if free_last else free)
@@ -275,9 +279,10 @@ def _inner(term: Term, labels: str) -> int:
     axes = term.pick(labels)
     run = 1
     for at in range(len(axes) - 1, -1, -1):
-        if merge(axes[at:]) is None:
+        size, stride = as_one(axes[at:])
+        if stride is None:
             break
-        run *= axes[at].size
+        run = size
     return run
 
 
@@ -295,8 +300,18 @@ def _unstrided(term: Term, batch: str, free: str, contracted: str) -> Iterator[S
 
 def _strides_in(order: str, term: Term) -> dict[str, int]:
     """Strides by label of the term in C order with its axes in ``order``."""
-    sizes = {axis.label: axis.size for axis in term.axes}
-    return dict(zip(order, contiguous_strides([sizes[label] for label in order]), strict=True))
+    return dict(zip(order, contiguous_strides([axis.size for axis in term.pick(order)]), strict=True))
+
+
+def _least_seconds(left: Side, right: Side, roles: Roles, target: Target, dtype: str) -> float:
+    """What :func:`_price` can't be below, in a fraction of its time; 0 where that isn't known."""
+    if left.demoted or right.demoted:
+        return 0.0
+    seconds = cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)
+    for side in (left, right):
+        if side.moves:
+            seconds += side.copy_seconds(dtype, target.ceilings)
+    return seconds
 
 
 def _price(
@@ -323,7 +338,7 @@ def _price(
     seconds += cost.gemm_seconds(product, loops, dtype, on)
     for side in (left, right):
         if side.moves:
-            seconds += cost.copy_seconds(side.term.size, side.in_runs, dtype, on, side.inner)
+            seconds += side.copy_seconds(dtype, on)
     copies = not target.strided or (target.in_order and not (target.writes and target.writes_strided))
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)

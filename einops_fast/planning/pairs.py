@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from string import ascii_letters
 
 from einops_fast.planning import cost
-from einops_fast.planning.layout import Term, arranged, by_stride, contiguous_strides, merge
+from einops_fast.planning.layout import Term, arranged, as_one, by_stride, contiguous_strides
 from einops_fast.planning.matrices import cheapest_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Multiply, Native, Step
@@ -82,7 +82,7 @@ def _innermost(roles: Roles) -> int:
         if run and ((label in smaller.labels) != shared or (label in roles.wanted) != (run[0] in roles.wanted)):
             break
         shared = label in smaller.labels
-        if any(merge(term.pick(label + run)) is None for term in ((larger, smaller) if shared else (larger,))):
+        if any(as_one(term.pick(label + run))[1] is None for term in ((larger, smaller) if shared else (larger,))):
             break
         run = label + run
     return roles.size(run)

@@ -51,18 +51,13 @@ class Remaining:
     def __len__(self) -> int:
         return len(self._terms)
 
-    def needs(self, label: str) -> bool:
-        """Whether a term, or the result, has this label."""
-        return self.users[label] > 0
-
     def partner(self, labels: Iterable[str]) -> Term | None:
         """What an array with these labels is probably multiplied with next: the term that shares most of them."""
-        shared: Counter[int] = Counter()
-        holders: dict[int, Term] = {}
+        shared: dict[Term, int] = {}
         for label in labels:
-            for slot, term in islice(self._holders.get(label, {}).items(), _MOST_ASKED):
-                holders[slot] = term
-                shared[slot] += 1
+            for term in islice(self._holders.get(label, {}).values(), _MOST_ASKED):
+                shared[term] = shared.get(term, 0) + 1
         if not shared:
             return None
-        return holders[max(shared, key=lambda slot: (shared[slot], -self._places[slot]))]
+        most, places = max(shared.values()), self._places
+        return min([term for term, labels in shared.items() if labels == most], key=lambda term: places[term.slot])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from einops_fast.planning.cost import Product
 from einops_fast.planning.layout import Term
@@ -19,6 +20,7 @@ class Roles:
         batch, rows, columns, contracted: the labels of each role, the first three as ``wanted`` has them.
         wanted: labels of the result in the order that suits whoever reads it.
         size_of: extent by label.
+        product: the extent of each role.
     """
 
     left: Term
@@ -29,6 +31,7 @@ class Roles:
     contracted: str
     wanted: str
     size_of: dict[str, int]
+    product: Product
 
     @classmethod
     def of(cls, left: Term, right: Term, keep: set[str], wanted: str) -> Roles:
@@ -37,11 +40,13 @@ class Roles:
         rows = "".join([label for label in wanted if label not in two])
         columns = "".join([label for label in wanted if label not in one])
         contracted = "".join([label for label in left.labels if label in two and label not in keep])
-        sizes = {axis.label: axis.size for axis in left.axes + right.axes}
-        return cls(left, right, batch, rows, columns, contracted, wanted, sizes)
+        size_of = {axis.label: axis.size for axis in left.axes + right.axes}
+        product = Product(*[prod([size_of[label] for label in each]) for each in (batch, rows, columns, contracted)])
+        return cls(left, right, batch, rows, columns, contracted, wanted, size_of, product)
 
     def swapped(self) -> Roles:
         """The same product with the terms in the other order."""
+        batch, m, n, k = self.product
         return Roles(
             self.right,
             self.left,
@@ -51,6 +56,7 @@ class Roles:
             self.contracted,
             self.wanted,
             self.size_of,
+            Product(batch, n, m, k),
         )
 
     def sizes(self, labels: str) -> tuple[int, ...]:
@@ -71,8 +77,3 @@ class Roles:
         """Whether neighbours in either term, and so in the result, belong to neighbouring products of the batch."""
         fastest = self.left.fastest
         return bool(fastest) and fastest in self.batch and fastest == self.right.fastest
-
-    @property
-    def product(self) -> Product:
-        size = self.size
-        return Product(size(self.batch), size(self.rows), size(self.columns), size(self.contracted))
