@@ -93,14 +93,22 @@ def fast_einsum(
         with allow_precision(precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     equation = operands[0] if operands else None
-    if type(equation) is str and out is None and dtype is None:
-        if equation in read_alike and order == "K" and casting == "safe" and optimize == "auto":
-            kind, loops = read_alike[equation]
-            if loops_suffice(operands) and len(operands) <= 3 and type(operands[1]) is type(operands[-1]) is kind:
+    in_text = type(equation) is str
+    if out is None and dtype is None:
+        spelled = equation if in_text else type(equation)
+        if spelled in read_alike and order == "K" and casting == "safe" and optimize == "auto":
+            kind, loops = read_alike[spelled]
+            if loops_suffice(operands) and (
+                type(operands[1]) is type(operands[-1]) is kind
+                and (len(operands) <= 3 or {*map(type, operands[2:-1])} == {kind})
+                if in_text
+                else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
+            ):
                 try:
                     return loops(*operands)
                 except Exception:  # a plan says what is wrong
                     pass
+    if in_text and out is None and dtype is None:
         arrays = operands[1:]
         if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
             arrays = arrays[0]  # if no list of numbers: those have no signature

@@ -45,6 +45,9 @@ _TWO = 16 * 16, 10 * 10
 _STACKS = 128, 128
 """The same for more labels than three: their innermost loops are shorter."""
 
+_SEVERAL = 32, 32
+"""The same for more arrays than two, of which a plan makes shorter loops."""
+
 _LISTS = 26 * 26, 26 * 26
 """The same for a call with lists of labels, which take 10 µs to become an equation."""
 
@@ -59,8 +62,11 @@ FIRST_OF_OTHERS = 256
 _rules: dict[str | int, _Rule] = emptied_with_plans({})
 """By equation, or by the count of arguments of a call with lists."""
 
-read_alike: dict[str, tuple[type, Callable[..., Any]]] = emptied_with_plans({})
-"""The type of plain arrays and the loops, by equations that mean the same to these as to ``fast_einsum``."""
+read_alike: dict[Hashable, tuple[type, Callable[..., Any]]] = emptied_with_plans({})
+"""The type of plain arrays and the loops, by equations that mean the same to these as to ``fast_einsum``.
+
+Lists of labels that the loops take always do: they are there by the type of the arrays.
+"""
 
 
 def loops_suffice(operands: Sequence[Any]) -> bool:
@@ -144,7 +150,7 @@ def _of_equation(equation: str) -> tuple[int, int, tuple[int, int]]:
             return at, at, _ONE
     for (at, term), (other, others) in combinations(enumerate(terms, 1), 2):
         if term | others == labels:
-            return at, other, _TWO if len(labels) <= 3 else _STACKS
+            return at, other, _SEVERAL if len(terms) > 2 else _TWO if len(labels) <= 3 else _STACKS
     return 1, min(2, len(terms)), _NEVER  # no small bound
 
 
@@ -186,13 +192,14 @@ def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
     # Runs among the globals of NumPy's module, which has c_einsum. With optimize=False, NumPy does the same.
     if _einops_fast_loops_suffice(operands):  # type: ignore[name-defined]  # noqa: F821
         # To choose an order of contraction takes NumPy longer than the loops.
-        if out is None and (not options or (len(options) == 1 and options.get("optimize") is True)):
+        if out is None and not options:
             return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
-        if options.get("optimize", False) is False:
-            options.pop("optimize", None)
+        optimize = options.pop("optimize", False)
+        if optimize is False or (optimize is True and out is None and not options):
             if out is not None:
                 options["out"] = out
             return c_einsum(*operands, **options)  # type: ignore[name-defined]  # noqa: F821
+        options["optimize"] = optimize
     if len(operands) <= 3 and options.get("optimize") is False:
         del options["optimize"]  # one or two arrays have no intermediates
     if out is not None:

@@ -134,8 +134,10 @@ def native_first(
     if observed():  # an observer sees plans
         return None
     shapes = came_with(question)
-    if as_given and backend.loops is not None:
-        keep(read_alike, str(question[0]), (type(operands[0]), backend.loops))
+    if backend.loops is not None and (as_given or not isinstance(question[0], str)):
+        kind = type(operands[0])
+        spelled: Any = question[0] if as_given else kind
+        keep(read_alike, spelled, (kind, backend.loops))
     if not subscripts.equation.isascii():
         return None
     return shapes.native_first(backend, operands, subscripts, as_given)
