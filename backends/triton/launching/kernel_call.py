@@ -25,6 +25,9 @@ _MOST_KEPT = 256
 
 T = TypeVar("T")
 
+_Ready = tuple[Callable[..., None], int, int, int, tuple[Any, ...]]
+"""What queues a kernel, the numbers of its programs, and its arguments after the stream."""
+
 
 class KernelCall:
     """A kernel with everything fixed but its arrays.
@@ -64,7 +67,7 @@ class KernelCall:
             self.options["maxnreg"] = registers
         self._rest = (*tail, *self.constants.values())
         self._launches: dict[Any, Launch] = {}
-        self._ready: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._ready: dict[tuple[Any, ...], _Ready] = {}
         self._maps: dict[int, dict[int, list[Any]]] = {}
         self._nested = True
         self._interpreted = interpreted()
@@ -75,45 +78,39 @@ class KernelCall:
         Returns:
             Whether it was queued: not where the kernel copies boxes of an array that lies at an odd address.
         """
-        if self._interpreted:
-            if self.grid[0]:
-                self.function[self.grid](*self._ordered(arrays), *self.tail, **self.constants)
-            return True
-        pointer = memory.pointer
+        # Few attributes are read: the interpreter finds those of a class less fast where others share this code.
+        pointer, given = memory.pointer, self._given
         key: tuple[Any, ...]
-        every: Sequence[Any] = arrays
-        if self._declared is not None:
-            if self._given is not None:
-                every = self._given(arrays)
-            key = (device, *map(pointer, every))
+        if given is not None:
+            key = (device, *map(pointer, given(arrays)))
         else:
+            every: Sequence[Any] = arrays
             if self._nested:
                 every = [each for array in arrays for each in (array if isinstance(array, tuple) else (array,))]
             addresses = [None if array is None else pointer(array) for array in every]
             key = (device, *addresses, *[None if array is None else array.dtype for array in every])
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._prepared(memory, device, arrays)
+            ready = self._prepared(memory, device, key, arrays)
             if ready is None:
                 return False
-            _keep(self._ready, key, ready)
-        queue, arguments = ready
-        grid = self.grid
-        queue(grid[0], grid[1], grid[2], memory.stream(device), *arguments)
+        queue, x, y, z, arguments = ready
+        queue(x, y, z, memory.stream(device), *arguments)
         return True
 
     def _ordered(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arrays of a call as the kernel takes them."""
         return arrays if self._order is None else _picked(arrays, self._order)
 
-    def _prepared(
-        self, memory: Memory, device: int, arrays: tuple[Any, ...]
-    ) -> tuple[Callable[..., None], tuple[Any, ...]] | None:
-        """Return what queues the kernel for these arrays, and what it takes after the stream."""
+    def _prepared(self, memory: Memory, device: int, key: tuple[Any, ...], arrays: tuple[Any, ...]) -> _Ready | None:
+        """Return how the kernel is queued for these arrays, and keep it; ``None`` if the kernel can't take them."""
         self._nested = any(isinstance(array, tuple) for array in arrays)
         if not self.grid[0]:
-            return _queue_nothing, ()
+            return _do_nothing, *self.grid, ()
         arrays = self._ordered(arrays)
+        if self._interpreted:
+            self.function[self.grid](*arrays, *self.tail, **self.constants)
+            return _do_nothing, *self.grid, ()
         described = self._described(memory.pointer, arrays)
         if described is None:
             return None
@@ -122,7 +119,9 @@ class KernelCall:
             launch = self._launches[device, described] = launch_of(self.compile_for(*described))
         addresses = mapped(memory.pointer, arrays)
         given = self._with_boxes(launch, described, addresses) if self._boxes else addresses
-        return launch.queue, launch.arguments((*given, *self._rest))
+        ready = launch.queue, *self.grid, launch.arguments((*given, *self._rest))
+        _keep(self._ready, key, ready)
+        return ready
 
     def _described(self, pointer: Callable[[Any], int], arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return what the kernel is compiled for in place of the arrays; ``None`` if it can't take them."""
@@ -203,8 +202,8 @@ class DeclaredCall(KernelCall):
         self._declared: tuple[Any, ...] = arrays
         self._even, self._order = even, order
         self._anywhere = mapped(lambda array: array._replace(aligned=False), arrays)
-        if None in arrays:
-            self._given = itemgetter(*[at for at, array in enumerate(arrays) if array is not None])
+        given = [at for at, array in enumerate(arrays) if array is not None]
+        self._given = tuple if len(given) == len(arrays) else itemgetter(*given)
         self._aligned = [array is not None and array.aligned for array in _flat(arrays)]
         self._boxes = any(array is not None and array.box for array in _flat(arrays))
 
@@ -219,8 +218,8 @@ class DeclaredCall(KernelCall):
         return self._declared
 
 
-def _queue_nothing(*given: Any) -> None:
-    """Take the place of what queues a kernel that has no programs."""
+def _do_nothing(*given: Any) -> None:
+    """Take the place of what queues a kernel, where there is no more to do."""
 
 
 def _keep(kept: dict[Any, T], key: Any, made: T) -> None:
