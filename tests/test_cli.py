@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_process import ROOT, run_python
 
 from einops_fast.cli import main
 from einops_fast.patching.patch import FUNCTIONS
 from einops_fast.runtime import disk_cache
-
-ROOT = Path(__file__).parents[1]
 
 SCRIPT = """
 import atexit
@@ -43,26 +42,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def _run(*arguments, cwd=ROOT):
-    return subprocess.run(
-        [sys.executable, "-m", "einops_fast", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run(*arguments, **options):
+    return run_python("-m", "einops_fast", *arguments, **options)
 
 
 @pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
 def test_runs_a_script_as_python_does(folder, separator):
     script = folder / "script.py"
     arguments = ["--patch", "x", "--", "-m"]
-    done = _run("run", "--patch", "numpy", *separator, str(script), *arguments, cwd=folder.parent)
+    done = _run("run", "--patch", "numpy", *separator, script, *arguments, cwd=folder.parent)
     assert done.stderr == ""
     assert done.stdout == f"{arguments} {folder} 5 True\nMine\n"
-    plain = subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
-    assert plain.stdout == done.stdout.replace("True", "False")
+    assert run_python(script, *arguments).stdout == done.stdout.replace("True", "False")
 
 
 @pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
@@ -82,25 +73,22 @@ def test_runs_a_module_as_python_does(folder, separator):
 
 
 def test_exits_as_the_script_does(folder):
-    done = _run("run", "--patch", "numpy", str(folder / "script.py"), "fail")
-    assert done.returncode == 3
+    _run("run", "--patch", "numpy", folder / "script.py", "fail", status=3)
     (folder / "broken.py").write_text("1 / 0\n")
-    done = _run("run", "--patch", "numpy", str(folder / "broken.py"))
-    assert done.returncode == 1
+    done = _run("run", "--patch", "numpy", folder / "broken.py", status=1)
     assert "ZeroDivisionError" in done.stderr
 
 
 def test_an_error_of_ours_in_a_script_is_the_script_s(folder):
     (folder / "broken.py").write_text("from einops_fast import fast_einsum\nfast_einsum('i->i', [[1]])\n")
-    done = _run("run", "--patch", "numpy", str(folder / "broken.py"))
-    assert done.returncode == 1
+    done = _run("run", "--patch", "numpy", folder / "broken.py", status=1)
     assert "broken.py" in done.stderr
 
 
 def test_patches_several_frameworks(folder):
     pytest.importorskip("torch")
     (folder / "both.py").write_text("import numpy, torch\nprint(torch.einsum.__wrapped__.__name__)\n")
-    assert _run("run", "--patch", "numpy, torch", str(folder / "both.py")).stdout == "einsum\n"
+    assert _run("run", "--patch", "numpy, torch", folder / "both.py").stdout == "einsum\n"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +103,7 @@ def test_patches_several_frameworks(folder):
     ],
 )
 def test_says_what_is_wrong(arguments, message):
-    done = _run("run", *arguments)
-    assert done.returncode == 2
+    done = _run("run", *arguments, status=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -144,8 +131,7 @@ def test_explains_without_another_framework():
         "import sys; from einops_fast.cli import main; main(['explain', 'ij,jk', '2,3', '3,4'])\n"
         "print({'torch', 'mxnet', 'cupy'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
+    assert run_python("-c", script).stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +230,7 @@ def test_a_cache_that_is_not_there(cache):
         (["path"], f"{cache}\n"),
     ]:
         done = _run("cache", *arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+        assert (done.stdout, done.stderr) == (printed, "")
     assert not cache.exists()
 
 
@@ -280,8 +266,8 @@ def test_a_cache_that_cannot_be_cleared(cache, capsys, monkeypatch):
 
 def test_a_cache_that_is_no_folder(cache):
     cache.write_text("mine")
-    done = _run("cache", "clear")
-    assert (done.returncode, done.stdout) == (1, "")
+    done = _run("cache", "clear", status=1)
+    assert done.stdout == ""
     assert done.stderr == f"einops-fast: removed 0 entries from {cache}, but can't read {cache}/v1: Not a directory\n"
 
 
@@ -312,7 +298,7 @@ def test_prints_what_cannot_be_encoded(cache, monkeypatch):
     disk_cache.write({"problem": "ß \ud800"}, {"seconds": 1e-6})
     for arguments in (["cache", "show"], ["explain", "batch ß->batch", "2,3"]):
         done = _run(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stderr == ""
         assert "\\xdf" in done.stdout
         assert "\\xb5s" in done.stdout
 

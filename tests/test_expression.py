@@ -242,25 +242,23 @@ def test_threads_with_two_frameworks(torch):
 # ---- errors
 
 
-def test_errors_when_it_is_made():
-    with pytest.raises(SubscriptsError):
-        contract_expression("ij,jk", (2, 3))
-    with pytest.raises(ShapeError, match="'j' has size 4"):
-        contract_expression("ij,jk", (2, 3), (4, 5))
-    with pytest.raises(ShapeError):
-        contract_expression("ij,jk", (2, 3), (3, 4, 5))
-    with pytest.raises(OperandError, match="operands 0 to 1"):
-        contract_expression("ij,jk", (2, 3), (3, 4), constants=[2])
-    with pytest.raises(OperandError, match="operands 0 to 1"):
-        contract_expression("ij,jk", (2, 3), (3, 4), constants=[-1])
-    with pytest.raises(OperandError, match="operand 1 is neither a shape nor an array"):
-        contract_expression("ij,jk", (2, 3), 5)
-    with pytest.raises(OperandError, match="operand 1 is neither a shape nor an array"):
-        contract_expression("ij,jk", (2, 3), (3, "x"))
-    with pytest.raises(ShapeError, match=r"operand 0 of shape \(2, -3\) has size -3 in axis 1"):
-        contract_expression("ij,jk", (2, -3), (-3, 4))
-    with pytest.raises(OperandError, match="order is one of"):
-        contract_expression("ij,jk", (2, 3), (3, 4), order="Z")
+@pytest.mark.parametrize(
+    ("error", "message", "given", "options"),
+    [
+        (SubscriptsError, "2 terms for 1 operand", [(2, 3)], {}),
+        (ShapeError, "'j' has size 4", [(2, 3), (4, 5)], {}),
+        (ShapeError, "operand 1 has 3 axes", [(2, 3), (3, 4, 5)], {}),
+        (OperandError, "operands 0 to 1", [(2, 3), (3, 4)], {"constants": [2]}),
+        (OperandError, "operands 0 to 1", [(2, 3), (3, 4)], {"constants": [-1]}),
+        (OperandError, "operand 1 is neither a shape nor an array", [(2, 3), 5], {}),
+        (OperandError, "operand 1 is neither a shape nor an array", [(2, 3), (3, "x")], {}),
+        (ShapeError, r"operand 0 of shape \(2, -3\) has size -3 in axis 1", [(2, -3), (-3, 4)], {}),
+        (OperandError, "order is one of", [(2, 3), (3, 4)], {"order": "Z"}),
+    ],
+)
+def test_errors_when_it_is_made(error, message, given, options):
+    with pytest.raises(error, match=message):
+        contract_expression("ij,jk", *given, **options)
 
 
 def test_wrong_shape(make):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -18,6 +16,7 @@ import pytest
 from equations import contractions, expected
 from hypothesis import given
 from hypothesis import strategies as st
+from python_process import run_python
 
 from einops_fast import EinsumError, OperandError, backends, fast_einsum, register_backend
 from einops_fast.backends import Backend, backend_for_type, get_backend
@@ -295,6 +294,4 @@ assert not {"cupy", "mxnet"} & sys.modules.keys()
 
 def test_framework_imported_after_the_library_is_found() -> None:
     pytest.importorskip("torch")
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", USE_TORCH], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", USE_TORCH)

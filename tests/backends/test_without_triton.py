@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from python_process import SUPPORT, run_python
 
 from einops_fast.backends import triton_support
 from einops_fast.backends.triton_support import installed_version, why_unusable
 
 pytest.importorskip("torch")
 
-SUPPORT = Path(__file__).parents[1] / "support"
 
-
-def cpu_calls(*arguments: str, path: str = "") -> str:
+def cpu_calls(*arguments: str, path: Sequence[str] = ()) -> str:
     """What the program prints."""
-    paths = [path, str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", SUPPORT / "cpu_calls.py", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python("-W", "error::RuntimeWarning", SUPPORT / "cpu_calls.py", *arguments, path=path).stdout.strip()
 
 
 def old_triton(at: Path) -> str:
@@ -43,7 +32,7 @@ def test_absent() -> None:
 
 
 def test_old(tmp_path: Path) -> None:
-    assert cpu_calls(path=old_triton(tmp_path)) == ""
+    assert cpu_calls(path=[old_triton(tmp_path)]) == ""
 
 
 def test_present_but_not_imported() -> None:

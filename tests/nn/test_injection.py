@@ -8,7 +8,6 @@ import doctest
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
 from injected_models import KINDS, SIZES, build, close, counted, results, tokens  # noqa: E402
 from ops_problems import DEVICE, kernels  # noqa: E402
+from python_process import ROOT, run_python  # noqa: E402
+from torch_operands import whole  # noqa: E402
 
 from einops_fast import EinsumError, nn  # noqa: E402
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY  # noqa: E402
@@ -182,8 +183,7 @@ def test_compiles_whole(kind: str) -> None:
     nn.optimize(model)
     arguments = {"input_ids": tokens(), "attention_mask": padded(), "labels": tokens(), "use_cache": False}
     expected = model(**arguments)
-    torch.compiler.reset()
-    found = torch.compile(model, fullgraph=True, backend="eager")(**arguments)
+    found = whole(model, "eager")(**arguments)
     close([found.loss, found.logits], [expected.loss, expected.logits], torch.float32)
 
 
@@ -433,12 +433,11 @@ assert reasons["loss"] == "ops.cross_entropy", reasons
 assert reasons["own"] == "not transformers' class of this name", reasons
 assert "transformers" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
+    run_python("-c", script)
 
 
 @pytest.mark.parametrize("name", ["tutorial/models.md", "reference/nn.md"])
 def test_document(name: str) -> None:
-    document = Path(__file__).parents[2] / "docs" / name
-    done = doctest.testfile(str(document), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    done = doctest.testfile(str(ROOT / "docs" / name), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert done.attempted > 5
     assert done.failed == 0

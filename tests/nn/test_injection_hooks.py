@@ -42,14 +42,8 @@ class Doubled(torch.nn.Module):
         return 2 * weight
 
 
-def scaled_output(module: Any, args: Any, found: Any) -> Any:
-    return (
-        tuple([each if each is None else 1.25 * each for each in found]) if isinstance(found, tuple) else 1.25 * found
-    )
-
-
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "forward hook": lambda part: part.register_forward_hook(scaled_output),
+    "forward hook": lambda part: part.register_forward_hook(other(lambda module, args, found: found)),
     "pre-hook": lambda part: part.register_forward_pre_hook(lambda module, args: (1.25 * args[0], *args[1:])),
     "backward hook": lambda part: part.register_full_backward_hook(lambda module, into, out: (2 * into[0], *into[1:])),
     "backward pre-hook": lambda part: part.register_full_backward_pre_hook(lambda module, out: (2 * out[0], *out[1:])),

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch")
+from torch.nn.functional import linear, scaled_dot_product_attention  # noqa: E402
+from torch_operands import whole  # noqa: E402
 
-from einops_fast.errors import EinsumError, SubscriptsError  # noqa: E402
+from einops_fast.errors import EinsumError, ShapeError, SubscriptsError  # noqa: E402
 from einops_fast.nn import CausalSelfAttention, MultiHeadAttention  # noqa: E402
 
 MODULES: dict[str, Any] = {
@@ -65,18 +67,51 @@ def test_which_axes_are_the_sequence_can_be_said() -> None:
         MultiHeadAttention("head i, head j -> head i", 32, 4)
 
 
-def test_options_are_checked_when_a_module_is_made() -> None:
-    wrong: Any = (
-        {"dropout": 1.5},
-        {"window": -1},
-        {"softcap": "x"},
-        {"causal": "no"},
-        {"scale": "x"},
-        {"layout": "bhsd"},
+@pytest.mark.parametrize("pattern", ["b i, b j -> b i", "ib,jb->ib", "b row i, b row j -> row b i"])
+def test_results(pattern: str) -> None:
+    module = MultiHeadAttention(pattern, 24, 4, num_kv_heads=2, kv_dim=10, causal="bottom_right").eval()
+    sizes = {"b": 2, "row": 3, "i": 5, "j": 7}
+    terms = [term.split() if " " in term.strip() else list(term) for term in pattern.replace("->", ",").split(",")]
+    x, y = (torch.randn(*(sizes[name] for name in term), size) for term, size in zip(terms, (24, 10), strict=False))
+
+    def first(array: Any, term: list[str]) -> Any:
+        """Batch axes first, positions next to the features."""
+        order = [term.index(name) for name in ("b", "row") if name in term]
+        return array.permute(*order, next(at for at, name in enumerate(term) if name in "ij"), len(term))
+
+    q = module.q_proj(first(x, terms[0])).unflatten(-1, (4, 6)).transpose(-2, -3)
+    k, v = (
+        layer(first(y, terms[1])).unflatten(-1, (2, 6)).transpose(-2, -3).repeat_interleave(2, -3)
+        for layer in (module.k_proj, module.v_proj)
     )
-    for options in wrong:
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    expected = module.out_proj(scaled_dot_product_attention(q, k, v, mask).transpose(-2, -3).flatten(-2))
+    torch.testing.assert_close(first(module(x, y), terms[2]), expected)
+
+
+def test_causal_self_attention_loads_weights_by_their_usual_names() -> None:
+    block = CausalSelfAttention(num_heads=4, embed_dimension=32, bias=True, is_causal=True, dropout=0.5)
+    assert set(block.state_dict()) == {"c_attn.weight", "c_attn.bias", "c_proj.weight", "c_proj.bias"}
+    block.load_state_dict({**block.state_dict(), "bias": torch.ones(1, 1, 8, 8)})
+    x = torch.randn(2, 6, 32)
+    block.eval()
+    packed = linear(x, block.c_attn.weight, block.c_attn.bias)
+    q, k, v = (each.view(2, 6, 4, 8).transpose(1, 2) for each in packed.split(32, -1))
+    attended = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32)
+    expected = linear(attended, block.c_proj.weight, block.c_proj.bias)
+    for run in (block, whole(block)):
+        torch.testing.assert_close(run(x), expected)
+    block.train()
+    assert not torch.equal(block(x), block(x))
+    with pytest.raises(ShapeError, match=r"x has three axes, .* not shape \(2, 32\)"):
+        block(torch.ones(2, 32))
+
+
+def test_options_are_checked_when_a_module_is_made() -> None:
+    wrong: Any = {"dropout": 1.5, "window": -1, "softcap": "x", "causal": "no", "scale": "x", "layout": "bhsd"}
+    for option in wrong.items():
         with pytest.raises(EinsumError):
-            MultiHeadAttention("b i, b j -> b i", 32, 4, **options)
+            MultiHeadAttention("b i, b j -> b i", 32, 4, **dict([option]))
     with pytest.raises(TypeError, match="cuasal"):
         MultiHeadAttention("b i, b j -> b i", 32, 4, cuasal=True)
     for heads, options in ((0, {}), (4, {"dropout": -0.1}), (4, {"is_causal": "no"})):
@@ -108,15 +143,12 @@ def test_logarithms_come_with_the_result() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_compiles_whole(name: str) -> None:
     module, x = made(name)
-    torch.compiler.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     x.requires_grad_()
-    found, expected = compiled(x), module(x)
+    found, expected = whole(module)(x), module(x)
     torch.testing.assert_close(found, expected)
     parameters = [x, *module.parameters()]
     gradients = [torch.autograd.grad(each.square().sum(), parameters) for each in (found, expected)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -154,5 +186,4 @@ def test_checkpointing(name: str, reentrant: bool) -> None:
         x.grad = None
         found.square().sum().backward()
         gradients.append([x.grad, *[each.grad for each in module.parameters()]])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*gradients)

@@ -2,15 +2,13 @@
 
 import csv
 import os
-import subprocess
-import sys
 import threading
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from python_process import run_python
 
 import einops_fast
 from einops_fast import cli, contract_expression, fast_einsum, metrics
@@ -20,8 +18,6 @@ from einops_fast.observing.kernel_metadata import kernel_rows
 from einops_fast.observing.metrics_summary import summarize
 from einops_fast.runtime import disk_cache
 from einops_fast.runtime.plan_cache import clear_plans, compiled
-
-ROOT = Path(__file__).parents[2]
 
 COPYING = "ijk,kjl->il", (np.ones((3, 4, 5)), np.ones((5, 4, 6)))
 
@@ -62,9 +58,7 @@ def test_whoever_kept_a_plan_lets_go_of_it(tmp_path):
 
 def test_importing_the_package_imports_nothing_of_this():
     script = "import sys, einops_fast; print([n for n in sys.modules if 'metric' in n or 'recording' in n])"
-    environment = {name: value for name, value in os.environ.items() if name != metrics.VARIABLE}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    assert done.stdout == "[]\n"
+    assert run_python("-c", script, **{metrics.VARIABLE: None}).stdout == "[]\n"
 
 
 # On
@@ -383,36 +377,33 @@ raise SystemExit(3)
 
 
 def run_script(tmp_path, asked):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), metrics.VARIABLE: asked}
-    command = [sys.executable, "-c", SCRIPT]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    """What the script writes to stderr; it exits with a status of its own whatever becomes of the tables."""
+    return run_python("-c", SCRIPT, cwd=tmp_path, status=3, **{metrics.VARIABLE: asked}).stderr
 
 
 def test_the_environment_asks_for_tables(tmp_path):
-    assert run_script(tmp_path, "plans,fallbacks:out").returncode == 3
+    run_script(tmp_path, "plans,fallbacks:out")
     assert {path.name.split("-")[0] for path in (tmp_path / "out").iterdir()} == {"plans", "fallbacks"}
     [row] = metrics.read(tmp_path / "out")["plans"]
     assert (row["label"], row["calls"]) == ("layer", "1")
-    assert run_script(tmp_path, "all:every").returncode == 3
+    run_script(tmp_path, "all:every")
     assert {path.name.split("-")[0] for path in (tmp_path / "every").iterdir()} == {"plans", "steps", "fallbacks"}
 
 
 @pytest.mark.parametrize("asked", ["plans", "plans:", ":folder", "colours:folder", "plans,colours:folder", "foo"])
 def test_an_environment_that_makes_no_sense_is_told_and_stops_nothing(asked, tmp_path):
-    done = run_script(tmp_path, asked)
-    assert done.returncode == 3
-    assert done.stderr.count("RuntimeWarning: nothing is recorded") == 1
-    assert repr(asked) in done.stderr
-    assert "Traceback" not in done.stderr
+    told = run_script(tmp_path, asked)
+    assert told.count("RuntimeWarning: nothing is recorded") == 1
+    assert repr(asked) in told
+    assert "Traceback" not in told
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    done = run_script(tmp_path, "plans:file/in")
-    assert done.returncode == 3
-    assert done.stderr.startswith(f"einops_fast: the tables that {metrics.VARIABLE} asks for can't be written: ")
-    assert len(done.stderr.splitlines()) == 1
+    told = run_script(tmp_path, "plans:file/in")
+    assert told.startswith(f"einops_fast: the tables that {metrics.VARIABLE} asks for can't be written: ")
+    assert len(told.splitlines()) == 1
 
 
 def write(folder, table, rows):

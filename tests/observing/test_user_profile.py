@@ -1,8 +1,5 @@
 """`einops_fast.profile`: what a program did, and what to change about it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +7,10 @@ import pytest
 from equations import cases, operands
 from hypothesis import given
 from hypothesis import strategies as st
+from python_process import run_python
 
 import einops_fast
 from einops_fast import fast_einsum, metrics, patched, profile
-
-ROOT = Path(__file__).parents[2]
 
 
 def hints_of(equation, *operands, **options):
@@ -118,20 +114,8 @@ sys.exit(int(sys.argv[1]))
 def test_run_profiles_a_script(tmp_path, status):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "einops_fast",
-        "run",
-        "--profile",
-        "--patch",
-        "numpy",
-        "--",
-        str(script),
-        str(status),
-    ]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == status
+    command = "run", "--profile", "--patch", "numpy", "--", script, status
+    done = run_python("-m", "einops_fast", *command, status=status)
     assert done.stdout == f"['{status}']\n"
     assert "ijk,kjl->il" in done.stderr
     assert "keep it as j k l" in done.stderr
@@ -140,9 +124,7 @@ def test_run_profiles_a_script(tmp_path, status):
 def test_run_wants_something_to_do(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("")
-    command = [sys.executable, "-m", "einops_fast", "run", str(script)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = run_python("-m", "einops_fast", "run", script, status=2)
     assert "--patch NAME, --profile or both" in done.stderr
 
 

@@ -6,9 +6,9 @@ import pickle
 import threading
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
+import opt_einsum
 import pytest
 from python_process import run_python
 
@@ -16,7 +16,6 @@ from einops_fast import OperandError, patch, patched, profile, unpatch
 from einops_fast.backends import get_backend
 from einops_fast.runtime.plan_cache import clear_plans
 
-ROOT = Path(__file__).parents[2]
 MODULES = {
     "numpy": ["numpy", "numpy.core.einsumfunc" if np.__version__ < "2" else "numpy._core.einsumfunc"],
     "torch": ["torch", "torch.functional"],
@@ -118,10 +117,9 @@ def test_patching_twice_is_patching_once(home):
     patch(name)
     patch(name, name)
     assert runs_ours(module)
-    unpatch(name)
-    assert not runs_ours(module)
-    unpatch(name)
-    assert not runs_ours(module)
+    for _ in range(2):
+        unpatch(name)
+        assert not runs_ours(module)
 
 
 def test_blocks_nest(home):
@@ -173,7 +171,7 @@ def test_without_names_all_imported_frameworks(home):
 
 def test_without_names_imports_nothing():
     script = "import einops_fast, sys; einops_fast.patch(); print('numpy' in sys.modules, 'torch' in sys.modules)"
-    assert run_python("-c", script) == "False False\n"
+    assert run_python("-c", script).stdout == "False False\n"
 
 
 @pytest.mark.parametrize("function", [patch, unpatch, lambda *names: patched(*names).__enter__()])
@@ -266,20 +264,12 @@ def test_computes_without_the_native_function(calls):
 
 def test_computes_without_the_native_function_in_torch(torch, calls):
     native_calls = calls(torch)
-    a, b = torch.rand(2, 4, 3), torch.rand(2, 3, 5)
+    a, b, c = torch.rand(2, 4, 3), torch.rand(2, 3, 5), torch.rand(2, 5, 6)
     with patched("torch"):
         for _ in range(2):
             torch.testing.assert_close(torch.einsum("bij,bjk->bki", a, b), (a @ b).mT)
             torch.testing.assert_close(torch.einsum("bij,bjk->bki", [a, b]), (a @ b).mT)
             torch.testing.assert_close(torch.einsum(a, [..., 0, 1], b, [..., 1, 2], [..., 2, 0]), (a @ b).mT)
-    assert not native_calls
-
-
-def test_einsum_of_opt_einsum(torch, calls):
-    native_calls = calls(torch)
-    opt_einsum = pytest.importorskip("opt_einsum")
-    a, b, c = torch.rand(2, 4, 3), torch.rand(2, 3, 5), torch.rand(2, 5, 6)
-    with patched("torch"):
         torch.testing.assert_close(opt_einsum.contract("bij,bjk,bkl->bil", a, b, c), a @ b @ c)
     assert not native_calls
 
@@ -404,7 +394,7 @@ def test_gluon_block(mnp):
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="needs MXNet")
 def test_makes_mxnet_importable():
     script = "import einops_fast; einops_fast.patch('mxnet'); import mxnet; print(mxnet.np.einsum.__name__)"
-    assert run_python("-c", script) == "einsum\n"
+    assert run_python("-c", script).stdout == "einsum\n"
 
 
 # ---- what it leaves to the native function
@@ -435,6 +425,8 @@ def test_errors_are_the_native_ones(home):
             (a, [0, 1], b),
         ]
         _same_error(module.einsum, name, module, ("ij", a), {"nonsense": 1})
+    if name == "numpy":
+        bad += [("i...->i", a)]  # an ellipsis that the output drops
     for operands in bad:
         _same_error(module.einsum, name, module, operands, {})
 
@@ -461,14 +453,6 @@ def test_bad_options_of_numpy():
         _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), options)
 
 
-def test_an_ellipsis_that_the_output_drops():
-    a = np.ones((2, 3))
-    with pytest.raises(ValueError, match="broadcast"):
-        NUMPY_NATIVE("i...->i", a)
-    with patched("numpy"), pytest.raises(ValueError, match="broadcast"):
-        np.einsum("i...->i", a)
-
-
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("make", [np.asmatrix, lambda a: np.ma.array(a, mask=a > 2)], ids=["matrix", "masked"])
 def test_subclasses_of_arrays(make, calls):
@@ -489,52 +473,12 @@ def test_scalars_and_lists(calls):
     assert len(native_calls) == 1
 
 
-class Wrapped:
-    """An array of another library, as far as NumPy can tell."""
-
-    def __array_function__(self, function, types, args, kwargs):
-        return function, args
-
-
-def test_array_function_sees_the_native_function():
-    wrapped = Wrapped()
-    with patched("numpy"):
-        assert np.einsum("ij,jk", wrapped, np.ones((3, 4)))[0] is NUMPY_NATIVE
-        assert np.einsum("ij,jk", np.ones((3, 4)), wrapped)[0] is NUMPY_NATIVE
-        assert np.einsum(wrapped, [0, 1])[0] is NUMPY_NATIVE
-
-
 @pytest.mark.parametrize("names", [("numpy",), ("numpy", "mxnet")], ids=str)
 def test_numpy_einsum_of_mxnet_arrays(names, mnp):
     with patched(*names):
         result = np.einsum("ij,jk", mnp.ones((2, 3)), mnp.ones((3, 4)))
     assert type(result) is mnp.ndarray
     assert (result == 3).all()
-
-
-def test_torch_function_sees_the_native_function(torch):
-    native = torch.einsum
-    seen = []
-
-    class Tagged(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    a, b = torch.rand(2, 3), torch.rand(3, 4)
-    with patched("torch"):
-        torch.einsum("ij,jk", a, b)  # the plan for plain tensors is no excuse
-        assert type(torch.einsum("ij,jk", a, b.as_subclass(Tagged))) is Tagged
-        assert seen == [native]
-        with Mode():
-            torch.einsum("ij,jk", a, b)
-        assert seen == [native, native]
 
 
 def test_no_plan_of_its_own(calls):

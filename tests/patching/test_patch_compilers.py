@@ -83,4 +83,4 @@ def test_torch_script_compiles_the_replacement(torch, tmp_path):
         "    assert torch.allclose(torch.jit.script(product)(a, b), (a @ b).T)\n"
         "assert torch.allclose(torch.jit.script(product)(a, b), (a @ b).T)\n"
     )
-    run_python(str(tmp_path / "scripted.py"))
+    run_python(tmp_path / "scripted.py")

@@ -11,7 +11,7 @@ from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 
 
 def oracle(spec: AttentionSpec, inputs: AttentionInputs, kept: Any = None) -> tuple[Any, Any]:
-    """The result and the logarithms in float64, differentiable; of sequences packed along positions, likewise.
+    """Return the result and the logarithms in float64, differentiable; of sequences packed along positions, likewise.
 
     Args:
         spec: what to compute.
@@ -20,61 +20,62 @@ def oracle(spec: AttentionSpec, inputs: AttentionInputs, kept: Any = None) -> tu
     """
     if spec.page_size:
         inputs = _unpaged(spec, inputs)
-    q, k, v = (each.double() for each in (inputs.q, inputs.k, inputs.v))
-    count = len(spec.batch)
-    whole = (*spec.batch, spec.q_len, spec.kv_len)
-    bias = None if inputs.bias is None else inputs.bias.double().expand(whole)
-    mask = None if inputs.mask is None else inputs.mask.expand(whole)
-    slopes = None if inputs.alibi_slopes is None else inputs.alibi_slopes.double().expand(spec.batch)
-    sinks = None if inputs.sinks is None else inputs.sinks.double().expand(spec.batch)
-    segments = None
-    if inputs.q_segments is not None:
-        q_segments = inputs.q_segments.expand(*spec.batch, spec.q_len)
-        segments = q_segments[..., :, None] == inputs.kv_segments.expand(*spec.batch, spec.kv_len)[..., None, :]
+    scores = (*spec.batch, spec.q_len, spec.kv_len)
+    further = {
+        "bias": _expanded(inputs.bias, scores),
+        "mask": _expanded(inputs.mask, scores),
+        "slopes": _expanded(inputs.alibi_slopes, spec.batch),
+        "sinks": _expanded(inputs.sinks, spec.batch),
+        "segments": _same_segment(spec, inputs),
+        "kept": kept,
+    }
+    operands = [each.double() for each in (inputs.q, inputs.k, inputs.v)]
     if not (spec.varlen or spec.cache):
-        return _one(spec, q, k, v, bias, mask, slopes, sinks, segments, kept, spec.q_len, spec.kv_len)
+        return _one(spec, *operands, further)
     outs, logs = [], []
     for at in range(spec.batch[0]):
-        q_start, q_len, kv_start, kv_len = 0, spec.q_len, 0, spec.kv_len
-        if inputs.cu_seqlens_q is not None:
-            q_start = int(inputs.cu_seqlens_q[at])
-            q_len = int(inputs.cu_seqlens_q[at + 1]) - q_start
-        if inputs.cu_seqlens_kv is not None:
-            kv_start = int(inputs.cu_seqlens_kv[at])
-            kv_len = int(inputs.cu_seqlens_kv[at + 1]) - kv_start
+        rows, keys = _span(inputs.cu_seqlens_q, at, spec.q_len), _span(inputs.cu_seqlens_kv, at, spec.kv_len)
         if inputs.cache_seqlens is not None:
-            kv_len = min(kv_len, int(inputs.cache_seqlens[at]))
-        rows, keys = slice(q_start, q_start + q_len), slice(kv_start, kv_start + kv_len)
-        own = [each[min(at, each.shape[0] - 1)] for each in (q, k, v)]
-        scores = [None if each is None else each[at][..., :q_len, :kv_len] for each in (bias, mask, segments, kept)]
-        out, log = _one(
-            spec, own[0][..., rows, :], own[1][..., keys, :], own[2][..., keys, :], scores[0], scores[1],
-            None if slopes is None else slopes[at], None if sinks is None else sinks[at], scores[2], scores[3],
-            q_len, kv_len,
-        )  # fmt: skip
-        batch = spec.batch[1:]
-        outs.append(out.expand(*batch, q_len, spec.v_head_dim))
-        logs.append(log.expand(*batch, q_len))
+            keys = slice(keys.start, min(keys.stop, keys.start + int(inputs.cache_seqlens[at])))
+        q, k, v = (
+            each[min(at, each.shape[0] - 1)][..., span, :]
+            for each, span in zip(operands, (rows, keys, keys), strict=True)
+        )
+        out, log = _one(spec, q, k, v, {name: None if each is None else each[at] for name, each in further.items()})
+        outs.append(out.expand(*spec.batch[1:], *out.shape[-2:]))
+        logs.append(log.expand(*spec.batch[1:], log.shape[-1]))
     if inputs.cu_seqlens_q is not None:
         return torch.cat(outs, -2)[None], torch.cat(logs, -1)[None]
-    assert count
     return torch.stack(outs), torch.stack(logs)
 
 
-def _one(
-    spec: AttentionSpec,
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    mask: Any,
-    slopes: Any,
-    sinks: Any,
-    segments: Any,
-    kept: Any,
-    q_len: int,
-    kv_len: int,
-) -> tuple[Any, Any]:
+def _expanded(array: Any, shape: Any) -> Any:
+    if array is None:
+        return None
+    return (array.double() if array.is_floating_point() else array).expand(shape)
+
+
+def _same_segment(spec: AttentionSpec, inputs: AttentionInputs) -> Any:
+    """Return which keys are in the segment of a query."""
+    if inputs.q_segments is None:
+        return None
+    q_segments = inputs.q_segments.expand(*spec.batch, spec.q_len)
+    return q_segments[..., :, None] == inputs.kv_segments.expand(*spec.batch, spec.kv_len)[..., None, :]
+
+
+def _span(ends: Any, at: int, length: int) -> slice:
+    """Return the positions of one sequence, of the whole length where none are packed."""
+    return slice(0, length) if ends is None else slice(int(ends[at]), int(ends[at + 1]))
+
+
+def _one(spec: AttentionSpec, q: Any, k: Any, v: Any, further: dict[str, Any]) -> tuple[Any, Any]:
+    """Attention of one sequence, or of a batch with the same lengths; ``further`` arrays may be for more positions."""
+    q_len, kv_len = q.shape[-2], k.shape[-2]
+    bias, mask, segments, kept = (
+        None if (each := further[name]) is None else each[..., :q_len, :kv_len]
+        for name in ("bias", "mask", "segments", "kept")
+    )
+    slopes, sinks = further["slopes"], further["sinks"]
     score = spec.scale * (q @ k.mT)
     if spec.softcap:
         score = spec.softcap * torch.tanh(score / spec.softcap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,42 +12,25 @@ from unittest import mock
 import pytest
 
 torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from attention_oracle import oracle  # noqa: E402
+from kernel_tensors import DEVICE, Poisoned, randn  # noqa: E402
 
 from einops_fast.attention import attend  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
 from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
-from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
 from einops_fast.backends.triton.attention.hopper.call import HopperCall  # noqa: E402
-from einops_fast.backends.triton.launching.launch import accumulator, interpreted  # noqa: E402
+from einops_fast.backends.triton.launching.launch import accumulator  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and not interpreted():
-    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
 
 SMALL = Tiling(16, 16, 4, 1)
 """So small that a few dozen positions are several blocks."""
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
-
-
-class Poisoned(TorchMemory):
-    """Memory that is full of NaN when it is handed out."""
-
-    def here(self, like: Any) -> Any:
-        return lambda shape, strides, dtype: new_here(like.device)(shape, strides, dtype).fill_(float("nan"))
-
-    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
-        found = super().workspace(like, elements, dtype)
-        return found.fill_(float("nan")) if found.is_floating_point() else found
-
 
 needs_hopper = [
     pytest.mark.gpu,
@@ -59,8 +42,20 @@ needs_hopper = [
 
 
 @contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory is poisoned, no plan is known, and no kernel has all positions in one tile."""
+    with (
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(attention_plan, "suits_short", return_value=False),
+        mock.patch.object(attention_plan, "suits_short_backward", return_value=False),
+    ):
+        yield
+
+
+@contextmanager
 def hopper_calls() -> Iterator[list[bool]]:
-    """Whether each of Hopper's kernels could be queued; memory is poisoned, no plan is known, nothing is short."""
+    """Record whether each of Hopper's kernels could be queued, on poisoned memory."""
     found: list[bool] = []
     call = HopperCall.__call__
 
@@ -68,13 +63,7 @@ def hopper_calls() -> Iterator[list[bool]]:
         found.append(call(self, *arguments))
         return found[-1]
 
-    with (
-        mock.patch.object(HopperCall, "__call__", recorded),
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_calls", {}),
-        mock.patch.object(attention_plan, "suits_short", return_value=False),
-        mock.patch.object(attention_plan, "suits_short_backward", return_value=False),
-    ):
+    with mock.patch.object(HopperCall, "__call__", recorded), poisoned():
         yield found
 
 
@@ -83,12 +72,9 @@ def tiles(forward: Tiling = SMALL, backward: BackwardTilings | None = None) -> I
     """Kernels with these tiles, on poisoned memory; none that has all positions in one."""
     chosen = backward or BackwardTilings(SMALL, SMALL, SMALL)
     with (
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_calls", {}),
+        poisoned(),
         mock.patch.object(attention_plan, "forward_tiling", return_value=forward),
         mock.patch.object(attention_plan, "backward_tilings", return_value=chosen),
-        mock.patch.object(attention_plan, "suits_short", return_value=False),
-        mock.patch.object(attention_plan, "suits_short_backward", return_value=False),
     ):
         yield
 
@@ -108,11 +94,6 @@ def whole_calls() -> Iterator[None]:
         clear_plans()
         yield
     clear_plans()
-
-
-def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return values.to(DEVICE, getattr(torch, dtype))
 
 
 def attention(
@@ -168,15 +149,22 @@ def attention(
     return spec, inputs
 
 
-def leaves(inputs: AttentionInputs, cast: Any = None, wanted: Sequence[str] = DIFFERENTIABLE) -> AttentionInputs:
+def leaves(inputs: AttentionInputs, wanted: Sequence[str] = DIFFERENTIABLE) -> AttentionInputs:
     """The same tensors, of which the differentiable ones are leaves, with the same strides; some want gradients."""
-    found = {}
-    for name, each in vars(inputs).items():
-        if name in DIFFERENTIABLE and each is not None:
-            each = each.detach() if cast is None else each.detach().to(cast)
-            each = each.requires_grad_(name in wanted)
-        found[name] = each
-    return AttentionInputs(**found)
+    return _each(inputs, lambda name, each: each.detach().requires_grad_(name in wanted))
+
+
+def doubled(inputs: AttentionInputs) -> AttentionInputs:
+    """The same tensors, of which the differentiable ones are in float64."""
+    return _each(inputs, lambda name, each: each.double())
+
+
+def _each(inputs: AttentionInputs, change: Callable[[str, Any], Any]) -> AttentionInputs:
+    changed = {
+        name: change(name, each) if name in DIFFERENTIABLE and each is not None else each
+        for name, each in vars(inputs).items()
+    }
+    return AttentionInputs(**changed)
 
 
 def run(
@@ -207,13 +195,7 @@ def check(
     tolerance = tolerance or (1e-12 if spec.dtype == "float64" else 3e-5)
     assert Triton().lacks(replace(spec, gradients=gradients)) is None
     found = run(spec, inputs, gradients, wanted=wanted)
-    doubles = AttentionInputs(
-        **{
-            name: each.double() if name in DIFFERENTIABLE and each is not None else each
-            for name, each in vars(inputs).items()
-        }
-    )
-    expected = run(spec, doubles, gradients, lambda spec, inputs: oracle(spec, inputs, kept))
+    expected = run(spec, doubled(inputs), gradients, lambda spec, inputs: oracle(spec, inputs, kept))
     for name, value in found.items():
         exact = expected[name]
         assert value.shape == exact.shape, name
@@ -255,12 +237,9 @@ def rms(found: Any, expected: Any) -> float:
 
 def check_low_precision(spec: AttentionSpec, inputs: AttentionInputs) -> None:
     """Errors are at most twice those of separate calls in the same precision, of gradients three times."""
-    doubles = AttentionInputs(
-        *(each if each is None or each.dtype == torch.bool else each.double() for each in vars(inputs).values())
-    )
     expected, theirs, found = (
         {name: torch.nan_to_num(value, nan=math.nan, neginf=0.0) for name, value in run(spec, of, way=way).items()}
-        for of, way in ((doubles, oracle), (inputs, in_its_precision), (inputs, None))
+        for of, way in ((doubled(inputs), oracle), (inputs, in_its_precision), (inputs, None))
     )
     eps = torch.finfo(inputs.q.dtype).eps
     for name, value in found.items():

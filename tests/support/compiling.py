@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from python_process import run_python
 
 FINISH = """
 import re
@@ -39,10 +38,7 @@ def printed(program: str, folder: Path, *given: str) -> list[str]:
         folder: an empty one, for what is cached.
         given: its arguments.
     """
+    caches = dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), folder)
     # Line numbers take the compiler some time, and nobody reads them here.
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
-    environment |= dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), str(folder))
-    command, root = [sys.executable, "-c", program, *given], Path(__file__).parents[2]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python("-c", program, *given, TRITON_INTERPRET=0, TRITON_DISABLE_LINE_INFO=1, **caches)
     return done.stdout.splitlines()

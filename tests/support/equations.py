@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 
 from einops_fast.planning import cost
 
-__all__ = ["WAYS", "Case", "arrays", "cases", "contractions", "expected", "operands", "preferring", "relayout"]
-
 Labels = list[Hashable | EllipsisType]
 
 _LETTERS = "abcdef"

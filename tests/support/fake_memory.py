@@ -7,8 +7,6 @@ from typing import Any
 
 from einops_fast.backends.memory import Memory
 
-__all__ = ["FakeMemory"]
-
 
 class FakeMemory(Memory):
     """One device, on which nothing is stored; whoever derives from it says what takes how long.

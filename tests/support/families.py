@@ -18,6 +18,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import boxes_on_cpu  # noqa: E402
+from kernel_tensors import DEVICE  # noqa: E402
 
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
@@ -34,23 +35,6 @@ from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E
 from einops_fast.backends.triton.launching.measuring import works  # noqa: E402
 from einops_fast.planning.cost import is_integer  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-__all__ = [
-    "DEVICE",
-    "FAMILIES",
-    "Family",
-    "allowed",
-    "compiles",
-    "error_of",
-    "everywhere",
-    "executed",
-    "numbers",
-    "parametrized",
-    "picking",
-    "rounding",
-]
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -103,7 +87,7 @@ class Family:
 
     def working(self, operands: Sequence[Any], large: bool, most: int) -> list[Candidate]:
         """The first of them that compile for the device, as the engine would take them; at least one."""
-        found = list(islice(filter(compiles, self.members(operands, large)), most))
+        found = list(islice(filter(_compiles, self.members(operands, large)), most))
         assert found, self
         return found
 
@@ -123,7 +107,7 @@ class Family:
         return self.kind is not BoxTiling or copies_boxes()
 
 
-def compiles(way: Candidate) -> bool:
+def _compiles(way: Candidate) -> bool:
     """Whether a kernel can be run here: some tiles are too large for a device."""
     return DEVICE == "cpu" or works(way)
 
@@ -403,7 +387,7 @@ def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> I
         if meant is None:
             way = chance.choice(found[:20])
         else:
-            way = next((way for way in found if meant(way) and compiles(way)), None)
+            way = next((way for way in found if meant(way) and _compiles(way)), None)
         assert way is not None, [each.name for each in found]
         ran.append(way.name)
         return way

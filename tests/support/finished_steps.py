@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from fused_steps import fused_step
+from kernel_tensors import MEMORY
 
 pytest.importorskip("triton")
-
-from kernel_problems import MEMORY
 
 from einops_fast.backends.triton.contraction.ways import Candidate
 from einops_fast.planning.steps import Epilogue, Fused

@@ -30,8 +30,6 @@ from einops_fast.backends.triton.contraction.threads import kernel as fma_contra
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.rows import cluster_tilings
 
-__all__ = ["boxes_on_cpu", "by_threads_on_cpu", "functions_on_cpu", "hopper_on_cpu", "rows_on_cpu"]
-
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, tuple):

@@ -19,8 +19,6 @@ from unittest import mock
 
 import numpy as np
 
-__all__ = ["Descriptor", "Pointer", "executed", "stand_ins", "tensor"]
-
 _DEVICE_CODE = (
     ".attention.decode.",
     ".attention.general.loading",

@@ -8,35 +8,11 @@ from typing import Any
 
 import pytest
 from fused_steps import fused_step
+from kernel_tensors import MEMORY
 
 torch: Any = pytest.importorskip("torch")
 
-pytest.importorskip("triton")
-
-from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-if DEVICE == "cpu" and not interpreted():
-    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-
-
-class Poisoned(TorchMemory):
-    """Memory that is full of NaN when it is handed out."""
-
-    def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
-        return like.new_empty_strided(shape, strides).fill_(float("nan"))
-
-    def maker(self, dtype: str) -> Any:
-        return self.empty
-
-    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
-        return super().workspace(like, elements, dtype).fill_(float("nan"))
-
-
-MEMORY = Poisoned()
 
 
 def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
@@ -56,11 +32,6 @@ def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate
         assert result.dtype == operands[0].dtype
         assert result.shape == expected.shape
         assert error(result) <= max(2 * theirs, eps), way.name
-
-
-def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return values.to(DEVICE, getattr(torch, dtype))
 
 
 MATRICES = [

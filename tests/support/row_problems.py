@@ -12,14 +12,6 @@ from einops_fast import ops
 
 torch: Any = pytest.importorskip("torch")
 
-__all__ = [
-    "apart",
-    "check_hidden_gradient",
-    "check_softmax",
-    "check_special_values",
-    "native_norm",
-]
-
 
 def apart(x: Any) -> Any:
     """The same with rows apart, and two axes that count them."""

@@ -1,4 +1,4 @@
-"""Equations and tensors for the tests on torch."""
+"""Equations, tensors and compiled functions for the tests on torch."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def tensors(equation: str, device: str = "cpu", dtype: Any = torch.float64, **si
     generator = torch.Generator(device).manual_seed(0)
     shapes = [[of[label] for label in term] for term in terms_of(equation)]
     return [torch.randn(shape, dtype=dtype, device=device, generator=generator) for shape in shapes]
+
+
+def whole(function: Callable[..., Any], backend: Any = "aot_eager", **options: Any) -> Any:
+    """The function compiled without a break, and without anything that was compiled before."""
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
 
 
 def same(got: Any, wanted: Any, **tolerance: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from python_process import run_python
 
 from einops_fast import OperandError, fast_einsum, patched
 from einops_fast.backends import get_backend
@@ -28,7 +27,6 @@ except (ImportError, OSError):
 from mxnet import autograd, cpu, gluon  # noqa: E402
 from mxnet import np as mnp  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
 RTOL = {"float16": 5e-3, "float32": 1e-5, "float64": 1e-12, "int32": 0, "int64": 0, "uint8": 0, "bool": 0}
 
 
@@ -53,61 +51,25 @@ def check(got: Any, wanted: Array, dtype: str) -> None:
 # ---- import
 
 
-def run_python(script: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    command = [sys.executable, "-c", script]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
-
-
 IMPORT = """
 import sys, warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 import numpy
 from einops_fast.backends.mxnet.importing import import_mxnet
 warnings.simplefilter("error")
 def names():
     return {name: value for name, value in vars(numpy).items() if not isinstance(value, ModuleType)}
+before = names()
 """
 
-
-def test_import_leaves_numpy_as_it_was() -> None:
-    run_python(
-        IMPORT
-        + """
-before = names()
+IMPORTED = {
+    "leaves NumPy as it was, and functions work that read names which it has removed": """
 mxnet = import_mxnet()
 after = names()
 assert after.keys() == before.keys()
 assert all(after[name] is value for name, value in before.items())
 assert import_mxnet() is mxnet is sys.modules["mxnet"]
-"""
-    )
-
-
-def test_failed_import_leaves_numpy_as_it_was() -> None:
-    run_python(
-        IMPORT
-        + """
-before = names()
-sys.modules["mxnet.numpy"] = None
-try:
-    import_mxnet()
-except ImportError:
-    pass
-else:
-    raise AssertionError("imported without mxnet.numpy")
-assert names().keys() == before.keys()
-"""
-    )
-
-
-def test_functions_that_read_removed_names_work() -> None:
-    run_python(
-        IMPORT
-        + """
-mxnet = import_mxnet()
 warnings.simplefilter("ignore")
 a = mxnet.np.array([[1.0, 2.0], [3.0, 4.0]])
 assert a[a > 2].shape == (2,)
@@ -117,32 +79,41 @@ assert mxnet.np.isnan(a).dtype == bool
 assert mxnet.np.array(numpy.True_)
 assert numpy.prod(a).item() == 0 and mxnet.np.msort(a).shape == (2, 2)
 mxnet.test_utils.assert_almost_equal(a, numpy.array([[0, 0], [3, 4]], "float32"))
-"""
-    )
-
-
-def test_threads_importing_at_once_all_get_the_whole_module() -> None:
-    run_python(
-        IMPORT
-        + """
-from concurrent.futures import ThreadPoolExecutor
+""",
+    "leaves NumPy as it was when it fails": """
+sys.modules["mxnet.numpy"] = None
+try:
+    import_mxnet()
+except ImportError:
+    pass
+else:
+    raise AssertionError("imported without mxnet.numpy")
+assert names().keys() == before.keys()
+""",
+    "by threads at once gives all of them the whole module": """
 with ThreadPoolExecutor(8) as executor:
     modules = list(executor.map(lambda _: import_mxnet(), range(8)))
 assert all(module.np.ones(2).shape == (2,) for module in modules)
-"""
-    )
+""",
+}
+
+
+@pytest.mark.parametrize("script", IMPORTED.values(), ids=IMPORTED)
+def test_import(script: str) -> None:
+    run_python("-c", IMPORT + script)
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [("import torch; torch.set_num_threads(3)", ""), ("", "import torch")],
-    ids=["torch first", "torch later"],
-)
-def test_import_leaves_the_thread_count_of_torch(first: str, then: str) -> None:
-    threads = "print(torch.get_num_threads())"
-    found = run_python(f"{first}\n{IMPORT}\nimport_mxnet()\nwarnings.resetwarnings()\n{then}\n{threads}")
-    assert found == run_python(f"{first or then}\n{threads}")
+def test_import_leaves_the_thread_count_of_torch() -> None:
+    """Whichever of the two comes first."""
+    unset = dict.fromkeys(name for name in os.environ if name.endswith("_NUM_THREADS"))
+    mxnet = f"{IMPORT}\nimport_mxnet()\nwarnings.resetwarnings()"
+
+    def threads(*lines: str) -> str:
+        return run_python("-c", "\n".join([*lines, "print(torch.get_num_threads())"]), **unset).stdout
+
+    assert threads("import torch; torch.set_num_threads(3)", mxnet) == "3\n"
+    assert threads(mxnet, "import torch") == threads("import torch")
 
 
 # ---- steps

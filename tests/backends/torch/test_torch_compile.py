@@ -5,17 +5,15 @@ Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch_operands import LARGE, Einsum, tensors
+from python_process import run_python
+from torch_operands import LARGE, Einsum, tensors, whole
 
 from einops_fast import allow_precision, autotune, contract_expression, fast_einsum
 from einops_fast.runtime import traced, tracing
@@ -50,8 +48,7 @@ def three_spellings(a: Any, b: Any) -> Any:
     ids=["spellings", "sequence", "three operands", "dtype", "out", "vmap", "diagonal"],
 )
 def test_compiles_without_graph_breaks(function: Callable[..., Any], dynamic: bool) -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = whole(function, dynamic=dynamic)
     for i in (3, 5):
         operands = tensors("ij,jk", i=i)
         torch.testing.assert_close(compiled(*operands), function(*operands))
@@ -66,21 +63,14 @@ def test_wrong_options_are_refused_while_tracing(option: dict[str, Any]) -> None
 
 
 def test_compiled_out_is_written() -> None:
-    torch.compiler.reset()
     a, b = tensors("ij,jk")
     out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def call(a: Any, b: Any) -> None:
-        fast_einsum("ij,jk->ik", a, b, out=out)
-
-    call(a, b)
+    whole(lambda a, b: fast_einsum("ij,jk->ik", a, b, out=out))(a, b)
     torch.testing.assert_close(out, a @ b)
 
 
 def test_compiled_gradient() -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(three_spellings, fullgraph=True, backend="aot_eager")
+    compiled = whole(three_spellings)
     operands = [operand.requires_grad_() for operand in tensors("ij,jk")]
     got, wanted = (torch.autograd.grad(call(*operands).sin().sum(), operands) for call in (compiled, three_spellings))
     torch.testing.assert_close(got, wanted)
@@ -104,10 +94,7 @@ assert call(torch.ones(2, 3), torch.ones(3, 4)).eq(3).all()
     ids=["words", "lists"],
 )
 def test_first_call_of_a_process_may_be_compiled(arguments: str) -> None:
-    root = Path(__file__).parents[3]
-    script = FIRST_CALL.format(arguments)
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", FIRST_CALL.format(arguments))
 
 
 def test_symbolic_trace_fits_other_sizes() -> None:
@@ -120,7 +107,6 @@ def test_symbolic_trace_fits_other_sizes() -> None:
 
 def compiled(function: Callable[..., Any], *operands: Any, **options: Any) -> tuple[Any, list[str]]:
     """The result of the compiled function, and the functions that its graph calls."""
-    torch.compiler.reset()
     called: list[str] = []
 
     def keep(graph: Any, _: Any) -> Any:
@@ -128,7 +114,7 @@ def compiled(function: Callable[..., Any], *operands: Any, **options: Any) -> tu
         called.extend(str(each) if "einops_fast" in str(each) else getattr(each, "__name__", "") for each in targets)
         return graph
 
-    return torch.compile(function, fullgraph=True, backend=keep, **options)(*operands), called
+    return whole(function, keep, **options)(*operands), called
 
 
 def test_compiler_is_not_led_through_all_modules() -> None:
@@ -167,8 +153,7 @@ def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.Mo
         ask()
         return a + 1 if all(before) and tracing.is_tracing() and tracing.is_followed() else a
 
-    torch.compiler.reset()
-    run = torch.compile(function, fullgraph=True, backend="eager")
+    run = whole(function, "eager")
     for _ in range(2):
         assert run(torch.zeros(())) == 1
     assert not tracing.is_tracing()
@@ -332,9 +317,7 @@ def test_a_training_step_under_autocast_has_the_operator(around: bool) -> None:
         return make_boxed_func(graph)
 
     operands = [each.requires_grad_() for each in tensors("bi,ij,jk", dtype=torch.float32, b=4, i=8, j=6, k=5)]
-    torch.compiler.reset()
-    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
-    call = torch.compile(partial(step, fast_einsum), fullgraph=True, backend=backend)
+    call = whole(partial(step, fast_einsum), aot_autograd(fw_compiler=count, bw_compiler=count))
     found = []
     for run in (call, partial(step, fast_einsum), partial(step, torch.einsum)):
         with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
@@ -360,8 +343,7 @@ def test_a_dtype_that_is_asked_for_overrules_autocast() -> None:
 @pytest.mark.usefixtures("everywhere")
 def test_autocast_around_a_compiled_call() -> None:
     operands = tensors("ij,jk", dtype=torch.float32)
-    torch.compiler.reset()
-    call = torch.compile(lambda a, b: fast_einsum("ij,jk->ik", a, b), fullgraph=True, backend="aot_eager")
+    call = whole(lambda a, b: fast_einsum("ij,jk->ik", a, b))
     assert call(*operands).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert call(*operands).dtype == torch.bfloat16
@@ -394,10 +376,9 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
             c = decorated(a, b) + fast_einsum("ij,jl->il", a, b, precision="tf32x3")
         return c + fast_einsum("im,mk->ik", a, b) + fast_einsum("in,nk->ik", a, b, autotune="always", precision="tf32")
 
-    torch.compiler.reset()
     a, b = tensors("ij,jk")
     a.requires_grad_()
-    call = torch.compile(function, fullgraph=True, backend="aot_eager")
+    call = whole(function)
     for mode, around in (("auto", nullcontext), ("never", partial(allow_precision, "tf32x3"))):
         modes.clear()
         with autotune(mode):
@@ -486,9 +467,8 @@ def attention(einsum: Einsum) -> Callable[..., Any]:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 def test_compiled_training(backend: str, dynamic: bool | None) -> None:
     """Forward and backward, at several sizes."""
-    torch.compiler.reset()
     on = "cuda" if backend == "inductor" else "cpu"
-    call = torch.compile(attention(fast_einsum), fullgraph=True, backend=backend, dynamic=dynamic)
+    call = whole(attention(fast_einsum), backend, dynamic=dynamic)
     for i in (3, 5, 9):
         operands = [each.requires_grad_() for each in tensors("bihd,bjhd,bjhd", on, i=i)]
         wanted, got = attention(torch.einsum)(*operands), call(*operands)
@@ -500,8 +480,7 @@ def test_compiled_training(backend: str, dynamic: bool | None) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_dynamic_sizes_are_compiled_once() -> None:
-    torch.compiler.reset()
-    call = torch.compile(attention(fast_einsum), fullgraph=True, backend="aot_eager")
+    call = whole(attention(fast_einsum))
     for j in (4, 6, 11):
         operands = tensors("bihd,bjhd,bjhd", j=j)
         for operand in operands[1:]:

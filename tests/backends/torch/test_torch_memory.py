@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from python_process import run_python
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -30,7 +26,4 @@ assert (memory.current_device(), memory.stream(0), memory.capturing()) == (0, 0,
 
 def test_the_interpreter_asks_no_gpu() -> None:
     """Whether Triton interprets is read when modules are imported: hence a new process."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python("-c", PROGRAM, TRITON_INTERPRET=1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from python_process import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -34,20 +32,14 @@ def operands(shapes: list[tuple[int, ...]], longer: int = 0) -> tuple[Any, ...]:
     return tuple(torch.randn([size + longer for size in shape], generator=generator) for shape in shapes)
 
 
-def module_of(equation: str, expression: Any, count: int) -> Any:
-    class One(torch.nn.Module):
-        def forward(self, a: Any) -> Any:
-            return fast_einsum(equation, a), expression(a), fast_einsum(equation, a, dtype=torch.float64)
+def function_of(equation: str, expression: Any, count: int) -> Any:
+    """A function of so many tensors that calls three einsums."""
 
-    class Two(torch.nn.Module):
-        def forward(self, a: Any, b: Any) -> Any:
-            return fast_einsum(equation, a, b), expression(a, b), fast_einsum(equation, a, b, dtype=torch.float64)
+    def call(*given: Any) -> Any:
+        options = {"dtype": torch.float64, "order": "C"}
+        return fast_einsum(equation, *given), expression(*given), fast_einsum(equation, *given, **options)
 
-    class Three(torch.nn.Module):
-        def forward(self, a: Any, b: Any, c: Any) -> Any:
-            return fast_einsum(equation, a, b, c), expression(a, b, c), fast_einsum(equation, a, b, c, order="C")
-
-    return (One, Two, Three)[count - 1]()
+    return (lambda a: call(a), lambda a, b: call(a, b), lambda a, b, c: call(a, b, c))[count - 1]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["cold", "known"])
@@ -75,7 +67,7 @@ a, b = torch.randn(2, 3), torch.randn(3, 4)
 traced = torch.jit.trace(lambda a, b: fast_einsum("ij,jk->ik", a, b), (a, b))
 assert "mkldnn" not in str(traced.graph), traced.graph
 """
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+    run_python("-c", script)
 
 
 def test_jit_takes_options() -> None:
@@ -88,34 +80,24 @@ def test_jit_takes_options() -> None:
 @pytest.mark.parametrize(("equation", "shapes"), CASES)
 def test_fx_writes_einsums_down_as_they_are(equation: str, shapes: list[tuple[int, ...]]) -> None:
     given = operands(shapes)
-    module = module_of(equation, contract_expression(equation, *shapes), len(shapes))
-    graph = torch.fx.symbolic_trace(module)
+    function = function_of(equation, contract_expression(equation, *shapes), len(shapes))
+    graph = torch.fx.symbolic_trace(function)
     assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [fast_einsum] * 3
-    for found, expected in zip(graph(*given), module(*given), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(graph(*given), function(*given))
 
 
 def test_fx_keeps_the_constants_of_an_expression() -> None:
     a, b = operands([(2, 3), (3, 4)])
     expression = contract_expression("ij,jk->ik", (2, 3), b, constants=[1])
-
-    class Module(torch.nn.Module):
-        def forward(self, a: Any) -> Any:
-            return expression(a)
-
-    torch.testing.assert_close(torch.fx.symbolic_trace(Module())(a), a @ b)
+    torch.testing.assert_close(torch.fx.symbolic_trace(lambda a: expression(a))(a), a @ b)
 
 
 @pytest.mark.parametrize("call", [
     ops.softmax, ops.layer_norm, lambda x: ops.linear(x, x), lambda x: attention(x, x, x, layout="bhsd"),
 ])  # fmt: skip
 def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
-    class Module(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return call(x)
-
     with pytest.raises(OperandError, match=r"torch\.fx\.wrap"):
-        torch.fx.symbolic_trace(Module())
+        torch.fx.symbolic_trace(lambda x: call(x))
 
 
 def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.MonkeyPatch) -> None:

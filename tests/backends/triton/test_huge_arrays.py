@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,117 +14,96 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from families import DEVICE, compiles, everywhere, executed  # noqa: E402
-from fused_steps import ON, fused_step  # noqa: E402
-from kernel_problems import MEMORY  # noqa: E402
-from poisoned_integers import Poisoned as PoisonedIntegers  # noqa: E402
+from families import DEVICE, Family, everywhere, executed  # noqa: E402
+from fused_steps import fused_step  # noqa: E402
+from kernel_tensors import MEMORY  # noqa: E402
 
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted  # noqa: E402
 from einops_fast.planning.cost import ITEM_SIZES, is_integer  # noqa: E402
-
-if DEVICE == "cpu" and not interpreted():
-    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
 
 LIMIT = 1 << 31
 SLICE = 1 << 26
 """Elements that are compared at once."""
 
 
-@dataclass(frozen=True)
-class Huge:
+def huge(
+    equation: str, sizes: dict[str, int], small: dict[str, int], dtype: str, kind: type, split: bool = False
+) -> Family:
     """A problem with an array of more than `LIMIT` elements, and the kernels that are meant.
 
-    Attributes:
+    Args:
         equation: the problem.
-        sizes, small: of its axes by label, and where there is no GPU.
+        sizes: of its axes by label.
+        small: the same where there is no GPU.
         dtype: of all arrays.
         kind: of the tiling.
         split: sums are in parts.
     """
+    terms = equation.partition("->")[0].split(",")
+    shapes = (tuple(tuple(of[label] for label in term) for term in terms) for of in (small, sizes))
 
-    equation: str
-    sizes: dict[str, int]
-    small: dict[str, int]
-    dtype: str
-    kind: type
-    split: bool = False
+    def has(tiling: Any) -> bool:
+        return split == (kind is not ChainTiling and tiling.split > 1)
 
-    def shapes(self, sizes: dict[str, int]) -> list[tuple[int, ...]]:
-        terms, result = self.equation.split("->")
-        return [tuple(sizes[label] for label in term) for term in (*terms.split(","), result)]
-
-    def members(self, operands: Sequence[Any]) -> list[Candidate]:
-        found = kernel_candidates(fused_step(self.equation, operands), self.dtype, ON)
-        return [
-            way
-            for way in found
-            if way.kind is self.kind and not isinstance(way, CopyCandidate) and self.split == _in_parts(way)
-        ]
-
-
-def _in_parts(way: Any) -> bool:
-    return bool(way.kind is not ChainTiling and way.tiling.split > 1)
+    return Family(equation, *shapes, kind, has, dtype=dtype)
 
 
 _OUTER = {"i": 50_000, "j": 45_000}
 _FEW = {"i": 70, "j": 90, "k": 24, "b": 5, "l": 9, "a": 40}
 
-HUGE: dict[str, Huge] = {
-    "outer product": Huge("i,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
-    "outer product of integers": Huge("i,j->ij", _OUTER, _FEW, "int8", ReductionTiling),
-    "scale": Huge("ij,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
-    "scale the other way round": Huge("ij,i->ji", _OUTER, _FEW, "float16", ReductionTiling),
-    "batch of outer products": Huge(
+HUGE: dict[str, Family] = {
+    "outer product": huge("i,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
+    "outer product of integers": huge("i,j->ij", _OUTER, _FEW, "int8", ReductionTiling),
+    "scale": huge("ij,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
+    "scale the other way round": huge("ij,i->ji", _OUTER, _FEW, "float16", ReductionTiling),
+    "batch of outer products": huge(
         "bi,bj->bij", {"b": 600_000, "i": 60, "j": 64}, _FEW, "bfloat16", ReductionTiling
     ),
-    "sum of rows": Huge("ij->i", _OUTER, _FEW, "float16", ReductionTiling),
-    "sum of columns": Huge("ij->j", _OUTER, _FEW, "float16", ReductionTiling),
-    "sum of columns in parts": Huge(
+    "sum of rows": huge("ij->i", _OUTER, _FEW, "float16", ReductionTiling),
+    "sum of columns": huge("ij->j", _OUTER, _FEW, "float16", ReductionTiling),
+    "sum of columns in parts": huge(
         "ij->j", {"i": 9_000_000, "j": 250}, {"i": 3000, "j": 7}, "float16", ReductionTiling, split=True
     ),
-    "dot": Huge("ij,ij->", _OUTER, {"i": 70, "j": 900}, "bfloat16", ReductionTiling, split=True),
-    "vectors": Huge("bij,bj->bi", {"b": 300, "i": 8000, "j": 1000}, _FEW, "float16", ReductionTiling),
-    "result of pointers": Huge("ik,kj->ij", {**_OUTER, "k": 32}, _FEW, "float16", ContractionTiling),
-    "result of boxes": Huge(
+    "dot": huge("ij,ij->", _OUTER, {"i": 70, "j": 900}, "bfloat16", ReductionTiling, split=True),
+    "vectors": huge("bij,bj->bi", {"b": 300, "i": 8000, "j": 1000}, _FEW, "float16", ReductionTiling),
+    "result of pointers": huge("ik,kj->ij", {**_OUTER, "k": 32}, _FEW, "float16", ContractionTiling),
+    "result of boxes": huge(
         "ik,kj->ij", {**_OUTER, "k": 32}, {"i": 136, "j": 72, "k": 40}, "float16", BoxTiling
     ),
-    "loose result of boxes": Huge(
+    "loose result of boxes": huge(
         "ik,jk->ij", {"i": 50_000, "j": 45_001, "k": 32}, {"i": 130, "j": 65, "k": 72}, "float16", BoxTiling
     ),
-    "batch for pointers": Huge(
+    "batch for pointers": huge(
         "bik,bkj->bij", {"b": 600_000, "i": 64, "j": 64, "k": 16}, _FEW, "float16", ContractionTiling
     ),
-    "batch for boxes": Huge(
+    "batch for boxes": huge(
         "bik,bkj->bij",
         {"b": 600_000, "i": 64, "j": 64, "k": 16},
         {"b": 3, "i": 64, "j": 64, "k": 16},
         "float16",
         BoxTiling,
     ),
-    "batch for threads": Huge(
+    "batch for threads": huge(
         "bik,bkj->bij", {"b": 600_000, "i": 64, "j": 64, "k": 8}, _FEW, "float32", FmaTiling
     ),
-    "batch of integers": Huge(
+    "batch of integers": huge(
         "bik,bkj->bij", {"b": 600_000, "i": 64, "j": 64, "k": 8}, _FEW, "int8", ContractionTiling
     ),
-    "rows for pointers": Huge(
+    "rows for pointers": huge(
         "ik,kj->ij", {"i": LIMIT // 1024 + 513, "k": 1024, "j": 24}, _FEW, "float16", ContractionTiling
     ),
-    "rows for boxes": Huge(
+    "rows for boxes": huge(
         "ik,kj->ij",
         {"i": LIMIT // 1024 + 513, "k": 1024, "j": 64},
         {"i": 200, "k": 72, "j": 64},
         "float16",
         BoxTiling,
     ),
-    "contracted, for boxes in parts": Huge(
+    "contracted, for boxes in parts": huge(
         "ki,kj->ij",
         {"k": LIMIT // 256 + 513, "i": 256, "j": 64},
         {"k": 520, "i": 40, "j": 24},
@@ -134,7 +111,7 @@ HUGE: dict[str, Huge] = {
         BoxTiling,
         split=True,
     ),
-    "contracted, for pointers in parts": Huge(
+    "contracted, for pointers in parts": huge(
         "ki,kj->ij",
         {"k": LIMIT // 256 + 513, "i": 256, "j": 40},
         {"k": 1100, "i": 20, "j": 24},
@@ -142,7 +119,7 @@ HUGE: dict[str, Huge] = {
         ContractionTiling,
         split=True,
     ),
-    "chain": Huge("ai,ij,jb->ab", {"a": 50_000, "b": 45_000, "i": 24, "j": 16}, _FEW, "float16", ChainTiling),
+    "chain": huge("ai,ij,jb->ab", {"a": 50_000, "b": 45_000, "i": 24, "j": 16}, _FEW, "float16", ChainTiling),
 }  # fmt: skip
 
 
@@ -153,12 +130,6 @@ def memory_back() -> Iterator[None]:
     if DEVICE == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def available(case: Huge) -> bool:
-    if case.kind is FmaTiling:
-        return DEVICE == "cuda"
-    return case.kind is not BoxTiling or DEVICE == "cpu" or bool(copies_boxes())
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> Any:
@@ -216,29 +187,25 @@ def check(found: Any, expected: Any, squares: Any, start: int) -> None:
 def test_sizes_and_candidates(name: str) -> None:
     """The largest array is beyond 32 bits, all fit in 20 GB, and there is such a kernel for them."""
     case = HUGE[name]
-    shapes = case.shapes(case.sizes)
-    elements = [torch.Size(shape).numel() for shape in shapes]
+    operands = case.operands(True, "meta")
+    elements = [array.numel() for array in (*operands, torch.einsum(case.equation, *operands))]
     assert max(elements) > LIMIT
     assert sum(elements) * ITEM_SIZES[case.dtype] < 20e9
-    *operands, _ = (torch.empty(shape, dtype=getattr(torch, case.dtype), device="meta") for shape in shapes)
     with everywhere():
-        assert case.members(operands)
+        assert case.members(operands, True)
 
 
 @pytest.mark.parametrize("name", HUGE)
 def test_values(name: str) -> None:
     case = HUGE[name]
-    if not available(case):
+    if not case.available:
         pytest.skip("nothing executes it here")
-    *shapes, _ = case.shapes(case.sizes if DEVICE == "cuda" else case.small)
-    operands = [numbers(shape, case.dtype) for shape in shapes]
-    memory: Any = PoisonedIntegers() if is_integer(case.dtype) else MEMORY
+    large = DEVICE == "cuda"
+    operands = [numbers(shape, case.dtype) for shape in case.sizes(large)]
     read = [operands[slot] for slot in fused_step(case.equation, operands).reads]
     with executed():
-        found = [*islice(filter(compiles, case.members(operands)), 2 if DEVICE == "cuda" else 1)]
-        assert found
-        for way in found:
-            result = way.run(memory, 0)(*read)
+        for way in case.working(operands, large, 2 if large else 1):
+            result = way.run(MEMORY, 0)(*read)
             compare(case.equation, operands, result)
             del result
 

@@ -17,6 +17,7 @@ torch: Any = pytest.importorskip("torch")
 
 import fa4_stand_in  # noqa: E402
 from fa4_calls import BR, THD, P, check, made, results  # noqa: E402
+from torch_operands import whole  # noqa: E402
 
 from einops_fast import OperandError, attention, attention_backend  # noqa: E402
 from einops_fast.attention import attend, prepare  # noqa: E402
@@ -178,8 +179,7 @@ def test_compiled_it_gives_the_same(case: str, device: str) -> None:
     call, arrays, options = made(CASES[case], device)
     if "cu_seqlens_q" in options:
         options |= {"max_seqlen_q": 113, "max_seqlen_kv": 113}
-    torch.compiler.reset()
-    compiled = torch.compile(lambda *leaves, **options: call(*leaves, **options), fullgraph=True, backend="aot_eager")
+    compiled = whole(lambda *leaves, **options: call(*leaves, **options))
     compiled.keywords = call.keywords
     with attention_backend("fa4"):
         expected = results(call, arrays, options, True)
@@ -340,10 +340,9 @@ def test_a_traced_call_has_no_break(allowed: str | None, operator: str, monkeypa
         graphs.append(graph)
         return lambda *operands: (torch.zeros(2, 8, 128, 64),)
 
-    torch.compiler.reset()
     q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
     with attention_backend(allowed) if allowed else nullcontext():
-        torch.compile(lambda q: attention(q, q, q, layout="bhsd", causal=True), fullgraph=True, backend=backend)(q)
+        whole(lambda q: attention(q, q, q, layout="bhsd", causal=True), backend)(q)
     assert operator in graphs.pop().print_readable(print_output=False)
 
 

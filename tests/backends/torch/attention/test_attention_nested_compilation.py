@@ -10,6 +10,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
+from torch_operands import whole  # noqa: E402
 
 from einops_fast import attention, attention_backend, scaled_dot_product_attention  # noqa: E402
 
@@ -35,8 +36,7 @@ def test_keys_and_values_that_have_lengths_of_their_own() -> None:
     def like_x(ends: Any) -> Any:
         return torch.nested.nested_tensor_from_jagged(x.values().detach(), ends, min_seqlen=3, max_seqlen=6)
 
-    torch.compiler.reset()
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v, layout="bshd"), fullgraph=True, backend="aot_eager")
+    compiled = whole(lambda q, k, v: attention(q, k, v, layout="bshd"))
     with whole_calls(), attention_backend("triton"):
         found = compiled(x.detach(), like_x(ends.clone()), like_x(ends.clone()))
         torch.testing.assert_close(found.values(), attention(*[x.detach()] * 3, layout="bshd").values())
@@ -49,9 +49,7 @@ def test_keys_and_values_that_have_lengths_of_their_own() -> None:
 def test_compiles_whole(name: str) -> None:
     x = nested(2, 8)
     with whole_calls(), attention_backend("triton"):
-        torch.compiler.reset()
-        compiled = torch.compile(CASES[name], fullgraph=True, backend="aot_eager")
-        found, expected = compiled(x), CASES[name](x)
+        found, expected = whole(CASES[name])(x), CASES[name](x)
         assert found.is_nested
         gradients = [torch.autograd.grad(each.values().square().sum(), x)[0] for each in (found, expected)]
     torch.testing.assert_close(found.values(), expected.values())

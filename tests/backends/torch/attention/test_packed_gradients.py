@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +53,20 @@ def close(found: Any, expected: Any) -> bool:
     return error <= 3e-5 * max(1.0, float(expected.detach().abs().max()))
 
 
+def gradients(way: str, call: Callable[[], Any], *leaves: Any, **options: Any) -> tuple[Any, ...]:
+    """Gradients of the leaves, by one implementation of attention."""
+    with attention_backend(way):
+        found = call()
+    return torch.autograd.grad(found, leaves, randn(*found.shape, seed=1), **options)
+
+
+def check_gradients(call: Callable[[], Any], *leaves: Any, joined: list[str] | None = None, first: Any = ()) -> None:
+    """They are those of the reference; of the kernels, nothing is put together but what comes ``first``."""
+    found = gradients("triton", call, *leaves)
+    assert joined is None or joined == [*first]
+    assert all(close(*pair) for pair in zip(found, gradients("math", call, *leaves), strict=True))
+
+
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_gradient_of_a_packed_array_is_not_put_together(name: str, turned: bool, joined: list[str]) -> None:
@@ -62,69 +76,51 @@ def test_the_gradient_of_a_packed_array_is_not_put_together(name: str, turned: b
         packed = packed.movedim(-1, 0).contiguous().movedim(0, -1)
     packed.requires_grad_()
 
-    def gradient(way: str) -> Any:
-        with attention_backend(way):
-            found = attention(packed, layout=name.split(",")[0], **options)
-        return torch.autograd.grad(found, packed, randn(*found.shape, seed=1))[0]
+    def call() -> Any:
+        return attention(packed, layout=name.split(",")[0], **options)
 
-    found = gradient("triton")
-    assert not joined
-    assert found.stride() == packed.stride()
-    assert close(found, gradient("math"))
+    check_gradients(call, packed, joined=joined)
     assert "stack" in joined
+    assert gradients("triton", call, packed)[0].stride() == packed.stride()
 
 
 def test_heads_that_share(joined: list[str]) -> None:
     x, weight = randn(2, 7, 32).requires_grad_(), randn(4 * 16 + 2 * 2 * 16, 32, seed=1).requires_grad_()
-
-    def gradients(way: str) -> Any:
-        with attention_backend(way):
-            found = ops.qkv_self_attention(x, 4, weight, num_kv_heads=2, is_causal=True)
-        return torch.autograd.grad(found, (x, weight), randn(*found.shape, seed=2))
-
-    found = gradients("triton")
-    assert not joined
-    assert all(close(*pair) for pair in zip(found, gradients("math"), strict=True))
+    check_gradients(
+        lambda: ops.qkv_self_attention(x, 4, weight, num_kv_heads=2, is_causal=True), x, weight, joined=joined
+    )
     assert "cat" in joined
 
 
 def test_one_is_wanted_in_other_ways_too(joined: list[str]) -> None:
     packed = randn(2, 9, 3, 2, 16).requires_grad_()
 
-    def gradient(way: str) -> Any:
+    def call() -> Any:
         q, k, v = apart(packed, 2)
-        with attention_backend(way):
-            found = attention("bihd,bjhd,bjhe->bihe", q, k, v) * k
-        return torch.autograd.grad(found, packed, randn(*found.shape, seed=1))[0]
+        return attention("bihd,bjhd,bjhe->bihe", q, k, v) * k
 
-    found = gradient("triton")
     # The gradient of k is a sum now, and lies elsewhere.
-    assert joined == ["stack"]
-    assert close(found, gradient("math"))
+    check_gradients(call, packed, joined=joined, first=["stack"])
 
 
 def test_some_have_no_gradient() -> None:
     packed = randn(2, 9, 3, 2, 16).requires_grad_()
 
-    def gradient(way: str) -> Any:
+    def call() -> Any:
         q, k, v = apart(packed, 2)
-        with attention_backend(way):
-            found = attention("bihd,bjhd,bjhe->bihe", q, k.detach(), v)
-        return torch.autograd.grad(found, packed, randn(*found.shape, seed=1))[0]
+        return attention("bihd,bjhd,bjhe->bihe", q, k.detach(), v)
 
-    assert close(gradient("triton"), gradient("math"))
+    check_gradients(call, packed)
 
 
 def test_gradients_of_gradients_go_through_the_joint() -> None:
     packed = randn(2, 9, 3, 2, 16).requires_grad_()
 
-    def gradient(way: str) -> Any:
-        with attention_backend(way):
-            found = attention(packed, layout="bs3hd")
-        (first,) = torch.autograd.grad(found, packed, randn(*found.shape, seed=1), create_graph=True)
+    def twice(way: str) -> Any:
+        (first,) = gradients(way, lambda: attention(packed, layout="bs3hd"), packed, create_graph=True)
         return torch.autograd.grad(first.square().sum(), packed)[0]
 
-    assert close(gradient("triton"), gradient("math"))
+    assert close(twice("triton"), twice("math"))
 
 
 def test_forward_mode() -> None:

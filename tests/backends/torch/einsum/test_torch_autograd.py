@@ -36,13 +36,19 @@ from einops_fast.backends.torch.einsum import autograd  # noqa: E402
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_gradients(equation: str, device: str) -> None:
     """First and second derivatives, forward and backward, and batches of them."""
-    operands = [operand.requires_grad_() for operand in tensors(equation, device)]
+    everything = dict.fromkeys(("check_forward_ad", "check_batched_grad", "check_batched_forward_grad"), True)
+    check_derivatives(equation, leaves(equation, device), **everything)
 
-    def call(*operands: Any) -> Any:
-        return fast_einsum(equation, *operands)
 
-    assert gradcheck(call, operands, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
-    assert gradgradcheck(call, operands)
+def leaves(equation: str, device: str = "cpu", dtype: Any = torch.float64, **sizes: int) -> list[Any]:
+    """Random operands that want gradients."""
+    return [each.requires_grad_() for each in tensors(equation, device, dtype, **sizes)]
+
+
+def check_derivatives(equation: str, operands: Sequence[Any], **further: bool) -> None:
+    """First derivatives are those of differences, and second ones in a random direction."""
+    assert gradcheck(partial(fast_einsum, equation), operands, **further)
+    assert gradgradcheck(partial(fast_einsum, equation), operands, fast_mode=True)
 
 
 def gradients(einsum: Einsum, equation: str, operands: Sequence[Any]) -> Sequence[Any]:
@@ -51,14 +57,16 @@ def gradients(einsum: Einsum, equation: str, operands: Sequence[Any]) -> Sequenc
     return torch.autograd.grad(einsum(equation, *operands).sin().sum(), wanting)
 
 
+def check_gradients(equation: str, operands: Sequence[Any]) -> None:
+    """They are those of torch's einsum."""
+    torch.testing.assert_close(gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands))
+
+
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_gradient_of_an_expanded_operand(equation: str, device: str) -> None:
     """It has a gradient of its own for every one of the elements that share their memory."""
     operands = [each[:1].expand(each.shape).requires_grad_() for each in tensors(equation, device)]
-    for got, wanted in zip(
-        gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
-    ):
-        torch.testing.assert_close(got, wanted)
+    check_gradients(equation, operands)
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->bik", "ij,ij->", "ij,jk,kl->il"])
@@ -66,11 +74,7 @@ def test_gradient_of_broadcast_axes(equation: str, device: str) -> None:
     for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
         operands = tensors(equation, device)
         operands[at] = operands[at].narrow(axis, 0, 1)
-        operands = [operand.requires_grad_() for operand in operands]
-        for got, wanted in zip(
-            gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands), strict=True
-        ):
-            torch.testing.assert_close(got, wanted)
+        check_gradients(equation, [operand.requires_grad_() for operand in operands])
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
@@ -84,15 +88,12 @@ def test_gradient_is_kept_where_it_is_wanted(equation: str) -> None:
         with torch.no_grad():
             assert not fast_einsum(equation, *operands).requires_grad
         if any(wanted):
-            torch.testing.assert_close(
-                gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands)
-            )
+            check_gradients(equation, operands)
 
 
 def test_gradient_of_one_tensor_as_two_operands() -> None:
-    x = tensors("ij")[0].requires_grad_()
-    (got,) = torch.autograd.grad(fast_einsum("ij,kj->ik", x, x).sin().sum(), x)
-    (wanted,) = torch.autograd.grad((x @ x.mT).sin().sum(), x)
+    (x,) = leaves("ij")
+    got, wanted = (torch.autograd.grad(of.sin().sum(), x) for of in (fast_einsum("ij,kj->ik", x, x), x @ x.mT))
     torch.testing.assert_close(got, wanted)
 
 
@@ -117,17 +118,17 @@ def test_derivatives_of_any_plan(way: str, data: st.DataObject) -> None:
     case = data.draw(st.one_of(contractions(), cases(zero_sizes=False)))
     operands = [torch.from_numpy(array) for array in data.draw(numpy_operands(case.shapes, negative=False))]
     wants = data.draw(st.lists(st.booleans(), min_size=len(operands), max_size=len(operands)).filter(any))
-    leaves = [operand.requires_grad_(each) for operand, each in zip(operands, wants, strict=True)]
+    given = [operand.requires_grad_(each) for operand, each in zip(operands, wants, strict=True)]
     clear_plans()
     with preferring(way):
-        got = gradients(fast_einsum, case.equation, leaves)
-    torch.testing.assert_close(got, gradients(torch.einsum, case.letters, leaves))
+        got = gradients(fast_einsum, case.equation, given)
+    torch.testing.assert_close(got, gradients(torch.einsum, case.letters, given))
 
     def transformed(einsum: Einsum, equation: str) -> Any:
         def tangent(*operands: Any) -> Any:
             return jvp(lambda *operands: einsum(equation, *operands), operands, operands)
 
-        return vmap(tangent)(*[torch.stack([leaf.detach(), leaf.detach() + 1]) for leaf in leaves])
+        return vmap(tangent)(*[torch.stack([leaf.detach(), leaf.detach() + 1]) for leaf in given])
 
     clear_plans()
     with preferring(way):
@@ -197,26 +198,18 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize("equation", MORE)
-def test_gradients_of_more_equations(equation: str, dtype: str) -> None:
-    operands = [each.requires_grad_() for each in tensors(equation, dtype=getattr(torch, dtype), e=2)]
-    assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
-    assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_gradients_of_complex_operands(equation: str) -> None:
-    operands = [each.requires_grad_() for each in tensors(equation, dtype=torch.complex128)]
-    assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
-    assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+@pytest.mark.parametrize(
+    ("equation", "dtype"),
+    [*itertools.product(MORE, ["float64", "complex128"]), *((equation, "complex128") for equation in EQUATIONS)],
+)
+def test_gradients_of_more_equations_and_of_complex_operands(equation: str, dtype: str) -> None:
+    check_derivatives(equation, leaves(equation, dtype=getattr(torch, dtype), e=2))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bkj->ikb", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
 def test_gradients_of_any_layout(equation: str, layout: str, device: str) -> None:
-    operands = [LAYOUTS[layout](each).requires_grad_() for each in tensors(equation, device, **LARGE)]
-    torch.testing.assert_close(gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands))
+    check_gradients(equation, [LAYOUTS[layout](each).requires_grad_() for each in tensors(equation, device, **LARGE)])
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "i,j->ij", "ij,jk,kl->il"])
@@ -224,25 +217,20 @@ def test_second_derivatives_of_broadcast_axes(equation: str) -> None:
     for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
         operands = tensors(equation)
         operands[at] = operands[at].narrow(axis, 0, 1).clone()
-        operands = [operand.requires_grad_() for operand in operands]
-        assert gradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
-        assert gradgradcheck(lambda *operands: fast_einsum(equation, *operands), operands)
+        check_derivatives(equation, [operand.requires_grad_() for operand in operands])
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,ij->i", "ij,jk,kl->il"])
 def test_gradients_of_empty_tensors(equation: str) -> None:
     for empty in "ijk":
-        operands = [each.requires_grad_() for each in tensors(equation, **{empty: 0})]
-        torch.testing.assert_close(
-            gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands)
-        )
+        check_gradients(equation, leaves(equation, **{empty: 0}))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_gradients_are_as_exact_as_the_native_ones(equation: str, dtype: str, device: str) -> None:
     """The error against float64 is at most twice the native one's, and one rounding of what is summed."""
-    operands = [each.requires_grad_() for each in tensors(equation, device, getattr(torch, dtype), **LARGE)]
+    operands = leaves(equation, device, getattr(torch, dtype), **LARGE)
     wide = [each.detach().to(torch.promote_types(each.dtype, torch.float64)).requires_grad_() for each in operands]
     sizes = [each.detach().abs().requires_grad_() for each in wide]
     seed = torch.randn_like(torch.einsum(equation, *operands))
@@ -268,7 +256,7 @@ def test_gradients_are_as_exact_as_the_native_ones(equation: str, dtype: str, de
 def test_gradients_through_a_conversion(equation: str) -> None:
     """They have the dtypes of the operands, not the one to compute in."""
     for dtype in (torch.float64, torch.complex64):
-        operands = [each.requires_grad_() for each in tensors(equation, dtype=torch.float32)]
+        operands = leaves(equation, dtype=torch.float32)
         result = fast_einsum(equation, *operands, dtype=dtype)
         got = torch.autograd.grad(result.abs().sum(), operands)
         wide = torch.einsum(equation, *[operand.to(dtype) for operand in operands])
@@ -312,14 +300,14 @@ def test_nothing_is_kept_but_the_operands(
 
 
 def test_intermediates_are_kept_once() -> None:
-    operands = [operand.requires_grad_() for operand in tensors("ab,bc,cd,da->", **LARGE)]
+    operands = leaves("ab,bc,cd,da->", **LARGE)
     _, saved = kept(lambda: fast_einsum("ab,bc,cd,da->", *operands))
     assert {operand.data_ptr() for operand in operands} < {each.data_ptr() for each in saved}
     assert len(saved) == 6  # two by each of three pairs: four operands and two intermediates
 
 
 def test_a_diagonal_is_kept_as_a_view() -> None:
-    operands = [operand.requires_grad_() for operand in tensors("iij,jk->ik", **LARGE)]
+    operands = leaves("iij,jk->ik", **LARGE)
     _, saved = kept(lambda: fast_einsum("iij,jk->ik", *operands))
     memory = {operand.untyped_storage().data_ptr() for operand in operands}
     assert {each.untyped_storage().data_ptr() for each in saved} <= memory
@@ -327,7 +315,7 @@ def test_a_diagonal_is_kept_as_a_view() -> None:
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
 def test_writing_to_an_operand_is_noticed(equation: str) -> None:
-    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    operands = leaves(equation)
     result = fast_einsum(equation, *operands).sum()
     with torch.no_grad():
         operands[0].add_(1)
@@ -337,7 +325,7 @@ def test_writing_to_an_operand_is_noticed(equation: str) -> None:
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
 def test_graph_may_be_retained(equation: str) -> None:
-    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    operands = leaves(equation)
     result = fast_einsum(equation, *operands).sin().sum()
     first = torch.autograd.grad(result, operands, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(result, operands), first, rtol=0, atol=0)
@@ -349,7 +337,7 @@ def test_graph_may_be_retained(equation: str) -> None:
 def test_checkpoint_recomputes(equation: str) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    operands = [operand.requires_grad_() for operand in tensors(equation)]
+    operands = leaves(equation)
     result = checkpoint(lambda *operands: fast_einsum(equation, *operands).sin(), *operands, use_reentrant=False)
     got = torch.autograd.grad(result.sum(), operands)
     torch.testing.assert_close(got, gradients(torch.einsum, equation, operands))
@@ -372,7 +360,7 @@ def nodes(result: Any) -> list[str]:
 
 
 def test_every_way_to_call_records_one_node() -> None:
-    operands = [operand.requires_grad_() for operand in tensors(PAIR, **LARGE)]
+    operands = leaves(PAIR, **LARGE)
     expression = contract_expression(PAIR, *operands)
     assert nodes(fast_einsum(PAIR, *operands)) == ["FastEinsumBackward"]
     assert nodes(expression(*operands)) == nodes(expression(*operands)) == ["FastEinsumBackward"]
@@ -381,7 +369,7 @@ def test_every_way_to_call_records_one_node() -> None:
 
 
 def test_a_pair_at_a_time_is_recorded() -> None:
-    operands = [operand.requires_grad_() for operand in tensors("aij,ajk,akl->ial", **LARGE)]
+    operands = leaves("aij,ajk,akl->ial", **LARGE)
     result = fast_einsum("aij,ajk,akl->ial", *operands, optimize=[(0, 1), (0, 1)])
     assert nodes(result)[0] == "FastEinsumBackward"
     assert len(nodes(result)) > 1
@@ -400,7 +388,7 @@ def test_plan_is_the_one_of_a_call_without_gradients(equation: str) -> None:
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "ij,jk,kl->il"])
 def test_autocast_gradients(equation: str, device: str) -> None:
-    operands = [operand.requires_grad_() for operand in tensors(equation, device, torch.float32, **LARGE)]
+    operands = leaves(equation, device, torch.float32, **LARGE)
 
     def of(einsum: Einsum, operands: Sequence[Any], casts: bool = True) -> Sequence[Any]:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
@@ -419,7 +407,7 @@ def test_autocast_gradients(equation: str, device: str) -> None:
 
 def test_tangents_of_gradients() -> None:
     """Forward mode over the backward pass of a call that was recorded before."""
-    operands = [operand.requires_grad_() for operand in tensors(PAIR)]
+    operands = leaves(PAIR)
 
     def tangents(einsum: Einsum) -> Any:
         result = einsum(PAIR, *operands)

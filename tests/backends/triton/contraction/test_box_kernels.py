@@ -13,7 +13,8 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import boxes_on_cpu  # noqa: E402
-from kernel_problems import DEVICE, MEMORY, check  # noqa: E402
+from kernel_problems import check  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY  # noqa: E402
 
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402

@@ -25,6 +25,7 @@ from einops_fast.runtime.plan_cache import clear_plans
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from graphs import captured  # noqa: E402
+from kernel_tensors import DEVICE  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
@@ -33,11 +34,6 @@ from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and not interpreted():
-    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
 
 EXAMPLES = 16 if DEVICE == "cuda" else 50
 """Of each dtype. The interpreter takes milliseconds for each program, the compiler half a second for each kernel."""

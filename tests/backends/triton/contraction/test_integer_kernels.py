@@ -12,8 +12,8 @@ from fused_steps import ON
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernel_problems import DEVICE, LAYOUTS, LOOPS, MATRICES  # noqa: E402
-from poisoned_integers import Poisoned  # noqa: E402
+from kernel_problems import LAYOUTS, LOOPS, MATRICES  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY  # noqa: E402
 
 from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
@@ -52,7 +52,7 @@ def ways(equation: str, operands: Sequence[Any]) -> list[Candidate]:
 def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
     expected = np.einsum(equation, *(each.cpu().numpy() for each in operands))
     for way in candidates:
-        result = way.run(Poisoned(), 0)(*operands)
+        result = way.run(MEMORY, 0)(*operands)
         assert result.dtype == operands[0].dtype
         np.testing.assert_array_equal(result.cpu().numpy(), expected, err_msg=way.name)
 

@@ -17,7 +17,8 @@ from einops_fast.planning.steps import Arrange, Fused, Loop
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernel_problems import DEVICE, LAYOUTS, LOOPS, MATRICES, MEMORY, Poisoned, check, randn, sliced  # noqa: E402
+from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, sliced  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY, Poisoned, randn  # noqa: E402
 
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402

@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
-from kernel_problems import DEVICE, MEMORY, randn  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
 
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402

@@ -11,17 +11,13 @@ from fused_steps import ON, fused_step
 torch: Any = pytest.importorskip("torch")
 triton: Any = pytest.importorskip("triton")
 
-from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
+
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.matrix_product import to_tf32  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import KernelCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and not interpreted():
-    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
 
 PRODUCTS = [
     ("ik,kj->ij", (37, 300), (300, 41)),
@@ -41,10 +37,6 @@ def rounded(x: Any) -> Any:
     """To 11 significant bits, halves away from zero, in float64; not for the smallest numbers, which have fewer."""
     fraction, exponent = torch.frexp(x.double())
     return torch.ldexp((fraction.abs() * 2048 + 0.5).floor() / 2048 * fraction.sign(), exponent)
-
-
-def randn(*shape: int, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def ways(equation: str, operands: Sequence[Any]) -> list[KernelCandidate]:
@@ -83,7 +75,7 @@ def test_products_are_those_of_rounded_factors(equation: str, shapes: Sequence[t
     if len(operands) == 2:  # else what comes between is rounded, too
         exact, (low, high) = torch.einsum(equation, *map(rounded, operands)), (0.0, 2e-6)
     for way in ways(equation, operands):
-        found = way.run(TorchMemory(), 0)(*operands)
+        found = way.run(MEMORY, 0)(*operands)
         assert low <= float(((found.double() - exact).abs() / scale).max()) <= high
 
 
@@ -96,5 +88,5 @@ def test_errors_are_those_of_the_framework(equation: str, monkeypatch: pytest.Mo
     theirs = (torch.einsum(equation, left, right).double() - exact).norm()
     found = kernel_candidates(fused_step(equation, (left, right)), "float32", ON, "tf32")
     for way in found[:6]:
-        ours = way.run(TorchMemory(), 0)(left, right)
+        ours = way.run(MEMORY, 0)(left, right)
         assert float((ours.double() - exact).norm() / theirs) <= 1.2

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 from compiling import FINISH
+from python_process import SUPPORT, run_python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -145,21 +145,16 @@ ops.softmax(torch.zeros(70, 65536))
 def test_kernels_are_queued_as_by_triton(tmp_path: Path) -> None:
     import triton
 
-    folder = Path(__file__).parents[3] / "support"
     headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     made = [str(COMPILER), "-shared", "-fPIC", "-I", str(headers), "-o", str(tmp_path / "libcuda.so.1")]
-    subprocess.run([*made, str(folder / "fake_cuda.c")], check=True)
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"
-    environment |= dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), str(tmp_path))
-    environment |= {"EINOPS_FAST_AUTOTUNE": "never", "PYTHONPATH": str(folder)}
-    ran = []
-    for way in ("past Triton", "by Triton"):
-        command = [sys.executable, "-c", PROGRAM, way]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        ran.append([line.split() for line in done.stdout.splitlines()])
-    past, by = ran
+    subprocess.run([*made, str(SUPPORT / "fake_cuda.c")], check=True)
+    variables = {"TRITON_INTERPRET": 0, "TRITON_DISABLE_LINE_INFO": 1, "EINOPS_FAST_AUTOTUNE": "never"}
+    variables |= dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), tmp_path)
+    variables["TRITON_CACHE_DIR"] = tmp_path / "cache"
+    past, by = (
+        [line.split() for line in run_python("-c", PROGRAM, way, path=[SUPPORT], **variables).stdout.splitlines()]
+        for way in ("past Triton", "by Triton")
+    )
     # One of each sort of launch and more: of boxes, of addresses, of tuples of these, of clusters.
     kernels = {"box", "contract", "fma", "reduce", "hopper", "forward", "softmax_cluster"}
     assert {name.removesuffix("_kernel") for name, *_ in past} == kernels

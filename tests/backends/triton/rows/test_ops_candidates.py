@@ -13,8 +13,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
-from ops_calls import FUNCTIONS, found, operands, target  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
 
 from einops_fast import autotune, ops  # noqa: E402
 from einops_fast.backends.torch.operator import MEMORY  # noqa: E402
@@ -22,6 +21,41 @@ from einops_fast.backends.triton.rows import tilings as row_tilings  # noqa: E40
 from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+
+def target(x: Any) -> Any:
+    return torch.arange(x.shape[0], device=x.device) * 7 % x.shape[1]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, weight, bias: ops.softmax(x),
+    "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
+    "causal": lambda x, weight, bias: ops.log_softmax(x, causal=True),
+    "layer_norm": lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
+    "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight=weight, eps=1e-5),
+    "sum": lambda x, weight, bias: ops.dropout_add_layer_norm(x, x * 2, weight, bias),
+    "bias_gelu": lambda x, weight, bias: ops.bias_gelu(x, bias),
+    "cross_entropy": lambda x, weight, bias: ops.cross_entropy(x, target(x), weight.abs() + 1, label_smoothing=0.1),
+}
+
+
+def operands(shape: tuple[int, ...], layout: str) -> list[Any]:
+    rows = laid_out(randn(*shape, dtype="float32"), layout)
+    return [rows, *(randn(shape[-1], dtype="float32", seed=at) for at in (1, 2))]
+
+
+TAKES = {"softmax": 1, "log_softmax": 1, "causal": 1, "rms_norm": 2}
+"""How many tensors a function needs, if not all three."""
+
+
+def results(name: str, given: Sequence[Any]) -> list[Any]:
+    """The result and the gradients."""
+    used = [leaf(each) for each in given[: TAKES.get(name, 3)]]
+    if name == "bias_gelu":
+        return gradients(lambda x, bias: FUNCTIONS[name](x, None, bias), [used[0], used[2]])
+    if name == "cross_entropy":
+        return gradients(lambda x: FUNCTIONS[name](x, given[1], None), used[:1])
+    return gradients(lambda *tensors: FUNCTIONS[name](*tensors, *(None,) * (3 - len(tensors))), used)
 
 
 class Forced:
@@ -91,13 +125,13 @@ def test_candidates(name: str, shape: str) -> None:
     given = operands(*SHAPES[shape])
     # By torch's own functions, of which the other tests make sure.
     with mock.patch("einops_fast.backends.torch.operator.on_gpu", return_value=False):
-        expected, native = found(name, [each.double() for each in given]), found(name, given)
+        expected, native = results(name, [each.double() for each in given]), results(name, given)
     to_do, names = [0], set[str]()
     for at in to_do:
         with Forced(at) as forced, kernels():
-            got = found(name, given)
+            got = results(name, given)
             if DEVICE == "cuda":  # Triton's interpreter has no order to get wrong
-                assert all(map(torch.equal, got, found(name, given)))
+                assert all(map(torch.equal, got, results(name, given)))
             if "norm" in name:  # the statistics are for gradients only
                 assert torch.equal(FUNCTIONS[name](*given), got[0])
         if at == 0:

@@ -1,0 +1,46 @@
+"""What kernels are tested with: where they run, random tensors, and memory that holds what no right result does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
+from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+if DEVICE == "cpu" and not interpreted():
+    pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
+
+
+def _filled(tensor: Any) -> Any:
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else 85)
+
+
+class Poisoned(TorchMemory):
+    """Memory that is full of NaN when it is handed out, or of one number where there is no NaN."""
+
+    def empty(self, like: Any, shape: Any, strides: Any) -> Any:  # type: ignore[override]
+        return _filled(like.new_empty_strided(shape, strides))
+
+    def maker(self, dtype: str) -> Any:
+        return self.empty
+
+    def here(self, like: Any) -> Any:
+        return lambda *given: _filled(new_here(like.device)(*given))
+
+    def workspace(self, like: Any, elements: int, dtype: str) -> Any:
+        return _filled(super().workspace(like, elements, dtype))
+
+
+MEMORY = Poisoned()
+
+
+def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(DEVICE, getattr(torch, dtype))
