@@ -10,8 +10,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from finished_steps import finished, finished_step  # noqa: E402
 from fused_steps import ON  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn  # noqa: E402
-from row_problems import native_norm  # noqa: E402
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, native_norm, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import opt_einsum
 import pytest
+from optional_mxnet import mxnet_or_skip
 from python_process import run_python
 
 from einops_fast import OperandError, patch, patched, profile, unpatch
@@ -42,10 +43,9 @@ def runs_ours(module, einsum=None):
 @pytest.fixture(params=MODULES)
 def home(request):
     """Name and main module of each framework."""
-    if find_spec(request.param) is None:
-        pytest.skip(f"needs {request.param}")
-    get_backend(request.param)  # imports MXNet where a plain import can't
-    return request.param, import_module(MODULES[request.param][0])
+    if request.param == "mxnet":
+        mxnet_or_skip()  # imports it where a plain import can't
+    return request.param, pytest.importorskip(MODULES[request.param][0])
 
 
 @pytest.fixture
@@ -55,10 +55,7 @@ def torch():
 
 @pytest.fixture
 def mnp():
-    if find_spec("mxnet") is None:
-        pytest.skip("needs mxnet")
-    get_backend("mxnet")
-    return import_module("mxnet.numpy")
+    return mxnet_or_skip().np
 
 
 @pytest.fixture

@@ -97,6 +97,15 @@ def cross_entropy(
     return losses.sum() if reduction == "sum" else losses.sum() / ((one_hot @ weight) * counts).sum()
 
 
+def native_norm(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
+    """By torch's functions, in the type of ``x``."""
+    weight, bias = (None if each is None else each.to(x.dtype) for each in (weight, bias))
+    if not rms:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+    found = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5)
+    return found if bias is None else found + bias
+
+
 def laid_out(values: Any, layout: str) -> Any:
     """The same values with other strides."""
     if layout == "reversed":

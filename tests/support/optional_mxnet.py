@@ -15,5 +15,5 @@ def mxnet_or_skip() -> Any:
     try:
         get_backend("mxnet")
     except (ImportError, OSError):
-        pytest.skip("needs MXNet")
+        pytest.skip("needs MXNet", allow_module_level=True)
     return import_module("mxnet")

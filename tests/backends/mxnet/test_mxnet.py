@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from optional_mxnet import mxnet_or_skip
 from python_process import run_python
 
 from einops_fast import OperandError, fast_einsum, patched
@@ -19,13 +20,9 @@ from einops_fast.planning.steps import AS_IS, Arrange, Cast, Diagonal, Gemm, Mul
 
 Array = npt.NDArray[Any]
 
-try:
-    backend: Any = get_backend("mxnet")
-except (ImportError, OSError):
-    pytest.skip("needs MXNet", allow_module_level=True)
-
-from mxnet import autograd, cpu, gluon  # noqa: E402
-from mxnet import np as mnp  # noqa: E402
+mxnet = mxnet_or_skip()
+autograd, gluon, mnp = mxnet.autograd, mxnet.gluon, mxnet.np
+backend: Any = get_backend("mxnet")
 
 RTOL = {"float16": 5e-3, "float32": 1e-5, "float64": 1e-12, "int32": 0, "int64": 0, "uint8": 0, "bool": 0}
 
@@ -332,7 +329,7 @@ def test_out_and_order() -> None:
 def test_operands_that_do_not_belong_together() -> None:
     a = mnp.ones((2, 2))
     with pytest.raises(OperandError, match=r"operands 0 and 1 .* cpu\(0\) and cpu\(1\)"):
-        fast_einsum("ij,jk->ik", a, mnp.ones((2, 2), device=cpu(1)))
+        fast_einsum("ij,jk->ik", a, mnp.ones((2, 2), device=mxnet.cpu(1)))
     with pytest.raises(OperandError):
         fast_einsum("ij,jk->ik", a, np.ones((2, 2)))
     with pytest.raises(OperandError):

@@ -5,6 +5,7 @@ Without a GPU, the clock is a stand-in, and kernels are run by Triton's interpre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[i
             monkeypatch.setattr(module, "interpreted", lambda: False)
         monkeypatch.setattr(measuring, "works", lambda way: True)
         monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
-        # However slow the interpreter is, there is time for all of them.
-        monkeypatch.setattr(clocks, "perf_counter", lambda: 0.0)
+        # Every look at the clock is a second later: however slow the interpreter is, there is time for three ways.
+        now = itertools.count()
+        monkeypatch.setattr(clocks, "perf_counter", lambda: float(next(now)))
         # It runs what it is to time, once, and says that each is as fast.
         monkeypatch.setattr(
             TorchMemory, "seconds", lambda self, run, device, repeat: [1e-3] * (run() is not run) * repeat

@@ -14,14 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from gluon_on_cpu import rows_on_cpu  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf, randn  # noqa: E402
-from row_problems import (  # noqa: E402
-    apart,
-    check_hidden_gradient,
-    check_softmax,
-    check_special_values,
-    native_norm,
-)
+from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf, native_norm, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
@@ -47,6 +40,11 @@ DTYPES = ["float16", "float32", *(["bfloat16"] if DEVICE == "cuda" else [])]  # 
 COLUMNS = [(512, 256), (1024, 256), (656, 256), (1280, 1024)]
 """Columns and those of a thread block: two or four have all, or three of four, the last of which aren't full, or two in
 several pieces."""
+
+
+def apart(x: Any) -> Any:
+    """The same with rows apart, and two axes that count them."""
+    return x.new_full((x.shape[0], x.shape[1] + 1, x.shape[2] + 16), torch.nan)[:, :-1, :-16].copy_(x)
 
 
 @pytest.fixture
@@ -105,18 +103,53 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
 @pytest.mark.parametrize(("columns", "block"), COLUMNS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, columns: int, dtype: str, each: int, clusters: list[str]) -> None:
-    check_softmax(name, columns, dtype)
+    """A softmax or its logarithm, and the gradient."""
+    native = partial(getattr(torch, name), dim=-1)
+    x = leaf(apart(randn(2, 4, columns, dtype=dtype) * 3))
+    back = randn(2, 4, columns, dtype=dtype, seed=7)
+    with kernels():
+        found = getattr(ops, name)(x)
+        (gradient,) = torch.autograd.grad(found, x, back)
+    exact = leaf(x.double())
+    expected = native(exact)
+    by_torch = native(x)
+    assert_near(found, expected, by_torch)
+    (native_gradient,) = torch.autograd.grad(by_torch, x, back)
+    assert_near(gradient, torch.autograd.grad(expected, exact, back.double())[0], native_gradient, 3.0)
     assert clusters == ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_of_special_values(name: str, clusters: list[str]) -> None:
-    check_special_values(name, 656)
+    """The same of NaN, infinities and large numbers, and of a whole part of a row that adds nothing."""
+    x = randn(8, 656, dtype="float32")
+    inf = torch.inf
+    x[0, 3], x[1, 656 - 56], x[2], x[3, :256], x[4, 0], x[5], x[6, 5] = (
+        torch.nan,
+        inf,
+        -inf,
+        -inf,
+        -inf,
+        -3.4e38,
+        -inf,
+    )
+    x[4, 1:] = 3e38
+    with kernels():
+        found = getattr(ops, name)(x)
+    torch.testing.assert_close(found, getattr(torch, name)(x, -1), equal_nan=True)
     assert clusters == ["softmax_cluster_kernel"]
 
 
 def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
-    check_hidden_gradient(656)
+    """The mask is read by another kernel, and shows in the result."""
+    x, hidden = leaf(randn(5, 656, dtype="float32")), randn(5, 656, seed=3) > 1
+    back = randn(5, 656, dtype="float32", seed=7)
+    with kernels():
+        (found,) = torch.autograd.grad(ops.log_softmax(x, mask=~hidden, temperature=0.7), x, back)
+    exact = leaf(x.double())
+    expected = torch.log_softmax((exact / 0.7).masked_fill(hidden, -torch.inf), -1)
+    (expected,) = torch.autograd.grad(expected, exact, back.double().masked_fill(hidden, 0.0))
+    assert_near(found, expected)
     assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
 
 

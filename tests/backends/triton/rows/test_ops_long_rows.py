@@ -12,8 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
-from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, randn  # noqa: E402
-from row_problems import native_norm  # noqa: E402
+from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, native_norm, randn  # noqa: E402
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
