@@ -246,7 +246,7 @@ class TorchBackend(TorchSteps):
             one, other = operands
             elements = one.numel() + other.numel()
             einsum = pair_einsum if type(one) is type(other) is torch.Tensor else self.native
-        if elements > _AT_ONCE or not operands[0].is_cpu or _is_deterministic():
+        if _is_deterministic() or not (elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands)):
             return None
         if full and any(each.layout is not torch.strided for each in operands):
             return None
@@ -326,6 +326,19 @@ class TorchBackend(TorchSteps):
 
         precision, mode = settled(fp32_precision()), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
+
+
+def _begins_with_einsum(operands: Sequence[Any]) -> bool:
+    """Whether a plan of operands on a GPU would begin with torch.einsum, too."""
+    first = operands[0]
+    return (
+        first.is_cuda
+        and len(operands) == 2
+        and first.is_floating_point()
+        and unchecked_mode() == "auto"
+        and allowed() is None
+        and not any_autocast()
+    )
 
 
 def _in_fewer_calls(plan: Plan, run: Run) -> Run:

@@ -1,9 +1,10 @@
 """Calls whose shapes haven't come before: what needs no plan of theirs computes them, and no call waits for its plan.
 
 A plan takes longer to make than a small einsum takes to run, and pays where its shapes come back. So small operands go
-to the framework when their shapes come for the first time, and are planned when these come for the second time. Large
-operands are planned at once, as are all operands where somebody observes or traces the call. Attention plans two
-shapes; what computes these computes others that come for the first time, if it holds for all lengths.
+to the framework when their shapes come for the first time, and are planned when these come for the second time. On a
+GPU, where a plan comes to nothing before its kernels are there, they are planned some calls later. Large operands of a
+CPU are planned at once, as are all operands where somebody observes or traces the call. Attention plans two shapes; what
+computes these computes others that come for the first time, if it holds for all lengths.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ AT_SECOND_CALL = True
 USUAL = "K", "safe", "auto"
 """Order, casting and optimizer of a call that may go to the framework first."""
 
+_PLANNED = 64
+"""The calls after which shapes are planned on a GPU; on a CPU one is enough."""
+
 _FEW = 1 << 16
 """Multiply-adds, without intermediates, up to which more than two operands go to the framework first."""
 
@@ -43,8 +47,8 @@ class NewShapes:
     """
 
     def __init__(self) -> None:
-        self.changing: dict[type, tuple[AtOnce, set[Hashable]]] = {}
-        self._seen: dict[type, set[Hashable]] = {}
+        self.changing: dict[type, tuple[AtOnce, dict[Hashable, int]]] = {}
+        self._seen: dict[type, dict[Hashable, int]] = {}
 
     def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
         """Return what needs no plan of operands whose type came with several shapes, but not with these."""
@@ -52,13 +56,13 @@ class NewShapes:
         if known is None:
             return None
         at_once, seen = known
-        return at_once(operands) if _is_new(_shapes(operands), seen) else None
+        return at_once(operands) if _is_new(operands, seen) else None
 
     def notice(self, operands: Sequence[Any], at_once: AtOnce | None) -> bool:
         """Return whether operands have new shapes, and ask ``at_once`` about further ones from the second shape on."""
         kind = type(operands[0])
-        seen = self._seen.setdefault(kind, set())
-        if not _is_new(_shapes(operands), seen):
+        seen = self._seen.setdefault(kind, {})
+        if not _is_new(operands, seen):
             return False
         if len(seen) == 2 and at_once is not None and at_once(operands) is not None:
             self.changing[kind] = at_once, seen
@@ -83,13 +87,15 @@ class NewShapes:
         return backend.at_once(operands, full)
 
 
-def _is_new(shapes: Hashable, seen: set[Hashable]) -> bool:
-    """Add shapes to those that came before, and return whether they hadn't come."""
-    if shapes in seen:
+def _is_new(operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
+    """Count the calls that came with these shapes, and return whether it's too early to plan them."""
+    shapes = _shapes(operands)
+    calls = seen.get(shapes, 0)
+    if calls >= _PLANNED:
         return False
     if len(seen) >= LIMIT:
         seen.clear()
-    seen.add(shapes)
+    seen[shapes] = calls + 1 if getattr(operands[0], "is_cuda", False) else _PLANNED
     return True
 
 
