@@ -101,15 +101,15 @@ class GradientsOfCall:
         if of_bias:
             self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
         sort_out = partial(problem_of, spec, apart=apart)
-        self.run = backward_plan(spec, layouts, dtype_of(arrays[BIAS]), sort_out, processors)
-        if self.run.exact:
+        self._plan = backward_plan(spec, layouts, dtype_of(arrays[BIAS]), sort_out, processors)
+        if self._plan.exact:
             # What is summed up afterwards may as well have all digits.
             for at, missing in enumerate(self._missing):
                 own = self._layouts[at]
                 if missing and own is not None:
                     self._layouts[at] = *own[:2], getattr(torch, self._sums)
         self._zeros = spec.varlen
-        parts = self.run.bias_parts if of_bias else 1
+        parts = self._plan.bias_parts if of_bias else 1
         self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
@@ -134,8 +134,8 @@ class GradientsOfCall:
             for array in (into.q, into.k, into.v):
                 if array is not None:
                     array.zero_()
-        arrays = [*operands, *results, extras, *extras, *given, into.q, into.k, into.v, into.bias]
-        delta = self.run(self._memory, device, arrays)
+        arrays = *operands, *results, extras, *given, into.q, into.k, into.v, into.bias
+        delta = self._plan.run(self._memory, device, *arrays)
         if self._parts_sum is not None:
             parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
             self._parts_sum(self._memory, device, parts, into.bias)
@@ -155,9 +155,9 @@ class GradientsOfCall:
         """Memory for the gradient of the bias, or for the parts that it is the sum of."""
         shape, strides = self._bias
         if self._parts_sum is not None:
-            return self._memory.workspace(bias, self.run.bias_parts * prod(shape), self._sums)
+            return self._memory.workspace(bias, self._plan.bias_parts * prod(shape), self._sums)
         found = self._new(shape, strides, bias.dtype)
-        return found.zero_() if self.run.bias_starts_at_zero else found
+        return found.zero_() if self._plan.bias_starts_at_zero else found
 
     def summed(self, at: int, gradient: Any, operand: Any) -> Any:
         """The gradient of an operand that lacks axes: the sum over them."""

@@ -74,7 +74,7 @@ class AttentionCall:
         self._processors = _device(q.device)
         dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
         layouts = kernel_layouts(spec, canonical)
-        self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors)
+        self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
         """Those of the extras that there are."""
@@ -106,7 +106,7 @@ class AttentionCall:
             # Tokens of no sequence.
             out.zero_()
             lse.fill_(float("-inf"))
-        self._run(MEMORY, self._device, [q, k, v, out, lse, extras, *extras])
+        self._run(MEMORY, self._device, q, k, v, out, lse, extras)
         return out, lse
 
     def backward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["NO_EXTRAS", "RUNTIME", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
+__all__ = ["NO_EXTRAS", "RUNTIME", "Call", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
 
 RUNTIME = ["q_len", "kv_len", "heads", "together", "q_rows", "kv_rows", "left", "right"]
 """Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
@@ -23,7 +23,6 @@ class Features:
         folded: the score is the product times a positive number, which is left to the exponential.
         left, right: whether keys far before or after the facing one are hidden.
         bottom_right: the last query faces the last key.
-        sequences: what the first batch axis counts has lengths of its own.
         softcap, alibi, sinks, segments, dropout: whether there is such.
         bias, mask: whether there is one, and whether it varies along queries and along keys.
         page_size: keys in a page; 0 without pages.
@@ -66,14 +65,6 @@ class Features:
     def irregular(self) -> bool:
         """Whether positions alone don't say which keys a query sees."""
         return self.mask is not None or self.segments
-
-    @property
-    def in_two(self) -> bool:
-        return self.head[1] > 0
-
-    @property
-    def v_in_two(self) -> bool:
-        return self.v_head[1] > 0
 
     @property
     def biased(self) -> bool:
@@ -153,6 +144,16 @@ class Numbers(NamedTuple):
     left: int
     right: int
     drop: float
+
+
+class Call(NamedTuple):
+    """What every device function is told of a call; made in a kernel, as Triton 3.6 has no function return a None."""
+
+    extras: Any
+    strides: Any
+    sizes: Any
+    lengths: Any
+    numbers: Any
 
 
 class Head(NamedTuple):

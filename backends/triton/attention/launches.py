@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -12,11 +12,17 @@ from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
 __all__ = ["BACKWARD", "FORWARD", "Launch", "Plan", "Room", "launch", "renamed"]
 
-FORWARD = ("q", "k", "v", "out", "lse", "extras", *Extras._fields)
-"""Arrays that a plan of a forward call is given, in this order: the :class:`Extras` together, and one by one."""
+FORWARD = ("q", "k", "v", "out", "lse", "extras")
+"""Arrays that a plan of a forward call is given, in this order. The :class:`Extras` have their own names, too."""
 
 BACKWARD = (*FORWARD, "d_out", "d_lse", "dq", "dk", "dv", "d_bias")
 """The same of a backward call; ``None`` for gradients that aren't wanted."""
+
+
+_EXTRAS = FORWARD.index("extras")
+
+_NOTHING = (None,)
+"""What comes after given arrays, for launches that take nothing in place of one."""
 
 
 class Room(NamedTuple):
@@ -51,8 +57,8 @@ def launch(
     grid: tuple[int, int],
     tail: tuple[Any, ...],
     constants: Mapping[str, Any],
-    warps: int,
-    stages: int,
+    warps: int = 4,
+    stages: int = 1,
     *,
     registers: int | None = None,
     instead: Mapping[str, str | None] | None = None,
@@ -97,35 +103,51 @@ class Plan:
         bias_parts: in how many parts the gradient of the bias is written.
         bias_starts_at_zero: whether the array for that gradient has to be full of zeros.
         exact: whether gradients may have the dtype that sums are kept in.
+
+    Attributes:
+        run: takes the framework's memory, the number of the device and the arrays that the plan is given, and queues
+            the kernels; see :meth:`__call__`.
     """
 
     def __init__(
         self,
         given: tuple[str, ...],
-        launches: Iterable[Launch],
+        launches: Sequence[Launch],
         *,
         bias_parts: int = 1,
         bias_starts_at_zero: bool = False,
         exact: bool = True,
     ) -> None:
         self.bias_parts, self.bias_starts_at_zero, self.exact = bias_parts, bias_starts_at_zero, exact
-        slots: dict[Any, int] = {name: at for at, name in enumerate((*given, None))}
+        slots: dict[Any, int] = {name: at for at, name in enumerate((*given, None, *Extras._fields))}
+        first = len(slots)
         self._steps = _steps(launches, slots)
-        self._rooms = [None] * (len(slots) - len(given))
+        self._rooms = [None] * (len(slots) - first)
         self._delta = slots.get("delta", slots[None])
+        self.run = self._shortest(launches[0])
 
-    def __call__(self, memory: Memory, device: int, arrays: list[Any], steps: _Steps | None = None) -> Any:
-        """Queue the kernels; return ``delta``, a flat array, where that is written.
+    def __call__(self, memory: Memory, device: int, *arrays: Any) -> Any:
+        """Queue the kernels; return ``delta``, a flat array, where that is written."""
+        every = [*arrays, None, *arrays[_EXTRAS], *self._rooms]
+        self._queue(memory, device, every, self._steps)
+        return every[self._delta]
 
-        Args:
-            memory: the framework's arrays.
-            device: number of the device.
-            arrays: those that the plan is given; the list is no longer the caller's.
-            steps: some of the launches only, to which the list is known.
-        """
-        if steps is None:
-            steps = self._steps
-            arrays += self._rooms
+    def _shortest(self, launch: Launch) -> Callable[..., Any]:
+        """Return what does the same with less on the way, where there is a single launch."""
+        rooms, call, take, then, otherwise = self._steps[0]
+        if len(self._steps) > 1 or rooms or then:
+            return self
+        if launch.takes == FORWARD and not otherwise:
+            return launch.call
+        has_extras = not {*launch.takes}.isdisjoint(Extras._fields)
+
+        def run(memory: Memory, device: int, *arrays: Any) -> Any:
+            every = arrays + _NOTHING + arrays[_EXTRAS] if has_extras else arrays + _NOTHING
+            return self(memory, device, *arrays) if call(memory, device, *take(every)) is False else None
+
+        return run
+
+    def _queue(self, memory: Memory, device: int, arrays: list[Any], steps: _Steps) -> None:
         for rooms, call, take, then, otherwise in steps:
             for at, elements, dtype, counters in rooms:
                 if counters:
@@ -134,8 +156,7 @@ class Plan:
                     arrays[at] = memory.workspace(arrays[0], elements, dtype)
             following = otherwise if call(memory, device, *take(arrays)) is False else then
             if following:
-                self(memory, device, arrays, following)
-        return arrays[self._delta]
+                self._queue(memory, device, arrays, following)
 
 
 def _steps(launches: Iterable[Launch], slots: dict[Any, int]) -> _Steps:

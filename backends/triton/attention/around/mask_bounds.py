@@ -119,7 +119,6 @@ def mask_bounds(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> 
         (own, (*along, *last), rows, columns, lengths[1]),
         {"together": together, "step": GROUP_ROWS, "block": min(_ELEMENTS // together, power_of_two(columns))},
         _WARPS,
-        1,
     )
     rooms = (Room("bounds", 2 * prod(own) * tiles, "int32"),)
     return found._replace(rooms=rooms), Places._make((*axes, 2 if varies[0] else 0))

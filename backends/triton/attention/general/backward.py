@@ -59,32 +59,20 @@ def delta_kernel(
 
 @triton.jit
 def weights_again(
-    products,
-    log,
-    i,
-    j,
-    q_segments,
-    kv_segments,
-    seed,
-    head,
-    strides,
-    numbers,
-    f: tl.constexpr,
-    masked: tl.constexpr,
-    bias=None,
+    products, log, i, j, segments, seed, head, call, f: tl.constexpr, masked: tl.constexpr = True, bias=None
 ):
     """Weights, what dropout leaves of them, and the derivative of scores by scaled products; in either orientation.
 
     ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
     For ``bias``, see :func:`scored`.
     """
-    score, derivative = scored(products, i, j, head, strides, numbers, f, bias)
-    weights = tl.exp2(score * factor_of(numbers, f) - log)
+    score, derivative = scored(products, i, j, head, call, f, bias)
+    weights = tl.exp2(score * factor_of(call, f) - log)
     if masked:
-        weights = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), weights, 0.0)
+        weights = tl.where(allowed(i, j, segments, head, call, f), weights, 0.0)
     kept = weights
     if field(f, "dropout"):
-        kept = dropped(weights, i, j, seed, head, numbers, f)
+        kept = dropped(weights, i, j, seed, head, call, f)
     return weights, kept, derivative
 
 
@@ -100,32 +88,23 @@ def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
 
 @triton.jit
 def score_gradients(
-    products,
-    d_weights,
-    log,
-    delta,
-    i,
-    j,
-    q_segments,
-    kv_segments,
-    seed,
-    head,
-    strides,
-    numbers,
-    f: tl.constexpr,
-    masked: tl.constexpr,
+    products, d_weights, rows, i, j, segments, seed, head, call, f: tl.constexpr, masked: tl.constexpr = True
 ):
-    """Weights (after dropping some), the gradient of scores, and that of scaled products; see :func:`weights_again`."""
-    weights, kept, derivative = weights_again(
-        products, log, i, j, q_segments, kv_segments, seed, head, strides, numbers, f, masked
-    )
+    """Weights (after dropping some), the gradient of scores, and that of scaled products; see :func:`weights_again`.
+
+    ``rows`` is what :func:`log_and_delta` says of these.
+    """
+    log, delta = rows
+    weights, kept, derivative = weights_again(products, log, i, j, segments, seed, head, call, f, masked)
     gradient = score_gradient(weights, kept, d_weights, delta, f)
     return kept, gradient, gradient * derivative
 
 
 @triton.jit
-def log_and_delta(lse, delta, strides, sizes, head, start, i, exists, f: tl.constexpr):
+def log_and_delta(lse, delta, head, start, i, call, f: tl.constexpr):
     """Of rows, in the shape of ``i``."""
-    log = tl.load(query_rows(lse, strides.lse, sizes, head, start, i, f, False), mask=exists, other=float("-inf"))
+    exists = i < head.q_len
+    strides = call.strides.lse
+    log = tl.load(query_rows(lse, strides, head, start, i, call, f), mask=exists, other=float("-inf"))
     log = tl.where(log == float("-inf"), float("inf"), log * LOG2E)
-    return log, tl.load(query_rows(delta, strides.lse, sizes, head, start, i, f, False), mask=exists, other=0)
+    return log, tl.load(query_rows(delta, strides, head, start, i, call, f), mask=exists, other=0)

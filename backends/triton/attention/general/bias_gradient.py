@@ -7,18 +7,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
 from einops_fast.backends.triton.attention.general.backward import log_and_delta, score_gradients
 from einops_fast.backends.triton.attention.general.blocks import seen_keys
 from einops_fast.backends.triton.attention.general.loading import (
     head_of,
     load_keys,
-    load_rows,
-    product,
-    query_rows,
+    load_queries,
+    of_element,
+    products,
     shared_size,
 )
-from einops_fast.backends.triton.attention.general.score import segments_at
+from einops_fast.backends.triton.attention.general.score import key_segments, query_segments, seed_of
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
@@ -31,125 +31,61 @@ def _varies(features, at):
 
 
 @triton.jit
-def _tile(
-    total,
-    start,
-    key,
-    number,
-    seed,
-    arrays,
-    extras,
-    strides,
-    sizes,
-    lengths,
-    numbers,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+def _tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """``total`` with the gradient of one tile of one batch element's scores."""
-    axes: tl.constexpr = field(f, "axes")
-    outer: tl.constexpr = axes - field(f, "shared")
-    acc: tl.constexpr = kept_type(f)
-    q, k, v, d_out, lse, delta = arrays
-    head = head_of(number, number, extras, strides, sizes, lengths, f)
+    q, k, v, d_out, lse, delta, seed = arrays
+    strides = call.strides
+    head = head_of(number, number, call, f)
     last = min(start + block_m, head.q_len) - 1
-    seen = seen_keys(start, last, head, numbers, f, block_n)
+    seen = seen_keys(start, last, head, call.numbers, f, block_n)
     if (start < head.q_len) & (key >= seen[0]) & (key < seen[3]):
-        element = number // shared_size(sizes, f)
+        element = number // shared_size(call.sizes, f)
         i = (start + tl.arange(0, block_m))[:, None]
         j = (key + tl.arange(0, block_n))[None, :]
         exists = i < head.q_len
-        queries, more_queries = load_rows(
-            query_rows(q, strides.q, sizes, head, start, i, f, False),
-            exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
-        )  # fmt: skip
-        keys, more_keys = load_keys(
-            k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, key, head, strides.pages[3],
-            field(f, "head"), field(f, "head_dim"), f, block_n, True,
-        )  # fmt: skip
-        products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
-        if field(f, "in_two"):
-            products = product(more_queries, tl.trans(more_keys), products, f)
-        d_rows, more_d_rows = load_rows(
-            query_rows(d_out, strides.d_out, sizes, head, start, i, f, False),
-            exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), True,
-        )  # fmt: skip
-        values, more_values = load_keys(
-            v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, key, head, strides.pages[3],
-            field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
-        )  # fmt: skip
-        d_weights = product(d_rows, tl.trans(values), tl.zeros((block_m, block_n), acc), f)
-        if field(f, "v_in_two"):
-            d_weights = product(more_d_rows, tl.trans(more_values), d_weights, f)
-        log, row_delta = log_and_delta(lse, delta, strides, sizes, head, start, i, exists, f)
-        q_segments = 0
-        kv_segments = 0
-        if field(f, "segments"):
-            q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
-            kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
-        found = score_gradients(
-            products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-            head, strides, numbers, f, True,
-        )  # fmt: skip
-        total += found[1]
+        queries = load_queries(q, strides.q, head, start, i, exists, call, f, "head")
+        keys = load_keys(of_element(k, strides.k, element, call, f), strides.k, 0, key, head, call, f, "head", block_n)
+        scores = products(queries, keys, f, "head")
+        d_rows = load_queries(d_out, strides.d_out, head, start, i, exists, call, f, "v_head")
+        values = load_keys(
+            of_element(v, strides.v, element, call, f), strides.v, 0, key, head, call, f, "v_head", block_n
+        )
+        d_weights = products(d_rows, values, f, "v_head")
+        rows = log_and_delta(lse, delta, head, start, i, call, f)
+        segments = query_segments(i, head, call, f), key_segments(j, head, call, f)
+        _, d_score, _ = score_gradients(scores, d_weights, rows, i, j, segments, seed, head, call, f)
+        total += d_score
     return total
 
 
 @triton.jit
-def store_sum(d_bias, total, first_row, first_column, strides, lengths, f: tl.constexpr):
+def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
     """Write a tile of the gradient of a bias, summed up along positions that the bias lacks."""
     if not _varies(f, 0):
         total = tl.sum(total, 0, keep_dims=True)
     if not _varies(f, 1):
         total = tl.sum(total, 1, keep_dims=True)
     axes: tl.constexpr = field(f, "axes")
+    strides = call.strides.d_bias
     zero = tl.full((), 0, tl.int64)
     row = first_row + tl.arange(0, total.shape[0])[:, None]
     column = first_column + tl.arange(0, total.shape[1])[None, :]
     exists = tl.full(total.shape, True, tl.int1)
     if _varies(f, 0):
-        exists = exists & (row < lengths.q)
+        exists = exists & (row < call.lengths.q)
     if _varies(f, 1):
-        exists = exists & (column < lengths.kv)
-    offsets = (row + zero) * strides.d_bias[axes] + (column + zero) * strides.d_bias[axes + 1]
+        exists = exists & (column < call.lengths.kv)
+    offsets = (row + zero) * strides[axes] + (column + zero) * strides[axes + 1]
     tl.store(d_bias + offsets, total.to(d_bias.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "query_tiles", "key_tiles", "summed", "parts"])
 def bias_kernel(
-    q,
-    k,
-    v,
-    d_out,
-    lse,
-    delta,
-    d_bias,
-    extras,
-    strides,
-    sizes,
-    kept_sizes,
-    summed_sizes,
-    place,
-    query_tiles,
-    key_tiles,
-    summed,
-    parts,
-    q_len,
-    kv_len,
-    heads,
-    together,
-    q_rows,
-    kv_rows,
-    scale,
-    cap,
-    left,
-    right,
-    drop,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+    q, k, v, d_out, lse, delta, d_bias, extras, strides, sizes,
+    kept_sizes, summed_sizes, place, query_tiles, key_tiles, summed, parts,
+    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
     """Write a tile of the bias's gradient, or of part number ``program_id(1)`` of it.
 
     Args:
@@ -161,7 +97,7 @@ def bias_kernel(
         parts: in how many parts to sum.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    numbers = Numbers(scale, cap, left, right, drop)
+    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
     axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     program = tl.program_id(0)
@@ -169,9 +105,7 @@ def bias_kernel(
     key_tile = program % key_tiles
     query_tile = program // key_tiles % query_tiles
     first_number = counted(program // (key_tiles * query_tiles), kept_sizes, place, 0, axes)
-    seed = 0
-    if field(f, "dropout"):
-        seed = tl.load(extras.seed)
+    arrays = q, k, v, d_out, lse, delta, seed_of(call, f)
     total = tl.zeros((block_m, block_n), acc)
     # What there is to sum over: batch elements × tiles of queries × tiles of keys, as far as the bias lacks them.
     rows = 1
@@ -190,10 +124,7 @@ def bias_kernel(
         key = key_tile
         if not _varies(f, 1):
             key = step % columns
-        total = _tile(
-            total, start * block_m, key * block_n, number, seed, (q, k, v, d_out, lse, delta), extras, strides,
-            sizes, lengths, numbers, f, block_m, block_n,
-        )  # fmt: skip
+        total = _tile(total, start * block_m, key * block_n, number, arrays, call, f, block_m, block_n)
     zero = tl.full((), 0, tl.int64)
     d_bias += counted(first_number, sizes, strides.d_bias, 0, axes) + part * (zero + strides.parts[0])
-    store_sum(d_bias, total, query_tile * block_m, key_tile * block_n, strides, lengths, f)
+    store_sum(d_bias, total, query_tile * block_m, key_tile * block_n, call, f)

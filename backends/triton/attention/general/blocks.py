@@ -13,7 +13,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["narrowed", "part_of", "seeing_queries", "seen_keys", "segment_range"]
+__all__ = ["part_of", "seeing_queries", "seen_keys", "seen_keys_of_segments", "visited"]
 
 _CHUNK = tl.constexpr(1024)
 """Segments that are looked at at once."""
@@ -50,7 +50,7 @@ def seen_keys(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
+def _seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
     """Blocks of queries that see keys ``first`` to ``last``."""
     begin = 0
     end = head.q_len
@@ -70,14 +70,14 @@ def seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.conste
 
 
 @triton.jit
-def segment_range(segments, exists):
+def _segment_range(segments, exists):
     """The lowest and the highest segment of those positions that exist."""
     low = tl.min(tl.where(exists, segments, 2147483647))
     return low, tl.max(tl.where(exists, segments, -2147483648))
 
 
 @triton.jit
-def narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
+def _narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
     """The blocks from ``begin`` to ``end`` without those before and after all of segments ``low`` to ``high``.
 
     So where documents lie one after the other, a tile visits those that it has a part of.
@@ -92,6 +92,41 @@ def narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
         first = min(first, tl.min(tl.where(inside, position, end)))
         last = max(last, tl.max(tl.where(inside, position + 1, begin)))
     return max(_down(first, block), begin), last
+
+
+@triton.jit
+def seen_keys_of_segments(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
+    """Blocks of keys that queries ``first`` to ``last`` see; of those that exist, the segments are these."""
+    begin, full_begin, full_end, end = seen_keys(first, last, head, call.numbers, f, block)
+    if field(f, "segments"):
+        low, high = _segment_range(segments, exists)
+        stride = call.strides.kv_segments[field(f, "axes")]
+        begin, end = _narrowed(begin, end, head.kv_segments, stride, low, high, block)
+        full_begin = begin
+        full_end = begin
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
+def seeing_queries(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
+    """Blocks of queries that see keys ``first`` to ``last``; of those that exist, the segments are these."""
+    begin, full_begin, full_end, end = _seeing_queries(first, last, head, call.numbers, f, block)
+    if field(f, "segments"):
+        low, high = _segment_range(segments, exists)
+        stride = call.strides.q_segments[field(f, "axes")]
+        begin, end = _narrowed(begin, end, head.q_segments, stride, low, high, block)
+        full_begin = begin
+        full_end = begin
+    return begin, full_begin, full_end, end
+
+
+@triton.constexpr_function
+def visited(features, side, first):
+    """Whether there may be blocks on a side of those that are seen in whole, or for 1, such blocks.
+
+    ``first`` says whether any are hidden before them: ``'left'`` for keys, ``'right'`` for queries.
+    """
+    return (getattr(features, first), not features.irregular, True)[side]
 
 
 @triton.jit

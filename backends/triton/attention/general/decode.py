@@ -15,17 +15,9 @@ __all__ = ["combine_kernel"]
 
 @triton.jit(do_not_specialize=["q_len"])
 def combine_kernel(
-    parts_out,
-    parts_lse,
-    out,
-    lse,
-    strides,
-    sizes,
-    q_len,
-    f: tl.constexpr,
-    parts: tl.constexpr,
-    columns: tl.constexpr,
-):
+    parts_out, parts_lse, out, lse, strides, sizes, q_len,
+    f: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
     """Write one row of the result: that of each part counts by its share in the sum of all weights.
 
     ``parts_out`` and ``parts_lse`` lie in row-major order, part by part.

@@ -4,205 +4,116 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
 from einops_fast.backends.triton.attention.general.backward import log_and_delta, score_gradients
-from einops_fast.backends.triton.attention.general.blocks import narrowed, seeing_queries, segment_range
+from einops_fast.backends.triton.attention.general.blocks import seeing_queries, visited
 from einops_fast.backends.triton.attention.general.loading import (
+    added,
     head_of,
     load_keys,
-    load_rows,
-    product,
-    query_rows,
+    load_queries,
+    no_sums,
+    of_element,
+    products,
     shared_size,
-    store_rows,
+    store_keys,
     task,
-    width,
 )
-from einops_fast.backends.triton.attention.general.score import scale_of, segments_at
-from einops_fast.backends.triton.device.indexing import field
-from einops_fast.backends.triton.device.offsets import counted, kept_type
+from einops_fast.backends.triton.attention.general.score import key_segments, query_segments, scale_of, seed_of
 
 __all__ = ["keys_kernel"]
 
 
+class _Tile(NamedTuple):
+    """What a program knows of its keys: features of both kinds, positions and segments; and what else it needs."""
+
+    k: Any
+    v: Any
+    j: Any
+    segments: Any
+    seed: Any
+    head: Any
+    rows: Any
+
+
 @triton.jit
-def _keys_step(
-    dk,
-    more_dk,
-    dv,
-    more_dv,
-    keys,
-    more_keys,
-    values,
-    more_values,
-    start,
-    j,
-    kv_segments,
-    seed,
-    arrays,
-    head,
-    strides,
-    sizes,
-    numbers,
-    f: tl.constexpr,
-    block: tl.constexpr,
-    masked: tl.constexpr,
-):
+def _step(dk, dv, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
     """One block of queries: the gradients of a tile of keys and values with it. Tiles have keys along their rows."""
-    axes: tl.constexpr = field(f, "axes")
-    q, d_out, lse, delta = arrays
-    acc: tl.constexpr = kept_type(f)
+    q, d_out, lse, delta = tile.rows
+    head, strides = tile.head, call.strides
     start = tl.multiple_of(start, block)
     column = (start + tl.arange(0, block))[:, None]
     exists = column < head.q_len
-    queries, more_queries = load_rows(
-        query_rows(q, strides.q, sizes, head, start, column, f, False),
-        exists, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), masked,
-    )  # fmt: skip
+    queries = load_queries(q, strides.q, head, start, column, exists, call, f, "head", masked)
     i = (start + tl.arange(0, block))[None, :]
-    log, row_delta = log_and_delta(lse, delta, strides, sizes, head, start, i, i < head.q_len, f)
-    products = product(keys, tl.trans(queries), tl.zeros((keys.shape[0], block), acc), f)
-    if field(f, "in_two"):
-        products = product(more_keys, tl.trans(more_queries), products, f)
-    d_rows, more_d_rows = load_rows(
-        query_rows(d_out, strides.d_out, sizes, head, start, column, f, False),
-        exists, strides.d_out[axes + 1], field(f, "v_head"), field(f, "v_head_dim"), masked,
-    )  # fmt: skip
-    d_weights = product(values, tl.trans(d_rows), tl.zeros((keys.shape[0], block), acc), f)
-    if field(f, "v_in_two"):
-        d_weights = product(more_values, tl.trans(more_d_rows), d_weights, f)
-    q_segments = 0
-    if field(f, "segments"):
-        q_segments = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
+    rows = log_and_delta(lse, delta, head, start, i, call, f)
+    scores = products(tile.k, queries, f, "head")
+    d_rows = load_queries(d_out, strides.d_out, head, start, column, exists, call, f, "v_head", masked)
+    d_weights = products(tile.v, d_rows, f, "v_head")
+    segments = query_segments(i, head, call, f), tile.segments
     weights, _, gradient = score_gradients(
-        products, d_weights, log, row_delta, i, j, q_segments, kv_segments, seed,
-        head, strides, numbers, f, masked,
-    )  # fmt: skip
-    weights = weights.to(d_rows.dtype)
-    dv = product(weights, d_rows, dv, f)
-    if field(f, "v_in_two"):
-        more_dv = product(weights, more_d_rows, more_dv, f)
-    gradient = gradient.to(queries.dtype)
-    dk = product(gradient, queries, dk, f)
-    if field(f, "in_two"):
-        more_dk = product(gradient, more_queries, more_dk, f)
-    return dk, more_dk, dv, more_dv
+        scores, d_weights, rows, i, tile.j, segments, tile.seed, head, call, f, masked
+    )
+    dv = added(dv, weights.to(d_rows[0].dtype), d_rows, f, "v_head")
+    return added(dk, gradient.to(queries[0].dtype), queries, f, "head"), dv
+
+
+@triton.jit
+def _existing(sums, exists):
+    return tl.where(exists, sums[0], 0.0), tl.where(exists, sums[1], 0.0)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def keys_kernel(
-    q,
-    k,
-    v,
-    d_out,
-    lse,
-    delta,
-    dk,
-    dv,
-    extras,
-    strides,
-    sizes,
-    q_len,
-    kv_len,
-    heads,
-    together,
-    q_rows,
-    kv_rows,
-    scale,
-    cap,
-    left,
-    right,
-    drop,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+    q, k, v, d_out, lse, delta, dk, dv, extras, strides, sizes,
+    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
     """Write a tile of the gradients of k and v: sums over queries, and over the batch elements that share k and v."""
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    numbers = Numbers(scale, cap, left, right, drop)
-    axes: tl.constexpr = field(f, "axes")
-    outer: tl.constexpr = axes - field(f, "shared")
-    acc: tl.constexpr = kept_type(f)
+    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
     share = shared_size(sizes, f)
     # The first keys are seen by the most queries.
-    tile, element = task(tl.cdiv(lengths.kv, block_n), lengths.heads, lengths.together, False)
-    anchor = head_of(element * share, element * share, extras, strides, sizes, lengths, f)
+    tile, element = task(tl.cdiv(kv_len, block_n), heads, together, False)
+    anchor = head_of(element * share, element * share, call, f)
     start = tile * block_n
     # Keys beyond those that a sequence has may be there, in a cache: their gradient is 0.
     held = anchor.kv_len
     if extras.cached is not None:
-        held = lengths.kv
+        held = kv_len
     if start < held:
-        seed = 0
-        if field(f, "dropout"):
-            seed = tl.load(extras.seed)
+        seed = seed_of(call, f)
         j = (start + tl.arange(0, block_n))[:, None]
-        k_base = k + counted(element, sizes, strides.k, 0, outer)
-        v_base = v + counted(element, sizes, strides.v, 0, outer)
-        keys, more_keys = load_keys(
-            k_base, strides.k, 0, start, anchor, strides.pages[3], field(f, "head"), field(f, "head_dim"),
-            f, block_n, True,
-        )  # fmt: skip
-        values, more_values = load_keys(
-            v_base, strides.v, 0, start, anchor, strides.pages[3], field(f, "v_head"), field(f, "v_head_dim"),
-            f, block_n, True,
-        )  # fmt: skip
-        d_keys = tl.zeros((block_n, width(field(f, "head"), 0)), acc)
-        more_d_keys = tl.zeros((block_n, width(field(f, "head"), 1)), acc)
-        d_values = tl.zeros((block_n, width(field(f, "v_head"), 0)), acc)
-        more_d_values = tl.zeros((block_n, width(field(f, "v_head"), 1)), acc)
+        k_base = of_element(k, strides.k, element, call, f)
+        v_base = of_element(v, strides.v, element, call, f)
+        keys = load_keys(k_base, strides.k, 0, start, anchor, call, f, "head", block_n)
+        values = load_keys(v_base, strides.v, 0, start, anchor, call, f, "v_head", block_n)
+        d_keys = no_sums(block_n, f, "head")
+        d_values = no_sums(block_n, f, "v_head")
         last = min(start + block_n, anchor.kv_len) - 1
         # What doesn't depend on the member stays where it is: outside the loop, it would take registers.
         for member in tl.range(0, share, disable_licm=True):
             number = element * share + member
-            head = head_of(number, number, extras, strides, sizes, lengths, f)
-            kv_segments = 0
-            if field(f, "segments"):
-                kv_segments = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
-            begin, full_begin, full_end, end = seeing_queries(start, last, head, numbers, f, block_m)
-            if field(f, "segments"):
-                low, high = segment_range(kv_segments, j < head.kv_len)
-                begin, end = narrowed(begin, end, head.q_segments, strides.q_segments[axes], low, high, block_m)
-                full_begin = begin
-                full_end = begin
-            if field(f, "right"):
-                for at in range(begin, min(full_begin, end), block_m):
-                    d_keys, more_d_keys, d_values, more_d_values = _keys_step(
-                        d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
-                        f, block_m, True,
-                    )  # fmt: skip
-            if not field(f, "irregular"):
-                for at in range(full_begin, full_end, block_m):
-                    d_keys, more_d_keys, d_values, more_d_values = _keys_step(
-                        d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                        at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
-                        f, block_m, False,
-                    )  # fmt: skip
-            for at in range(full_end, end, block_m):
-                d_keys, more_d_keys, d_values, more_d_values = _keys_step(
-                    d_keys, more_d_keys, d_values, more_d_values, keys, more_keys, values, more_values,
-                    at, j, kv_segments, seed, (q, d_out, lse, delta), head, strides, sizes, numbers,
-                    f, block_m, True,
-                )  # fmt: skip
-        d_keys *= scale_of(numbers, f)
-        more_d_keys *= scale_of(numbers, f)
+            head = head_of(number, number, call, f)
+            own = _Tile(keys, values, j, key_segments(j, head, call, f), seed, head, (q, d_out, lse, delta))
+            begin, full_begin, full_end, end = seeing_queries(
+                start, last, head, own.segments, j < head.kv_len, call, f, block_m
+            )
+            spans = (begin, min(full_begin, end)), (full_begin, full_end), (full_end, end)
+            for side in tl.static_range(3):
+                if visited(f, side, "right"):
+                    for at in range(spans[side][0], spans[side][1], block_m):
+                        d_keys, d_values = _step(d_keys, d_values, at, own, call, f, block_m, side != 1)
+        d_keys = d_keys[0] * scale_of(call, f), d_keys[1] * scale_of(call, f)
         if extras.cached is not None:
-            d_keys = tl.where(j < anchor.kv_len, d_keys, 0.0)
-            more_d_keys = tl.where(j < anchor.kv_len, more_d_keys, 0.0)
-            d_values = tl.where(j < anchor.kv_len, d_values, 0.0)
-            more_d_values = tl.where(j < anchor.kv_len, more_d_values, 0.0)
-        zero = tl.full((), 0, tl.int64)
-        rows = anchor.kv_start + start + tl.arange(0, block_n)[:, None] + zero
+            d_keys = _existing(d_keys, j < anchor.kv_len)
+            d_values = _existing(d_values, j < anchor.kv_len)
+        rows = anchor.kv_start + start + tl.arange(0, block_n)[:, None]
         exists = j < held
-        store_rows(
-            dk + counted(element, sizes, strides.dk, 0, outer) + rows * strides.dk[axes], exists,
-            strides.dk[axes + 1], d_keys, more_d_keys, field(f, "head"), field(f, "head_dim"),
-        )  # fmt: skip
-        store_rows(
-            dv + counted(element, sizes, strides.dv, 0, outer) + rows * strides.dv[axes], exists,
-            strides.dv[axes + 1], d_values, more_d_values, field(f, "v_head"), field(f, "v_head_dim"),
-        )  # fmt: skip
+        store_keys(of_element(dk, strides.dk, element, call, f), strides.dk, rows, exists, d_keys, f, "head")
+        store_keys(of_element(dv, strides.dv, element, call, f), strides.dv, rows, exists, d_values, f, "v_head")

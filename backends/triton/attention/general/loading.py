@@ -17,27 +17,47 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, in_swaths, kept_type
 
 __all__ = [
+    "added",
     "head_of",
     "load_keys",
-    "load_rows",
+    "load_queries",
+    "no_sums",
+    "of_element",
     "product",
+    "products",
     "query_rows",
     "shared_size",
-    "store_rows",
+    "store_keys",
+    "store_queries",
     "task",
-    "width",
 ]
 
 
 @triton.constexpr_function
-def _part(parts, at):
-    return parts[at]
+def _part(features, kind, at):
+    """Columns of a part of the features that ``kind`` says: ``'head'`` or ``'v_head'``."""
+    return getattr(features, kind)[at]
 
 
 @triton.constexpr_function
-def width(parts, at):
-    """Columns of a part of a tile; 1 for the dummy."""
-    return max(parts[at], 1)
+def _first(features, kind, at):
+    return sum(getattr(features, kind)[:at])
+
+
+@triton.constexpr_function
+def _size(features, kind):
+    return getattr(features, f"{kind}_dim")
+
+
+@triton.constexpr_function
+def _beyond(features, kind, at):
+    """Whether a part has more columns than there are features left."""
+    return sum(getattr(features, kind)[: at + 1]) > _size(features, kind)
+
+
+@triton.constexpr_function
+def _in_two(features, kind):
+    return getattr(features, kind)[1] > 0
 
 
 @triton.jit
@@ -72,9 +92,13 @@ def _sequence(starts, rows, longest):
 
 
 @triton.jit
-def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
+def head_of(number, anchor, call, f: tl.constexpr):
     """What there is to know of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
     axes: tl.constexpr = field(f, "axes")
+    extras = call.extras
+    strides = call.strides
+    sizes = call.sizes
+    lengths = call.lengths
     # What there isn't is 0: a tuple made on the device holds no None.
     q_start = 0
     q_len = lengths.q
@@ -114,22 +138,28 @@ def head_of(number, anchor, extras, strides, sizes, lengths, f: tl.constexpr):
 
 
 @triton.jit
-def query_rows(array, strides, sizes, head, start, i, f: tl.constexpr, packed: tl.constexpr):
+def of_element(array, strides, element, call, f: tl.constexpr):
+    """Pointer to what an array has for a batch element, counted by those that have keys of their own."""
+    return array + counted(element, call.sizes, strides, 0, field(f, "axes") - field(f, "shared"))
+
+
+@triton.jit
+def query_rows(array, strides, head, start, i, call, f: tl.constexpr, packed: tl.constexpr = False):
     """Pointers to the rows of an array with positions of queries: a column of them.
 
     Args:
         array: the array.
         strides: its strides.
-        sizes: of the batch axes.
         head: the batch element; if ``packed``, one for each row.
         start: the first query, unless packed.
         i: the queries, a column.
+        call: see :class:`Call`.
         f: the features of the attention.
         packed: whether rows are of several batch elements.
     """
     axes: tl.constexpr = field(f, "axes")
     zero = tl.full((), 0, tl.int64)
-    base = array + counted(head.number, sizes, strides, 0, axes)
+    base = array + counted(head.number, call.sizes, strides, 0, axes)
     if packed:
         rows = base + (head.q_start + i) * (zero + strides[axes])
     else:
@@ -141,62 +171,58 @@ def query_rows(array, strides, sizes, head, start, i, f: tl.constexpr, packed: t
 
 
 @triton.jit
-def _columns(first: tl.constexpr, count: tl.constexpr):
-    return first + tl.arange(0, count)
+def _columns(f: tl.constexpr, kind: tl.constexpr, at: tl.constexpr):
+    return (_first(f, kind, at) + tl.arange(0, _part(f, kind, at)))[None, :]
 
 
 @triton.jit
-def _gather(rows, stride, first: tl.constexpr, count: tl.constexpr, size: tl.constexpr, exists, some: tl.constexpr):
+def _gather(rows, stride, exists, f: tl.constexpr, kind: tl.constexpr, at: tl.constexpr, some: tl.constexpr):
     """One part of the features of rows, given by pointers."""
-    columns = _columns(first, count)[None, :]
+    columns = _columns(f, kind, at)
     places = rows + columns * stride
-    if some:
-        if first + count > size:
-            found = tl.load(places, mask=exists & (columns < size), other=0.0)
-        else:
-            found = tl.load(places, mask=exists, other=0.0)
+    if _beyond(f, kind, at):
+        inside = columns < _size(f, kind)
+        if some:
+            inside = exists & inside
+        found = tl.load(places, mask=inside, other=0.0)
+    elif some:
+        found = tl.load(places, mask=exists, other=0.0)
     else:
-        if first + count > size:
-            found = tl.load(places, mask=columns < size, other=0.0)
-        else:
-            found = tl.load(places)
+        found = tl.load(places)
     return found
 
 
 @triton.jit
-def load_rows(rows, exists, stride, parts: tl.constexpr, size: tl.constexpr, some: tl.constexpr):
+def _load_rows(rows, exists, stride, f: tl.constexpr, kind: tl.constexpr, some: tl.constexpr):
     """Both parts of the features of rows: ``rows`` are pointers to their beginnings, a column of them.
 
-    Args:
-        rows: pointers, with a second axis of size 1.
-        exists: which rows there are; looked at where ``some`` may be missing.
-        stride: from one feature to the next.
-        parts: how many features are in either part.
-        size: how many there are.
-        some: whether a row may be missing.
+    With ``some``, those rows may be missing that don't exist.
     """
-    first = _gather(rows, stride, 0, _part(parts, 0), size, exists, some)
-    if _part(parts, 1) > 0:
-        second = _gather(rows, stride, _part(parts, 0), _part(parts, 1), size, exists, some)
+    first = _gather(rows, stride, exists, f, kind, 0, some)
+    if _in_two(f, kind):
+        second = _gather(rows, stride, exists, f, kind, 1, some)
     else:
         second = 0.0
     return first, second
 
 
 @triton.jit
+def load_queries(
+    array, strides, head, start, i, exists, call,
+    f: tl.constexpr, kind: tl.constexpr, some: tl.constexpr = True, packed: tl.constexpr = False,
+):  # fmt: skip
+    """Rows of an array with positions of queries; see :func:`query_rows`. ``exists`` may be ``None``."""
+    rows = query_rows(array, strides, head, start, i, call, f, packed)
+    if exists is None:
+        exists = i < head.q_len
+    return _load_rows(rows, exists, strides[field(f, "axes") + 1], f, kind, some)
+
+
+@triton.jit
 def load_keys(
-    base,
-    strides,
-    page,
-    start,
-    head,
-    entry,
-    parts: tl.constexpr,
-    size: tl.constexpr,
-    f: tl.constexpr,
-    block: tl.constexpr,
-    some: tl.constexpr,
-):
+    base, strides, page, start, head, call,
+    f: tl.constexpr, kind: tl.constexpr, block: tl.constexpr, some: tl.constexpr = True,
+):  # fmt: skip
     """Rows ``start`` to before ``start + block`` of k or v. The one place that says how these are loaded.
 
     Args:
@@ -205,10 +231,9 @@ def load_keys(
         page: the array's stride from page to page.
         start: the first key; a multiple of ``block``.
         head: the batch element.
-        entry: the block table's stride from entry to entry.
-        parts: how many features are in either part.
-        size: how many there are.
+        call: see :class:`Call`.
         f: the features of the attention.
+        kind: which of these the array has.
         block: how many keys.
         some: whether a key may be missing.
     """
@@ -222,6 +247,7 @@ def load_keys(
             run = run + zero
         rows = base + (head.kv_start + start) * (zero + strides[axes]) + (run * strides[axes])[:, None]
     else:
+        entry = call.strides.pages[3]
         if page_size % block == 0:
             number = tl.load(head.table + (start // page_size) * (zero + entry))
             rows = base + number * (zero + page) + (start % page_size) * (zero + strides[axes])
@@ -233,17 +259,72 @@ def load_keys(
             numbers = tl.load(head.table + (run // page_size) * (zero + entry), mask=run < head.kv_len, other=0)
             offsets = numbers * (zero + page) + (run % page_size) * (zero + strides[axes])
             rows = base + offsets[:, None]
-    return load_rows(rows, exists, strides[axes + 1], parts, size, some)
+    return _load_rows(rows, exists, strides[axes + 1], f, kind, some)
 
 
 @triton.jit
-def store_rows(rows, exists, stride, first, second, parts: tl.constexpr, size: tl.constexpr):
+def _store_rows(rows, exists, stride, values, f: tl.constexpr, kind: tl.constexpr):
     """Write both parts of the features of rows, which are given by pointers."""
-    columns = _columns(0, _part(parts, 0))[None, :]
-    tl.store(rows + columns * stride, first.to(rows.dtype.element_ty), mask=exists & (columns < size))
-    if _part(parts, 1) > 0:
-        columns = _columns(_part(parts, 0), _part(parts, 1))[None, :]
-        tl.store(rows + columns * stride, second.to(rows.dtype.element_ty), mask=exists & (columns < size))
+    for at in tl.static_range(2 if _in_two(f, kind) else 1):
+        columns = _columns(f, kind, at)
+        place = rows + columns * stride
+        tl.store(place, values[at].to(rows.dtype.element_ty), mask=exists & (columns < _size(f, kind)))
+
+
+@triton.jit
+def store_queries(
+    array, strides, head, start, i, values, factor, call,
+    f: tl.constexpr, kind: tl.constexpr, packed: tl.constexpr = False,
+):  # fmt: skip
+    """Write values, times a factor if there is one, to rows of an array with positions of queries."""
+    rows = query_rows(array, strides, head, start, i, call, f, packed)
+    if factor is not None:
+        values = values[0] * factor, values[1] * factor
+    _store_rows(rows, i < head.q_len, strides[field(f, "axes") + 1], values, f, kind)
+
+
+@triton.jit
+def store_keys(base, strides, j, exists, values, f: tl.constexpr, kind: tl.constexpr):
+    """Write rows of an array with positions of keys: a column of them, those that exist."""
+    axes: tl.constexpr = field(f, "axes")
+    rows = base + (j + tl.full((), 0, tl.int64)) * strides[axes]
+    _store_rows(rows, exists, strides[axes + 1], values, f, kind)
+
+
+@triton.jit
+def no_sums(rows: tl.constexpr, f: tl.constexpr, kind: tl.constexpr):
+    """Sums of nothing, in parts like features; a column stands for a part that there isn't."""
+    first = tl.zeros((rows, _part(f, kind, 0)), kept_type(f))
+    if _in_two(f, kind):
+        second = tl.zeros((rows, _part(f, kind, 1)), kept_type(f))
+    else:
+        second = tl.zeros((rows, 1), kept_type(f))
+    return first, second
+
+
+@triton.jit
+def products(rows, columns, f: tl.constexpr, kind: tl.constexpr):
+    """Products of all of some rows with all of others, along their features."""
+    shape: tl.constexpr = (rows[0].shape[0], columns[0].shape[0])
+    total = product(rows[0], tl.trans(columns[0]), tl.zeros(shape, kept_type(f)), f)
+    if _in_two(f, kind):
+        total = product(rows[1], tl.trans(columns[1]), total, f)
+    return total
+
+
+@triton.jit
+def added(sums, weights, rows, f: tl.constexpr, kind: tl.constexpr, fade=None):
+    """The sums, which may fade before, and the product of a matrix with the features of rows."""
+    first = sums[0]
+    second = sums[1]
+    if fade is not None:
+        first = first * fade
+    first = product(weights, rows[0], first, f)
+    if _in_two(f, kind):
+        if fade is not None:
+            second = second * fade
+        second = product(weights, rows[1], second, f)
+    return first, second
 
 
 @triton.jit

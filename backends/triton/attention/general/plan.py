@@ -109,8 +109,6 @@ def forward(spec: AttentionSpec, problem: Problem, rows: int, tiling: Tiling) ->
             (count, 1),
             (Strides(out=strides.out, lse=strides.lse, parts=strides.parts), problem.counting, rows),
             {"f": problem.features, "parts": tiling.parts, "columns": columns},
-            4,
-            1,
         )
         strides = strides._replace(out=contiguous_strides((*shape, spec.v_head_dim)), lse=contiguous_strides(shape))
         names, then, sums = {"out": "parts_out", "lse": "parts_lse"}, (sum_up,), accumulator(spec.dtype)
@@ -166,8 +164,6 @@ def deltas(spec: AttentionSpec, problem: Problem, rows: int, padded: int = 0) ->
         (elements * -(-length // block), 1),
         (Strides(out=strides.out, d_out=strides.d_out, lse=strides.lse), problem.counting, rows, length),
         {"f": problem.features, "block": block, "columns": columns},
-        4,
-        1,
         instead={"padded": "rows" if padded else None},
     )._replace(rooms=tuple(rooms))
 

@@ -14,7 +14,20 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 
-__all__ = ["LN2", "LOG2E", "allowed", "bias_at", "drawn", "dropped", "factor_of", "scale_of", "scored", "segments_at"]
+__all__ = [
+    "LN2",
+    "LOG2E",
+    "allowed",
+    "bias_at",
+    "drawn",
+    "dropped",
+    "factor_of",
+    "key_segments",
+    "query_segments",
+    "scale_of",
+    "scored",
+    "seed_of",
+]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -31,16 +44,16 @@ def _number(f: tl.constexpr, name: tl.constexpr, otherwise):
 
 
 @triton.jit
-def scale_of(numbers, f: tl.constexpr):
+def scale_of(call, f: tl.constexpr):
     """What products of queries and keys are multiplied with."""
-    return _number(f, "scale", numbers.scale)
+    return _number(f, "scale", call.numbers.scale)
 
 
 @triton.jit
-def factor_of(numbers, f: tl.constexpr):
+def factor_of(call, f: tl.constexpr):
     """What is left to multiply a score with, to have it as a power of two."""
     if field(f, "folded"):
-        factor = scale_of(numbers, f) * LOG2E
+        factor = scale_of(call, f) * LOG2E
     else:
         factor = 1.0
     return factor
@@ -96,15 +109,15 @@ def _lowest(features):
 
 
 @triton.jit
-def bias_at(i, j, head, strides, f: tl.constexpr):
+def bias_at(i, j, head, call, f: tl.constexpr):
     """The bias of a tile of scores; 0 beyond the last query and the last key."""
     along: tl.constexpr = field(f, "bias")
-    places = head.bias + _score_places(i, j, strides.bias, f, along)
+    places = head.bias + _score_places(i, j, call.strides.bias, f, along)
     return tl.load(places, mask=_score_exists(i, j, head, along), other=0)
 
 
 @triton.jit
-def scored(products, i, j, head, strides, numbers, f: tl.constexpr, bias=None):
+def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
     """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product.
 
     ``bias`` is the tile's, where it has been loaded before.
@@ -113,15 +126,15 @@ def scored(products, i, j, head, strides, numbers, f: tl.constexpr, bias=None):
     if field(f, "folded"):
         score = products
     else:
-        score = products * scale_of(numbers, f)
+        score = products * scale_of(call, f)
         if field(f, "softcap"):
-            cap = _number(f, "cap", numbers.cap)
+            cap = _number(f, "cap", call.numbers.cap)
             bent = _tanh(score / cap)
             score = cap * bent
             derivative = 1.0 - bent * bent
         if field(f, "biased"):
             if bias is None:
-                added = bias_at(i, j, head, strides, f)
+                added = bias_at(i, j, head, call, f)
             else:
                 added = bias
             score = score + added.to(kept_type(f))
@@ -135,25 +148,42 @@ def scored(products, i, j, head, strides, numbers, f: tl.constexpr, bias=None):
 
 
 @triton.jit
-def segments_at(pointer, stride, positions, count):
-    """Segment of each position; beyond the last one, none that there is on both sides is compared."""
+def query_segments(i, head, call, f: tl.constexpr):
+    """Segment of each query; 0 if there are none. Beyond the last one, none that there is on both sides is compared."""
+    segments = 0
+    if field(f, "segments"):
+        segments = _segments_at(head.q_segments, call.strides.q_segments[field(f, "axes")], i, head.q_len)
+    return segments
+
+
+@triton.jit
+def key_segments(j, head, call, f: tl.constexpr):
+    """The same of keys."""
+    segments = 0
+    if field(f, "segments"):
+        segments = _segments_at(head.kv_segments, call.strides.kv_segments[field(f, "axes")], j, head.kv_len)
+    return segments
+
+
+@triton.jit
+def _segments_at(pointer, stride, positions, count):
     return tl.load(pointer + positions * (tl.full((), 0, tl.int64) + stride), mask=positions < count, other=0)
 
 
 @triton.jit
-def allowed(i, j, q_segments, kv_segments, head, strides, numbers, f: tl.constexpr):
-    """Which queries see which keys."""
+def allowed(i, j, segments, head, call, f: tl.constexpr):
+    """Which queries see which keys; ``segments`` are those of both."""
     seen = j < head.kv_len
     if field(f, "right"):
-        seen = seen & (j <= i + (head.shift + numbers.right))
+        seen = seen & (j <= i + (head.shift + call.numbers.right))
     if field(f, "left"):
-        seen = seen & (j >= i + (head.shift - numbers.left))
+        seen = seen & (j >= i + (head.shift - call.numbers.left))
     if field(f, "segments"):
-        seen = seen & (q_segments == kv_segments)
+        seen = seen & (segments[0] == segments[1])
     if field(f, "masked"):
         along: tl.constexpr = field(f, "mask")
         mask = tl.load(
-            head.mask + _score_places(i, j, strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0
+            head.mask + _score_places(i, j, call.strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0
         )
         if field(f, "double"):
             # Triton lays out the factors of a product by the smallest elements among what they are made of, and can't
@@ -176,7 +206,16 @@ def drawn(seed, number, i, j):
 
 
 @triton.jit
-def dropped(weights, i, j, seed, head, numbers, f: tl.constexpr):
+def seed_of(call, f: tl.constexpr):
+    """What random numbers begin with; 0 if there are none."""
+    seed = 0
+    if field(f, "dropout"):
+        seed = tl.load(call.extras.seed)
+    return seed
+
+
+@triton.jit
+def dropped(weights, i, j, seed, head, call, f: tl.constexpr):
     """Weights with some of them 0 and the others made up for it; the same ones for the same places."""
-    kept = drawn(seed, head.number, i, j) >= numbers.drop
-    return tl.where(kept, weights / (1.0 - _number(f, "drop", numbers.drop)), 0.0)
+    kept = drawn(seed, head.number, i, j) >= call.numbers.drop
+    return tl.where(kept, weights / (1.0 - _number(f, "drop", call.numbers.drop)), 0.0)

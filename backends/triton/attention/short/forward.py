@@ -11,15 +11,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Lengths, Numbers
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
 from einops_fast.backends.triton.attention.general.loading import (
+    added,
     head_of,
     load_keys,
-    load_rows,
-    product,
+    load_queries,
+    no_sums,
+    of_element,
+    products,
     query_rows,
     shared_size,
-    store_rows,
+    store_queries,
 )
 from einops_fast.backends.triton.attention.general.score import (
     LN2,
@@ -28,13 +31,15 @@ from einops_fast.backends.triton.attention.general.score import (
     bias_at,
     dropped,
     factor_of,
+    key_segments,
+    query_segments,
     scored,
-    segments_at,
+    seed_of,
 )
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
-__all__ = ["bias_of", "both_segments", "elements_of", "loaded", "sharer", "short_forward_kernel"]
+__all__ = ["bias_of", "elements_of", "loaded", "sharer", "short_forward_kernel"]
 
 
 @triton.jit
@@ -57,97 +62,46 @@ def sharer(first, step, sharing, axes: tl.constexpr):
 
 
 @triton.jit
-def loaded(
-    number,
-    element,
-    arrays,
-    extras,
-    strides,
-    sizes,
-    lengths,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+def loaded(number, element, q, k, v, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """What there is to know of a batch element, its positions, and all of its queries, keys and values.
 
     ``element`` counts those that have keys of their own.
     """
-    axes: tl.constexpr = field(f, "axes")
-    outer: tl.constexpr = axes - field(f, "shared")
-    q, k, v = arrays
-    head = head_of(number, number, extras, strides, sizes, lengths, f)
+    strides = call.strides
+    head = head_of(number, number, call, f)
     i = tl.arange(0, block_m)[:, None]
     j = tl.arange(0, block_n)[None, :]
-    queries = load_rows(
-        query_rows(q, strides.q, sizes, head, 0, i, f, False),
-        i < head.q_len, strides.q[axes + 1], field(f, "head"), field(f, "head_dim"), True,
-    )  # fmt: skip
-    keys = load_keys(
-        k + counted(element, sizes, strides.k, 0, outer), strides.k, 0, 0, head, strides.pages[3],
-        field(f, "head"), field(f, "head_dim"), f, block_n, True,
-    )  # fmt: skip
-    values = load_keys(
-        v + counted(element, sizes, strides.v, 0, outer), strides.v, 0, 0, head, strides.pages[3],
-        field(f, "v_head"), field(f, "v_head_dim"), f, block_n, True,
-    )  # fmt: skip
+    queries = load_queries(q, strides.q, head, 0, i, None, call, f, "head")
+    keys = load_keys(of_element(k, strides.k, element, call, f), strides.k, 0, 0, head, call, f, "head", block_n)
+    values = load_keys(of_element(v, strides.v, element, call, f), strides.v, 0, 0, head, call, f, "v_head", block_n)
     return head, i, j, queries, keys, values
 
 
 @triton.jit
-def both_segments(head, i, j, strides, f: tl.constexpr):
-    """Of queries and of keys; 0 if there are none."""
-    axes: tl.constexpr = field(f, "axes")
-    of_queries = 0
-    of_keys = 0
-    if field(f, "segments"):
-        of_queries = segments_at(head.q_segments, strides.q_segments[axes], i, head.q_len)
-        of_keys = segments_at(head.kv_segments, strides.kv_segments[axes], j, head.kv_len)
-    return of_queries, of_keys
-
-
-@triton.jit
-def bias_of(number, extras, strides, sizes, lengths, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
+def bias_of(number, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """The bias of a batch element, whole."""
-    head = head_of(number, number, extras, strides, sizes, lengths, f)
-    return bias_at(tl.arange(0, block_m)[:, None], tl.arange(0, block_n)[None, :], head, strides, f)
+    head = head_of(number, number, call, f)
+    return bias_at(tl.arange(0, block_m)[:, None], tl.arange(0, block_n)[None, :], head, call, f)
 
 
 @triton.jit
-def _element(
-    number,
-    bias,
-    arrays,
-    extras,
-    strides,
-    sizes,
-    lengths,
-    numbers,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+def _element(number, bias, arrays, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """Write the result of one batch element, and the logarithms of its rows' sums."""
-    axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     q, k, v, out, lse = arrays
-    head, i, j, of_queries, of_keys, of_values = loaded(
-        number, number // shared_size(sizes, f), (q, k, v), extras, strides, sizes, lengths, f, block_m, block_n
+    strides = call.strides
+    head, i, j, queries, keys, values = loaded(
+        number, number // shared_size(call.sizes, f), q, k, v, call, f, block_m, block_n
     )
-    queries, more_queries = of_queries
-    keys, more_keys = of_keys
-    values, more_values = of_values
-    exists = i < head.q_len
-    products = product(queries, tl.trans(keys), tl.zeros((block_m, block_n), acc), f)
-    if field(f, "in_two"):
-        products = product(more_queries, tl.trans(more_keys), products, f)
-    q_segments, kv_segments = both_segments(head, i, j, strides, f)
-    score, _ = scored(products, i, j, head, strides, numbers, f, bias)
-    score = tl.where(allowed(i, j, q_segments, kv_segments, head, strides, numbers, f), score, float("-inf"))
-    score = score * factor_of(numbers, f)
+    scores = products(queries, keys, f, "head")
+    segments = query_segments(i, head, call, f), key_segments(j, head, call, f)
+    score, _ = scored(scores, i, j, head, call, f, bias)
+    score = tl.where(allowed(i, j, segments, head, call, f), score, float("-inf"))
+    score = score * factor_of(call, f)
     most = tl.max(score, 1)[:, None]
     if field(f, "sinks"):
-        sink = tl.load(extras.sinks + counted(number, sizes, strides.sinks, 0, axes)).to(acc) * LOG2E
+        place = counted(number, call.sizes, strides.sinks, 0, field(f, "axes"))
+        sink = tl.load(call.extras.sinks + place).to(acc) * LOG2E
         most = tl.maximum(most, sink)
     # A row that sees nothing, or weights of -inf only.
     reference = tl.where(most == float("-inf"), 0.0, most)
@@ -156,67 +110,35 @@ def _element(
     if field(f, "sinks"):
         total += tl.exp2(sink - reference)
     if field(f, "dropout"):
-        weights = dropped(weights, i, j, tl.load(extras.seed), head, numbers, f)
+        weights = dropped(weights, i, j, seed_of(call, f), head, call, f)
     divisor = tl.where(total == 0, 1.0, total)
-    weights = weights.to(values.dtype)
-    found = product(weights, values, tl.zeros((block_m, values.shape[1]), acc), f) / divisor
-    more_found = 0.0
-    if field(f, "v_in_two"):
-        more_found = product(weights, more_values, tl.zeros((block_m, more_values.shape[1]), acc), f) / divisor
-    store_rows(
-        query_rows(out, strides.out, sizes, head, 0, i, f, False), exists, strides.out[axes + 1],
-        found, more_found, field(f, "v_head"), field(f, "v_head_dim"),
-    )  # fmt: skip
+    found = added(no_sums(block_m, f, "v_head"), weights.to(values[0].dtype), values, f, "v_head")
+    found = found[0] / divisor, found[1] / divisor
+    store_queries(out, strides.out, head, 0, i, found, None, call, f, "v_head")
     logs = tl.where(total == 0, float("-inf"), (most + tl.log2(divisor)) * LN2)
-    tl.store(query_rows(lse, strides.lse, sizes, head, 0, i, f, False), logs, mask=exists)
+    tl.store(query_rows(lse, strides.lse, head, 0, i, call, f), logs, mask=i < head.q_len)
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
 def short_forward_kernel(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    extras,
-    strides,
-    sizes,
-    sharing,
-    summed,
-    parts,
-    q_len,
-    kv_len,
-    heads,
-    together,
-    q_rows,
-    kv_rows,
-    scale,
-    cap,
-    left,
-    right,
-    drop,
-    f: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-):
+    q, k, v, out, lse, extras, strides, sizes, sharing, summed, parts,
+    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
     """Write the result and the logarithms of rows' sums.
 
     Args:
         sharing, summed, parts: see :func:`elements_of`; ``sharing`` is ``None`` where a program has one element.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    numbers = Numbers(scale, cap, left, right, drop)
+    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
     axes: tl.constexpr = field(f, "axes")
     arrays = (q, k, v, out, lse)
     if sharing is None:
-        number = tl.program_id(0)
-        _element(number, None, arrays, extras, strides, sizes, lengths, numbers, f, block_m, block_n)
+        _element(tl.program_id(0), None, arrays, call, f, block_m, block_n)
     else:
         first, begin, end = elements_of(sharing, summed, parts, axes)
-        bias = bias_of(first, extras, strides, sizes, lengths, f, block_m, block_n)
+        bias = bias_of(first, call, f, block_m, block_n)
         # What doesn't depend on the element stays where it is: outside the loop, it would take registers.
         for step in tl.range(begin, end, disable_licm=True):
-            _element(
-                sharer(first, step, sharing, axes), bias, arrays, extras, strides, sizes, lengths, numbers,
-                f, block_m, block_n,
-            )  # fmt: skip
+            _element(sharer(first, step, sharing, axes), bias, arrays, call, f, block_m, block_n)

@@ -110,7 +110,6 @@ def _launch(
         (strides, problem.counting, *shared, *problem.runtime(problem.elements, 1)),
         {"f": problem.features, "block_m": block_m, "block_n": block_n},
         4 if block_m * block_n <= _FEW * _FEW else 8,
-        1,
         **others,
     )
 
