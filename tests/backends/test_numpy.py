@@ -65,14 +65,15 @@ def test_dtype_of_any_two(first: str, equation: str) -> None:
 )
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float16", "float32", "float64", "complex64"])
 def test_dtype_beside_a_scalar(dtype: str, value: Any) -> None:
-    array = np.ones(3, dtype)
-    check(",i->i", value, array)
-    check("i,i,->", array, array, value)
+    for many in (3, 1 << 17):  # NumPy's loops, and steps of a plan
+        array = np.ones(many, dtype)
+        check(",i->i", value, array)
+        check("i,i,->", array[:3], array[:3], value)
 
 
 def test_dtype_beside_a_scalar_is_not_remembered() -> None:
     # Before NumPy 2, the value of an array without axes decides, and the plan must not fix it.
-    array = np.ones(3, "float32")
+    array = np.ones(1 << 17, "float32")
     for value in (2.0, 1e300, 2.0):
         check(",i->i", np.array(value), array)
 
