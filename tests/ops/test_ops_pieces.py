@@ -16,7 +16,8 @@ from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch.ops import pieces as torch_pieces  # noqa: E402
 from einops_fast.backends.torch.ops import row_losses as torch_row_losses  # noqa: E402
 from einops_fast.backends.torch.ops import softmax as torch_softmax  # noqa: E402
-from einops_fast.backends.torch.ops.row_losses import RowLoss  # noqa: E402
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss  # noqa: E402
+from einops_fast.backends.torch.ops.row_losses import losses_over_logits  # noqa: E402
 from einops_fast.backends.torch.ops.softmax_pieces import gains_by_pieces, softmax_in_pieces  # noqa: E402
 
 FUNCTIONS: list[Any] = [ops.softmax, ops.log_softmax]
@@ -232,9 +233,9 @@ def test_losses_of_rows(gradient: bool, dtype: str) -> None:
     loss = RowLoss(numbers(5, seed=1).abs(), -100, 0.1, 0.2)
     back = numbers(9, seed=2) if gradient else None
     here, there = logits.clone(), logits.clone()
-    found = loss(here, target, back)
+    found = losses_over_logits(loss, here, target, back)
     with mock.patch.object(torch_row_losses, "rows_of_piece", return_value=9):
-        torch.testing.assert_close(found, loss(there, target, back))
+        torch.testing.assert_close(found, losses_over_logits(loss, there, target, back))
     torch.testing.assert_close(here, there)
     assert torch.equal(here, logits) == (not gradient)
 

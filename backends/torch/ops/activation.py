@@ -71,7 +71,7 @@ def _layouts(x: Any, *others: Any) -> tuple[Layout]:
 def _gradient_layouts(
     x: Any, bias: Any, seed: Any, d_out: Any, activation: str, drop: float, of_bias: bool
 ) -> tuple[Layout, Layout | None]:
-    """Of ``x`` and, if it is wanted, of the bias, which may be in ``x`` already."""
+    """Return the layouts of the gradients of ``x`` and, if it is wanted, of the bias, which may be in ``x`` already."""
     dtype = (x if bias is None else bias).dtype
     return dense_layout(x), (tuple(x.shape[-1:]), (1,), dtype) if of_bias else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,42 +13,104 @@ from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layou
 from einops_fast.errors import EinsumError
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = [
-    "cross_entropy",
-    "cross_entropy_by_kernel",
-    "losses_of",
-    "mean_divisor",
-    "reduced",
-    "write_gradient",
-]
+__all__ = ["RowLoss", "cross_entropy", "cross_entropy_by_kernel", "reduced", "write_gradient"]
+
+
+class RowLoss(NamedTuple):
+    """What a row's loss is; the fields are arguments of :func:`einops_fast.ops.cross_entropy`."""
+
+    weight: Any
+    ignore_index: int
+    smoothing: float
+    z_loss: float
+
+    def has_kernels(self, x: Any, target: Any) -> bool:
+        """Return whether kernels of ours make losses of such logits and targets."""
+        weight = self.weight
+        return not target.is_floating_point() and by_kernel([x, target] if weight is None else [x, target, weight])
+
+    def of_rows(self, x: Any, target: Any, dim: int) -> Any:
+        """Return the loss of each row, in float32 at least."""
+        return (self.by_kernels if self.has_kernels(x, target) else self.by_torch)(x, target, dim)
+
+    def by_kernels(self, x: Any, target: Any, dim: int, inplace: bool = False) -> Any:
+        """Return the same by kernels of ours."""
+        # What is traced has memory planned by the compiler.
+        inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+        return cross_entropy_by_kernel(x, target, self.weight, self.weights(), dim, *self[1:], inplace)[0]
+
+    def by_torch(self, x: Any, target: Any, dim: int) -> Any:
+        """Return the same by functions of torch, which can be differentiated again."""
+        x, wide = self.widened(x)
+        losses = wide.native(x, target, dim, "none")
+        if self.z_loss:
+            extra = self.z_loss * x.logsumexp(dim).square()
+            if not target.is_floating_point():
+                extra = torch.where(target.long() != self.ignore_index, extra, 0.0)
+            losses = losses + extra
+        return losses
+
+    def native(self, x: Any, target: Any, dim: int, reduction: str) -> Any:
+        """Return the loss by torch's own function, which has no z-loss."""
+        if x.dim() > 1 and dim != 1:
+            x = x.movedim(dim, 1)
+            target = target.movedim(dim, 1) if target.is_floating_point() else target
+        target = target.to(x.dtype) if target.is_floating_point() else target.long()
+        return F.cross_entropy(
+            x, target, self.weight, reduction=reduction, ignore_index=self.ignore_index, label_smoothing=self.smoothing
+        )
+
+    def widened(self, x: Any) -> tuple[Any, RowLoss]:
+        """Return logits and weights in float32 at least."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        return wide, self if self.weight is None else self._replace(weight=self.weight.to(wide.dtype))
+
+    def weights(self) -> Any:
+        """Return the sum of all weights, if label smoothing needs it."""
+        return self.weight.double().sum() if self.weight is not None and self.smoothing else None
+
+    def divisor(self, target: Any, dtype: Any) -> Any:
+        """Return what the mean divides by: the weights of the rows that count."""
+        target = target.long()  # what a small type is compared with may wrap, and not every type is an index
+        counts = target != self.ignore_index
+        if self.weight is None:
+            return counts.sum(dtype=dtype)
+        return torch.where(counts, self.weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
 
 
 def cross_entropy(
     x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
     inplace: bool = False,
 ) -> Any:  # fmt: skip
-    """See :func:`einops_fast.ops.cross_entropy`; ``dim`` isn't negative."""
+    """See :func:`einops_fast.ops.cross_entropy`, whose arguments these are; ``dim`` isn't negative."""
     if inplace:
         _check_inplace(x)
-    ours = _by_kernel(x, target, weight)
+    loss = RowLoss(weight, ignore_index, smoothing, z_loss)
+    ours = loss.has_kernels(x, target)
     if not ours and not z_loss:
         dtype = result_dtype(x)
         if dtype != x.dtype or (weight is not None and weight.dtype != dtype):
-            x, weight = _widened(x, weight)
-        return _by_torch(x, target, dim, weight, ignore_index, smoothing, reduction).to(dtype)
+            x, loss = loss.widened(x)
+        return loss.native(x, target, dim, reduction).to(dtype)
     if ours:
-        losses = _losses_by_kernel(x, target, dim, weight, ignore_index, smoothing, z_loss, inplace)
+        losses = loss.by_kernels(x, target, dim, inplace)
         # What is traced is brought together by the compiler.
         if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
             numbers = x.shape[dim], ignore_index, reduction == "mean", result_dtype(x)
             return reduced_by_kernel(losses, target, weight, *numbers)[0]
     else:
-        losses = _losses_by_torch(x, target, dim, weight, ignore_index, smoothing, z_loss)
+        losses = loss.by_torch(x, target, dim)
     divisor: Any = None
     if reduction == "mean":
-        probabilities = target.is_floating_point()
-        divisor = losses.numel() if probabilities else mean_divisor(target, weight, ignore_index, losses.dtype)
+        divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
     return reduced(losses, divisor, reduction).to(result_dtype(x))
+
+
+def reduced(losses: Any, divisor: Any, reduction: str) -> Any:
+    """Return the losses of rows as ``reduction`` has them."""
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / divisor
 
 
 def _check_inplace(x: Any) -> None:
@@ -61,70 +123,6 @@ def _check_inplace(x: Any) -> None:
     at = next((at for at, size in enumerate(x.shape) if size > 1 and not x.stride(at)), None)
     if at is not None:
         raise EinsumError(f"inplace_backward needs memory for each logit, but axis {at} of the input is expanded")
-
-
-def _by_kernel(x: Any, target: Any, weight: Any) -> bool:
-    tensors = [each for each in (x, target, weight) if each is not None]
-    return not target.is_floating_point() and by_kernel(tensors)
-
-
-def _by_torch(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, reduction: str) -> Any:
-    if x.dim() > 1 and dim != 1:
-        x = x.movedim(dim, 1)
-        target = target.movedim(dim, 1) if target.is_floating_point() else target
-    target = target.to(x.dtype) if target.is_floating_point() else target.long()
-    return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=smoothing)
-
-
-def reduced(losses: Any, divisor: Any, reduction: str) -> Any:
-    """The losses of rows as ``reduction`` has them."""
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / divisor
-
-
-def mean_divisor(target: Any, weight: Any, ignore_index: int, dtype: Any) -> Any:
-    """What the mean divides by: the weights of the rows that count."""
-    target = target.long()  # what a small type is compared with may wrap, and not every type is an index
-    counts = target != ignore_index
-    if weight is None:
-        return counts.sum(dtype=dtype)
-    return torch.where(counts, weight.to(dtype)[torch.where(counts, target, 0)], 0.0).sum()
-
-
-def losses_of(x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float) -> Any:
-    """The loss of each row, in float32 at least."""
-    way = _losses_by_kernel if _by_kernel(x, target, weight) else _losses_by_torch
-    return way(x, target, dim, weight, ignore_index, smoothing, z_loss)
-
-
-def _losses_by_kernel(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    inplace: bool = False,
-) -> Any:  # fmt: skip
-    weights = weight.double().sum() if weight is not None and smoothing else None
-    # What is traced has memory planned by the compiler.
-    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
-    return cross_entropy_by_kernel(x, target, weight, weights, dim, ignore_index, smoothing, z_loss, inplace)[0]
-
-
-def _widened(x: Any, weight: Any) -> tuple[Any, Any]:
-    """In float32 at least."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return wide, None if weight is None else weight.to(wide.dtype)
-
-
-def _losses_by_torch(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float
-) -> Any:
-    wide, weight = _widened(x, weight)
-    losses = _by_torch(wide, target, dim, weight, ignore_index, smoothing, "none")
-    if z_loss:
-        extra = z_loss * wide.logsumexp(dim).square()
-        if not target.is_floating_point():
-            extra = torch.where(target.long() != ignore_index, extra, 0.0)
-        losses = losses + extra
-    return losses
 
 
 def _layouts(x: Any, target: Any, *others: Any) -> tuple[Layout, Layout]:
@@ -157,9 +155,8 @@ def _backward(ctx: Any, d_losses: Any, *others: Any) -> tuple[Any, ...]:
             raise EinsumError("a gradient that is written over the logits can't be differentiated: no inplace_backward")
         if torch.is_grad_enabled():  # to be differentiated again, by torch's functions
             dim, *numbers = ctx.numbers
-            (dx,) = gradients_by_torch(
-                lambda x: _losses_by_torch(x, target, dim, weight, *numbers), (x,), (True,), d_losses
-            )
+            loss = RowLoss(weight, *numbers)
+            (dx,) = gradients_by_torch(lambda x: loss.by_torch(x, target, dim), (x,), (True,), d_losses)
         elif ctx.inplace:
             # Whoever kept the logits, this node included, finds at its own backward that they have changed.
             dx = x.detach()

@@ -23,9 +23,8 @@ from einops_fast.backends.torch.operator import (
     by_kernel,
     result_dtype,
 )
-from einops_fast.backends.torch.ops.cross_entropy import cross_entropy, losses_of, mean_divisor, reduced
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy, reduced
 from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gradients_like, in_chunks, row_parts
-from einops_fast.backends.torch.ops.row_losses import RowLoss
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, may_read_values
 
 __all__ = ["linear_cross_entropy"]
@@ -49,22 +48,22 @@ def linear_cross_entropy(
     """See :func:`einops_fast.ops.linear_cross_entropy`."""
     dtype = result_dtype(x)
     rows, targets = as_rows(x), target.reshape(-1)
-    numbers = weight, ignore_index, smoothing, z_loss, reduction, chunk or 0
+    loss = RowLoss(weight, ignore_index, smoothing, z_loss)
     bias = None if bias is None else bias.to(x.dtype)
     tensors = autocasted([rows, linear_weight, bias])
     few = chunk is None and targets.shape[0] * linear_weight.shape[0] <= _LITTLE
     easy = tensors[0].dim() == 2 or tensors[0].numel() <= _SMALL
     if few and easy and _by_torch(*tensors, targets, weight):
         logits = F.linear(tensors[0].flatten(0, -2), *tensors[1:])
-        found = cross_entropy(logits, targets, 1, weight, ignore_index, smoothing, z_loss, reduction)
+        found = cross_entropy(logits, targets, 1, *loss, reduction)
     elif not _in_one(*tensors, targets, weight):
-        found = _by_checkpoints(rows, linear_weight, bias, targets, *numbers)
+        found = _by_checkpoints(rows, linear_weight, bias, targets, loss, reduction, chunk or 0)
     else:
         recorded = torch.is_grad_enabled()
         # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
         keeps = recorded and reduction != "none" and tensors[0].dtype != torch.float16
         wanted = [keeps and each is not None and each.requires_grad for each in tensors]
-        found = linear_cross_entropy_in_one(*tensors, targets, *numbers, *wanted)[0]
+        found = linear_cross_entropy_in_one(*tensors, targets, *loss, reduction, chunk or 0, *wanted)[0]
     found = found.to(dtype)
     return found.view(target.shape) if reduction == "none" else found
 
@@ -90,10 +89,7 @@ def _in_one(*tensors: Any) -> bool:
     )
 
 
-def _by_checkpoints(
-    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    reduction: str, chunk: int,
-) -> Any:  # fmt: skip
+def _by_checkpoints(x: Any, matrix: Any, bias: Any, target: Any, loss: RowLoss, reduction: str, chunk: int) -> Any:
     """By functions that have derivatives of any kind.
 
     A chunk's logits are made again for its gradients, but in transforms, which have no checkpoints: all are kept there.
@@ -101,7 +97,7 @@ def _by_checkpoints(
 
     def in_chunk(part: Any, matrix: Any, bias: Any, classes: Any) -> Any:
         logits = F.linear(part.flatten(0, -2), matrix, bias)
-        return losses_of(logits, classes, 1, weight, ignore_index, smoothing, z_loss)
+        return loss.of_rows(logits, classes, 1)
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if is_followed() else again
@@ -111,32 +107,27 @@ def _by_checkpoints(
         parts = row_parts(x, chunk or chunk_rows(x, matrix, gradients=False))
     of_parts = target.split([prod(each.shape[:-1]) for each in parts])
     losses = torch.cat([run(part, matrix, bias, classes) for part, classes in zip(parts, of_parts, strict=True)])
-    divisor = mean_divisor(target, weight, ignore_index, losses.dtype) if reduction == "mean" else None
+    divisor = loss.divisor(target, losses.dtype) if reduction == "mean" else None
     return reduced(losses, divisor, reduction)
 
 
-def _shapes(
-    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    reduction: str, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
-) -> tuple[Any, ...]:  # fmt: skip
+def _shapes(x: Any, matrix: Any, bias: Any, target: Any, *numbers: Any) -> tuple[Any, ...]:
+    *_, reduction, _, of_x, of_matrix, of_bias = numbers
     dtype = torch.promote_types(x.dtype, torch.float32)
     found = x.new_empty(target.shape if reduction == "none" else (), dtype=dtype)
     return found, *gradients_like(x, matrix, bias, (of_x, of_matrix, of_bias))
 
 
-def _compute(
-    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
-    reduction: str, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    wanted = of_x, of_matrix, of_bias
+def _compute(x: Any, matrix: Any, bias: Any, target: Any, *numbers: Any) -> tuple[Any, ...]:
+    *of_loss, reduction, chunk, of_x, of_matrix, of_bias = numbers
+    wanted, loss = (of_x, of_matrix, of_bias), RowLoss(*of_loss)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    divisor = mean_divisor(target, weight, ignore_index, dtype) if reduction == "mean" else None
+    divisor = loss.divisor(target, dtype) if reduction == "mean" else None
     d_losses = None
     if any(wanted):
         d_losses = (x.new_ones((), dtype=dtype) if divisor is None else divisor.reciprocal()).expand(target.shape)
     size = chunk or chunk_rows(x, matrix, gradients=any(wanted))
-    row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    losses, gradients = in_chunks(x, matrix, bias, target, row_loss, size, d_losses, wanted)
+    losses, gradients = in_chunks(x, matrix, bias, target, loss, size, d_losses, wanted)
     return reduced(losses, divisor, reduction), *gradients
 
 
@@ -145,12 +136,12 @@ def _gradient_shapes(x: Any, matrix: Any, bias: Any, *others: Any) -> tuple[Any,
 
 
 def _compute_gradients(
-    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, d_losses: Any, ignore_index: int, smoothing: float,
-    z_loss: float, chunk: int, of_x: bool, of_matrix: bool, of_bias: bool,
-) -> tuple[Any, ...]:  # fmt: skip
+    x: Any, matrix: Any, bias: Any, target: Any, weight: Any, d_losses: Any, *numbers: Any
+) -> tuple[Any, ...]:
+    *of_loss, chunk, of_x, of_matrix, of_bias = numbers
     size = chunk or chunk_rows(x, matrix, gradients=True)
-    row_loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    return in_chunks(x, matrix, bias, target, row_loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
+    loss = RowLoss(weight, *of_loss)
+    return in_chunks(x, matrix, bias, target, loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
 
 
 def _scale(x: Any, factor: Any, out: Any) -> None:
@@ -172,7 +163,8 @@ def _compute_scaled(x: Any, factor: Any) -> Any:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.ignore_index, ctx.smoothing, ctx.z_loss, ctx.reduction, ctx.chunk, of_x, of_matrix, of_bias = inputs
+    *tensors, ignore_index, smoothing, z_loss, ctx.reduction, ctx.chunk, of_x, of_matrix, of_bias = inputs
+    ctx.numbers = ignore_index, smoothing, z_loss
     ctx.kept = of_x or of_matrix or of_bias
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
@@ -184,21 +176,21 @@ def _backward(ctx: Any, d_loss: Any, *others: Any) -> tuple[Any, ...]:
     wanted = ctx.needs_input_grad[:3]
     if d_loss is None:
         return (None,) * 5
-    numbers = ctx.ignore_index, ctx.smoothing, ctx.z_loss
+    loss = RowLoss(weight, *ctx.numbers)
     found: Sequence[Any]
     if torch.is_grad_enabled():  # to be differentiated again
 
         def again(x: Any, matrix: Any, bias: Any) -> Any:
-            return _by_checkpoints(x, matrix, bias, target, weight, *numbers, ctx.reduction, ctx.chunk)
+            return _by_checkpoints(x, matrix, bias, target, loss, ctx.reduction, ctx.chunk)
 
         found = gradients_by_torch(again, (x, matrix, bias), wanted, d_loss)
     elif ctx.kept:
         found = [_scaled(each, d_loss) if really else None for each, really in zip(kept, wanted, strict=True)]
     else:
         if ctx.reduction == "mean":
-            d_loss = d_loss / mean_divisor(target, weight, ctx.ignore_index, d_loss.dtype)
+            d_loss = d_loss / loss.divisor(target, d_loss.dtype)
         made = linear_cross_entropy_gradients(
-            x, matrix, bias, target, weight, d_loss.expand(target.shape), *numbers, ctx.chunk, *wanted
+            x, matrix, bias, target, weight, d_loss.expand(target.shape), *ctx.numbers, ctx.chunk, *wanted
         )
         found = [each if really else None for each, really in zip(made, wanted, strict=True)]
     return (*found, None, None)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from einops_fast.backends.torch import operator as torch_operator
-from einops_fast.backends.torch.ops.row_losses import RowLoss
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss
+from einops_fast.backends.torch.ops.row_losses import losses_over_logits
 
 __all__ = ["as_rows", "chunk_rows", "gradients_like", "in_chunks", "multiply", "row_parts"]
 
@@ -91,7 +92,7 @@ def chunk_rows(x: Any, matrix: Any, *, gradients: bool) -> int:
 
 
 def in_chunks(
-    x: Any, matrix: Any, bias: Any, target: Any, row_loss: RowLoss, size: int, d_losses: Any, wanted: tuple[bool, ...]
+    x: Any, matrix: Any, bias: Any, target: Any, loss: RowLoss, size: int, d_losses: Any, wanted: tuple[bool, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
     """The loss of each row and, for the given gradients of these, those of ``x``, ``matrix`` and ``bias``.
 
@@ -116,7 +117,7 @@ def in_chunks(
         logits = room[: given.shape[0], :classes]
         for part in parts:
             multiply(given, matrix[part].T, logits[:, part], None if bias is None else bias[part])
-        found.append(row_loss(logits, target[chunk], None if d_losses is None else d_losses[chunk]))
+        found.append(losses_over_logits(loss, logits, target[chunk], None if d_losses is None else d_losses[chunk]))
         if wanted[0]:
             into = of_rows[chunk]
             for at, part in enumerate(parts):

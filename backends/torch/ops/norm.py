@@ -90,7 +90,7 @@ def _layouts(
     x: Any, residual: Any, weight: Any, bias: Any, seed: Any, dim: int, centred: bool, eps: float, drop: float,
     dtype: str,
 ) -> tuple[Layout, Layout | None, Layout | None, Layout]:  # fmt: skip
-    """Of the result, of what is normalised if that isn't the input, of means and of reciprocals of deviations."""
+    """Return the layouts of the result, the sum (unless the input is normalised), means, reciprocals of deviations."""
     rows = tuple([1 if at == dim else size for at, size in enumerate(x.shape)])
     statistics = rows, contiguous_strides(rows), torch.float64 if x.dtype == torch.float64 else torch.float32
     wider = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -106,7 +106,7 @@ def _gradient_layouts(
     h: Any, means: Any, rstds: Any, weight: Any, bias: Any, seed: Any, d_out: Any, d_summed: Any, dim: int,
     centred: bool, eps: float, drop: float, of_x: str, of_residual: str, of_weight: bool, of_bias: bool,
 ) -> tuple[Layout | None, ...]:  # fmt: skip
-    """Of the gradients of input, residual, weight and bias; ``None`` for those that aren't wanted."""
+    """Return the layouts of the wanted gradients of input, residual, weight and bias."""
     columns = tuple(h.shape[dim : dim + 1]), (1,)
     return (
         dense_layout(h, getattr(torch, of_x)) if of_x else None,

@@ -2,94 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from einops_fast.backends.torch.operator import by_kernel
-from einops_fast.backends.torch.ops.cross_entropy import cross_entropy_by_kernel, write_gradient
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy_by_kernel, write_gradient
 from einops_fast.backends.torch.ops.pieces import room_for, rows_of_piece
 
-__all__ = ["RowLoss"]
+__all__ = ["losses_over_logits"]
 
 
-class RowLoss(NamedTuple):
-    """What a row's loss is; the arguments are those of :func:`einops_fast.ops.cross_entropy`."""
+def losses_over_logits(loss: RowLoss, logits: Any, target: Any, d_losses: Any = None) -> Any:
+    """Return the loss of each row of ``(rows, classes)``, in float32 at least.
 
-    weight: Any
-    ignore_index: int
-    smoothing: float
-    z_loss: float
+    Args:
+        loss: what it is.
+        logits: overwritten by their gradient if there is one of the losses.
+        target: the number of each row's class.
+        d_losses: gradients of the losses, if any.
+    """
+    if not loss.has_kernels(logits, target):
+        return _by_torch(loss, logits, target, d_losses)
+    weights, numbers = loss.weights(), loss[1:]
+    losses, logs = cross_entropy_by_kernel.compute(logits, target, loss.weight, weights, 1, *numbers, False)
+    if d_losses is not None:
+        write_gradient(logits, target, loss.weight, weights, logs, d_losses, 1, *numbers)
+    return losses
 
-    def __call__(self, logits: Any, target: Any, d_losses: Any = None) -> Any:
-        """The loss of each row of ``(rows, classes)``, in float32 at least.
 
-        Args:
-            logits: overwritten by their gradient if there is one of the losses.
-            target: the number of each row's class.
-            d_losses: gradients of the losses, if any.
-        """
-        weight, numbers = self.weight, (self.ignore_index, self.smoothing, self.z_loss)
-        if not by_kernel([each for each in (logits, target, weight) if each is not None]):
-            return self._by_torch(logits, target, d_losses)
-        weights = weight.double().sum() if weight is not None and self.smoothing else None
-        losses, logs = cross_entropy_by_kernel.compute(logits, target, weight, weights, 1, *numbers, False)
-        if d_losses is not None:
-            write_gradient(logits, target, weight, weights, logs, d_losses, 1, *numbers)
-        return losses
+def _by_torch(loss: RowLoss, logits: Any, target: Any, d_losses: Any) -> Any:
+    """As the kernels do it, for some rows at a time, whose logarithms become the gradient in the cache."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    weight = None if loss.weight is None else loss.weight.to(dtype)
+    target = target.long()
+    counts = target != loss.ignore_index
+    back: Any = None
+    number: Any = None
+    if d_losses is not None:
+        back = torch.where(counts, d_losses.to(dtype), 0.0)
+        number = torch.where(counts, target, 0)[:, None]
+    room, found = None, []
+    size = rows_of_piece(logits.shape[1])
+    for start in range(0, len(logits), size):
+        at = slice(start, start + size)
+        part, to_part = logits[at], None if back is None else back[at]
+        inside = part.dtype == dtype and back is not None
+        if inside:
+            logs = part
+        else:
+            room = room_for(part, dtype, last=room)
+            logs = room.copy_(part)
+        lse = logs.logsumexp(1) if loss.z_loss else None
+        torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache
+        found.append(_losses(loss, logs, target[at], counts[at], weight, lse))
+        if back is not None:
+            _to_gradient(loss, logs, number[at], to_part, weight, lse)
+            if not inside:
+                part.copy_(logs)
+    return torch.cat(found) if found else logits.new_empty(0, dtype=dtype)
 
-    def _by_torch(self, logits: Any, target: Any, d_losses: Any) -> Any:
-        """As the kernels do it, for some rows at a time, whose logarithms become the gradient in the cache."""
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        weight = None if self.weight is None else self.weight.to(dtype)
-        target = target.long()
-        counts = target != self.ignore_index
-        back: Any = None
-        number: Any = None
-        if d_losses is not None:
-            back = torch.where(counts, d_losses.to(dtype), 0.0)
-            number = torch.where(counts, target, 0)[:, None]
-        room, found = None, []
-        size = rows_of_piece(logits.shape[1])
-        for start in range(0, len(logits), size):
-            at = slice(start, start + size)
-            part, to_part = logits[at], None if back is None else back[at]
-            inside = part.dtype == dtype and back is not None
-            if inside:
-                logs = part
-            else:
-                room = room_for(part, dtype, last=room)
-                logs = room.copy_(part)
-            lse = logs.logsumexp(1) if self.z_loss else None
-            torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache
-            found.append(self._losses(logs, target[at], counts[at], weight, lse))
-            if back is not None:
-                self._to_gradient(logs, number[at], to_part, weight, lse)
-                if not inside:
-                    part.copy_(logs)
-        return torch.cat(found) if found else logits.new_empty(0, dtype=dtype)
 
-    def _losses(self, logs: Any, target: Any, counts: Any, weight: Any, lse: Any) -> Any:
-        losses = F.nll_loss(logs, target, weight, ignore_index=self.ignore_index, reduction="none")
-        if self.smoothing:
-            spread = logs.sum(1) if weight is None else logs @ weight
-            each = self.smoothing / logs.shape[1] * spread
-            losses = (1 - self.smoothing) * losses - torch.where(counts, each, 0.0)
-        return losses if lse is None else losses + torch.where(counts, self.z_loss * lse.square(), 0.0)
+def _losses(loss: RowLoss, logs: Any, target: Any, counts: Any, weight: Any, lse: Any) -> Any:
+    losses = F.nll_loss(logs, target, weight, ignore_index=loss.ignore_index, reduction="none")
+    if loss.smoothing:
+        spread = logs.sum(1) if weight is None else logs @ weight
+        each = loss.smoothing / logs.shape[1] * spread
+        losses = (1 - loss.smoothing) * losses - torch.where(counts, each, 0.0)
+    return losses if lse is None else losses + torch.where(counts, loss.z_loss * lse.square(), 0.0)
 
-    def _to_gradient(self, logs: Any, number: Any, back: Any, weight: Any, lse: Any) -> None:
-        """Write the gradient of the logits over their logarithms, of those of losses and the classes that count."""
-        share, classes = self.smoothing, logs.shape[1]
-        own = back if weight is None else back * weight[number[:, 0]]
-        factor = own
-        if share:
-            own = (1 - share) * own
-            factor = own + back * (share if weight is None else share / classes * weight.sum())
-        if lse is not None:
-            factor = factor + 2 * self.z_loss * lse * back
-        logs.exp_().mul_(factor[:, None])
-        if share:
-            each = back.new_ones(1).expand(classes) if weight is None else weight
-            logs.addr_(back, each, alpha=-share / classes)
-        logs.scatter_add_(1, number, -own[:, None])
+
+def _to_gradient(loss: RowLoss, logs: Any, number: Any, back: Any, weight: Any, lse: Any) -> None:
+    """Write the gradient of the logits over their logarithms, of those of losses and the classes that count."""
+    share, classes = loss.smoothing, logs.shape[1]
+    own = back if weight is None else back * weight[number[:, 0]]
+    factor = own
+    if share:
+        own = (1 - share) * own
+        factor = own + back * (share if weight is None else share / classes * weight.sum())
+    if lse is not None:
+        factor = factor + 2 * loss.z_loss * lse * back
+    logs.exp_().mul_(factor[:, None])
+    if share:
+        each = back.new_ones(1).expand(classes) if weight is None else weight
+        logs.addr_(back, each, alpha=-share / classes)
+    logs.scatter_add_(1, number, -own[:, None])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["counted", "in_swaths", "kept_type"]
+__all__ = ["counted", "in_swaths", "kept_type", "multiple"]
 
 
 @triton.constexpr_function
@@ -21,15 +21,33 @@ def kept_type(features):
 
 
 @triton.jit
-def counted(index, sizes, strides, low: tl.constexpr, high: tl.constexpr):
-    """The offset of element number ``index`` of the batch axes from ``low`` to before ``high``; the last is fastest."""
+def multiple(number, of: tl.constexpr):
+    """The same number: the compiler sees what it is a multiple of."""
+    if of > 1:
+        number = number // of * of
+    return number
+
+
+@triton.jit
+def counted(index, sizes, strides, low: tl.constexpr, high: tl.constexpr, run: tl.constexpr = 1):
+    """Return the offset of element number ``index`` of the axes from ``low`` to before ``high``; the last is fastest.
+
+    The size of that axis, and the strides of the others, are multiples of ``run``: elements of a run differ along it
+    only.
+    """
     offset = tl.cast(index, tl.int64) * 0
     for at in tl.static_range(high - 1, low - 1, -1):
         digit = index
+        stride = tl.cast(strides[at], tl.int64)
         if at > low:
-            digit = index % sizes[at]
-            index = index // sizes[at]
-        offset += digit * tl.cast(strides[at], tl.int64)
+            size = sizes[at]
+            if at == high - 1:
+                size = multiple(size, run)
+            digit = index % size
+            index = index // size
+        if at < high - 1:
+            stride = multiple(stride, run)
+        offset += digit * stride
     return offset
 
 

@@ -9,9 +9,9 @@ from math import gcd
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.device.offsets import multiple
 from einops_fast.backends.triton.device.tiling import power_of_two
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.rows.tiles import multiple
 
 __all__ = ["column_sums", "column_sums_kernel"]
 

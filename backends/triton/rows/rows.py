@@ -101,7 +101,7 @@ class Rows:
         return gcd(16, self.sizes[-1], *(stride for *outer, _, along in places for stride in (*outer, along)))
 
     def cut(self, arrays: Sequence[int], size: int) -> int:
-        """How many elements of so many bytes are read at once if rows are cut, see :mod:`.cut_rows`; 0: they aren't.
+        """Return how many elements of so many bytes are read at once if rows are cut, see :mod:`.cut_rows`, or else 0.
 
         They are where they begin at odd places, but in all of these arrays as far from an even address.
         """
@@ -112,11 +112,11 @@ class Rows:
         return vector if first[-1] == 1 and not even and all(each % vector == 0 for each in apart) else 0
 
     def neighbours(self, size: int) -> int:
-        """How many neighbours in a row a thread loads at once of elements of so many bytes; 1 where they lie apart."""
+        """Return how many neighbours of so many bytes in a row a thread loads at once: 1 where they lie apart."""
         return VECTOR // size if self.strides[0][-1] == 1 else 1
 
     def features(self, of_tiles: Iterable[int], drop: float | None = None, double: bool = False) -> dict[str, Any]:
-        """What :class:`RowFeatures` say about these rows.
+        """Return what :class:`RowFeatures` say about these rows.
 
         Args:
             of_tiles: the arrays that tiles are of.
@@ -182,7 +182,7 @@ class RowTiling:
         return -(-blocks // self.parts) * self.block
 
     def fitting(self, arrays: int, size: int, shared: int) -> RowTiling:
-        """The tiling, but with one tile of each array at a time if more on their way wouldn't fit.
+        """Return the tiling, but with one tile of each array at a time if more on their way wouldn't fit.
 
         Args:
             arrays: how many are read.
@@ -214,7 +214,7 @@ def pieces_of(columns: int, block: int, least: int) -> tuple[int, int]:
 
 
 def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:
-    """Arrays of one shape as rows along ``axis``.
+    """Return arrays of one shape as rows along ``axis``.
 
     Args:
         shape: of all arrays.
@@ -234,7 +234,7 @@ def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -
 
 
 def typical(rows: Rows) -> Rows:
-    """Rows that stand for all of a class, for which one measurement is enough.
+    """Return rows that stand for all of a class, for which one measurement is enough.
 
     Their numbers are rounded up to powers of two, but exact up to 16; those of columns aren't.
 

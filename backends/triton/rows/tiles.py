@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
-from einops_fast.backends.triton.device.offsets import kept_type
+from einops_fast.backends.triton.device.offsets import counted, kept_type, multiple
 
 __all__ = [
     "dropped_tile",
@@ -27,18 +27,9 @@ __all__ = [
     "load_parameter",
     "load_tile",
     "lowest",
-    "multiple",
     "row_place",
     "store_tile",
 ]
-
-
-@triton.jit
-def multiple(number, of: tl.constexpr):
-    """The same number: the compiler sees what it is a multiple of."""
-    if of > 1:
-        number = number // of * of
-    return number
 
 
 @triton.jit
@@ -56,22 +47,7 @@ def in_runs(number, f: tl.constexpr):
 @triton.jit
 def row_place(row, sizes, strides, f: tl.constexpr):
     """The offset of each row, in 64 bits."""
-    last: tl.constexpr = field(f, "axes") - 1
-    offset = tl.cast(row, tl.int64) * 0
-    for at in tl.static_range(last, -1, -1):
-        digit = row
-        stride = tl.cast(strides[at], tl.int64)
-        if at > 0:
-            size = sizes[at]
-            if at == last:
-                # Rows of a run differ along this axis only.
-                size = in_runs(size, f)
-            digit = row % size
-            row = row // size
-        if at < last:
-            stride = in_runs(stride, f)
-        offset += digit * stride
-    return offset
+    return counted(row, sizes, strides, 0, field(f, "axes"), field(f, "across"))
 
 
 @triton.jit
