@@ -43,6 +43,11 @@ class MxnetArrays(Arrays):
     def quotient(self, a: Any, b: Any) -> Any:
         return a / b if a.size else self.nothing(a.shape, a, b)
 
+    def permute(self, array: Any, order: tuple[int, ...]) -> Any:
+        if array.dtype != bool:
+            return array.transpose(order)
+        return array.astype("uint8").transpose(order).astype("bool")  # it transposes no booleans
+
     def positions(self, start: int, count: int, like: Any) -> Any:
         return self.xp.arange(start, start + count, dtype="int64", device=like.device)
 

@@ -65,7 +65,7 @@ def read_call(
 def _read_operands(
     operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
 ) -> tuple[str, Any, Any, Any, Any, bool]:
-    """The pattern, the axes of positions, q, k and v; and whether the layout is of packed sequences.
+    """Return the pattern, the axes of positions, q, k and v, and whether the layout is of packed sequences.
 
     Raises:
         EinsumError: there are too many or too few.
@@ -99,7 +99,7 @@ def _read_operands(
 
 
 def _named(value: Any) -> tuple[Any, str | None]:
-    """An array and its pattern, if it comes with one."""
+    """Return an array and its pattern, if it comes with one."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return value[1], value[0]
     return value, None

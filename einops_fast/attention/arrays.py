@@ -45,7 +45,7 @@ class Arrays:
         return self.xp.full(tuple(shape), value, dtype=like.dtype)
 
     def nothing(self, shape: Sequence[int], *arrays: Any) -> Any:
-        """Zeros that depend on other arrays, as far as gradients go: these are zeros, too."""
+        """Return zeros that depend on other arrays, as far as gradients go: these are zeros, too."""
         return self.full(shape, 0.0, arrays[0])
 
     def expand(self, array: Any, shape: Sequence[int]) -> Any:
@@ -61,22 +61,22 @@ class Arrays:
         return self.xp.tanh(array)
 
     def largest(self, array: Any) -> Any:
-        """Along the last axis, which stays; no gradient goes through it."""
+        """Return the largest along the last axis, which stays; no gradient goes through it."""
         return array.max(axis=-1, keepdims=True)
 
     def maximum(self, a: Any, b: Any) -> Any:
-        """Elementwise; no gradient goes through it."""
+        """Return the larger of two elements each; no gradient goes through it."""
         return self.xp.maximum(a, b)
 
     def sum(self, array: Any) -> Any:
-        """Along the last axis, which stays."""
+        """Return the sum along the last axis, which stays."""
         return array.sum(axis=-1, keepdims=True)
 
     def concatenate(self, parts: Sequence[Any], axis: int) -> Any:
         return parts[0] if len(parts) == 1 else self.xp.concatenate(parts, axis=axis)
 
     def pieces(self, array: Any, axis: int, size: int) -> list[Any]:
-        """The array cut along an axis into pieces of this size, and a rest."""
+        """Return the array cut along an axis into pieces of this size, and a rest."""
         before = (slice(None),) * axis
         return [array[(*before, slice(at, at + size))] for at in range(0, array.shape[axis], size)]
 
@@ -85,11 +85,11 @@ class Arrays:
         return array * kept.astype(array.dtype) / (1 - p)
 
     def integers(self, array: Any) -> list[int]:
-        """On the host."""
+        """Read the numbers of an array on the host."""
         return [int(value) for value in array.tolist()]
 
     def can_look(self, array: Any) -> bool:
-        """Whether its values are there without waiting for a device."""
+        """Return whether its values are there without waiting for a device."""
         return bool(self.xp.__name__ != "cupy")
 
     def block(self, function: Callable[..., Any], gradients: bool, *arguments: Any) -> Any:
@@ -99,16 +99,13 @@ class Arrays:
     def whole(self, function: Callable[..., Any], pieces: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """Call ``function`` with arrays in a tuple, without keeping what it makes on the way.
 
-        Args:
-            function: makes two arrays.
-            pieces: that it is made of, for gradients: each a function of parts of the arguments, the places of these
-                parts, and that of its results in those of the whole.
-            arguments: the arrays, ``None`` for those that there aren't.
+        For gradients, ``pieces`` of it are functions of parts of the arguments, each with the places of these parts,
+        and that of its two results in those of the whole.
         """
         return function(tuple(arguments))
 
     def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
-        """The array with its memory in this order of axes, if that can be said."""
+        """Return the array with its memory in this order of axes, if that can be said."""
         if not order or order == tuple(range(len(order))):
             return array
         inverse = tuple(map(order.index, range(len(order))))
@@ -122,7 +119,7 @@ _known: dict[str, Arrays] = {}
 
 
 def arrays_of(framework: str) -> Arrays:
-    """The class for the arrays of a backend of this name."""
+    """Return the class for the arrays of a backend of this name."""
     _wake(framework)
     return _known[framework]
 
@@ -176,13 +173,13 @@ def merge_batch(
 
 
 def _expanded(array: Any, at: int, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with all or none of the axes ``at`` and the next."""
+    """Return the shape with all or none of the axes ``at`` and the next."""
     shape = tuple(array.shape)
     return shape if shape[at : at + 2] == (1, 1) else (*shape[:at], *batch[at : at + 2], *shape[at + 2 :])
 
 
 def _elements(array: Any, at: int, batch: tuple[int, ...]) -> int:
-    """How many there are once two axes are merged, if that takes a copy."""
+    """Return how many there are once two axes are merged, if that takes a copy."""
     shape = _expanded(array, at, batch)
     return 0 if shape == tuple(array.shape) else prod(shape)
 

@@ -160,7 +160,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)
         return _traced(request, arrays)
-    q = arrays["q"]
+    q, given = arrays["q"], (*arrays.values(),)
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
     circumstances = allowed_names(), current_mode(), registry.generation
     question: Hashable = None
@@ -169,31 +169,32 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
             request = _deterministic(request)
         question = request, circumstances
         try:
-            run = recall(question, (*arrays.values(),))
+            run = recall(question, given)
         except TypeError:  # an option that can't be hashed, as a window that is a list
             run = question = None
         if run is not None:
-            return run(*arrays.values())
+            return run(*given)
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)
         torch_state.refuse_layouts(arrays)
         if autocasts(q):
             torch_state.autocast(arrays)
-            question = None
-    if backend is None or any(type(array) not in awake_types for array in arrays.values()):
+            question, given = None, (*arrays.values(),)
+    if backend is None or any(type(array) not in awake_types for array in given):
         backend, arrays = own_call(arrays)
+        given = (*arrays.values(),)
     kind = None
     try:
-        key: Hashable = request, backend.signature((*arrays.values(),))
+        key: Hashable = request, backend.signature(given)
         kind = _calls.get(key)
     except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed
         key = None
     if kind is None:
         backend, arrays = own_call(arrays)
+        given = (*arrays.values(),)
         kind = _Kind(plan_of(request, arrays, backend.name))
         if key is not None:
             keep(_calls, key, kind)
-    given = (*arrays.values(),)
     prepared = kind.chosen.get(circumstances)
     if prepared is None:
         prepared, result = kind.first(given, circumstances)
@@ -235,12 +236,12 @@ def _deterministic(request: Request) -> Request:
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
-    """Whether any of q, k and v is a nested tensor."""
+    """Return whether any of q, k and v is a nested tensor."""
     return any(getattr(arrays[name], "is_nested", False) for name in ("q", "k", "v"))
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
-    """The backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way.
+    """Return the backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way.
 
     Raises:
         OperandError: they are of two frameworks.
@@ -278,7 +279,7 @@ class _Kind:
             self._like.append(backend.likeness(arrays, kernels=True))
         return self._like[0]
 
-    def first(self, arrays: tuple[Any, ...], circumstances: tuple[Any, str, int]) -> tuple[Prepared, Any]:
+    def first(self, arrays: tuple[Any, ...], circumstances: tuple[Any, str, str]) -> tuple[Prepared, Any]:
         """Choose and return what does the call, and its result. The next call has the choice, unless it may differ."""
         plan, spec = self._plan, self._plan.spec
         call = GivenCall(plan, arrays)
@@ -322,7 +323,7 @@ def _traced(request: Request, arrays: dict[str, Any]) -> Any:
     kinds = None if constants is None else known_kinds(arrays)
     if constants is not None and kinds is not None:
         state = torch_state.derivatives(arrays)
-        known = known_plan(request.pattern, request.patterns, constants, kinds, state, registry.registered)
+        known = known_plan(request.pattern, request.patterns, constants, kinds, state, registry.generation)
         if known is not None:
             return known_call(known, arrays)
     plan = plan_of(request, arrays, "torch")

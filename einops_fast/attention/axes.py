@@ -26,7 +26,7 @@ def seen(
     perm: tuple[int, ...] | None,
     shape: tuple[int, ...] | None,
 ) -> Any:
-    """An array by the :class:`View` of these fields."""
+    """Return an array by the :class:`View` of these fields."""
     if split is not None:
         array = array.reshape(split)
     if perm is not None:
@@ -46,7 +46,7 @@ class View:
         return seen(array, permute, self.split, self.perm, self.shape)
 
     def back(self, array: Any, shape: Sequence[int], permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
-        """The other way: what is seen so, as an array of ``shape``."""
+        """Return what is seen so as an array of ``shape``."""
         sizes = tuple(shape) if self.split is None else self.split
         if self.perm is not None:
             if self.shape is not None:
@@ -90,11 +90,11 @@ class Axes:
         return self.pattern.keys
 
     def size(self, letters: str) -> tuple[int, ...]:
-        """Sizes of these axes."""
+        """Return sizes of these axes."""
         return tuple([self.sizes[letter] for letter in letters])
 
     def view(self, term: str, shape: Sequence[int], wanted: str) -> View:
-        """How an array with axes ``term`` becomes one with the canonical axes ``wanted``, as far as it has them."""
+        """Return how an array with axes ``term`` becomes one with the canonical axes ``wanted`` that it has."""
         letters, sizes = self._apart(term, shape)
         split = tuple(sizes) if len(letters) > len(term) else None
         present = [letters.index(letter) for letter in wanted if letter in letters]
@@ -103,7 +103,7 @@ class Axes:
         return View(split, perm, final if len(final) > len(letters) else None)
 
     def _apart(self, term: str, shape: Sequence[int]) -> tuple[str, list[int]]:
-        """The axes of an array after heads are split, and their sizes."""
+        """Return the axes of an array after heads are split, and their sizes."""
         letters, sizes = "", []
         for letter, size in zip(term, shape, strict=True):
             if self.merged and letter == self.merged[0]:
@@ -118,7 +118,7 @@ class Axes:
         return letters, sizes
 
     def further(self, what: str, text: str | None, shape: Sequence[int], tail: str, leading: bool = False) -> View:
-        """How a further array is seen with all batch axes and the axes ``tail``.
+        """Return how a further array is seen with all batch axes and the axes ``tail``.
 
         Args:
             what: its name, for errors.
@@ -176,7 +176,7 @@ class Axes:
         return "query" if letter == _ONE_QUERY else spelled(self.pattern, letter)
 
     def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
-        """How the canonical result is brought back to the asked order.
+        """Return how the canonical result is brought back to the asked order.
 
         Args:
             tail: axes after the batch and the queries.
@@ -283,7 +283,7 @@ def bind_axes(
 
 
 def _sizes(pattern: Pattern, terms: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, tuple[int, int]]:
-    """Of each axis the size, and which operand has it; where one is expanded, that of the other."""
+    """Return the size of each axis, and which operand has it; where one is expanded, that of the other."""
     found: dict[str, tuple[int, int]] = {}
     for at, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         for letter, size in zip(term, shape, strict=True):

@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """What ``torch.nn.functional.scaled_dot_product_attention`` is, on arrays of any framework.
+    """Do what ``torch.nn.functional.scaled_dot_product_attention`` does, on arrays of any framework.
 
     Args:
         query: (..., heads, q_len, head_dim), with any number of leading axes.
@@ -110,7 +110,7 @@ def scaled_dot_product_attention(
 
 
 def _as_many_heads(heads: int, key: Any, value: Any) -> tuple[Any, Any]:
-    """Keys and values with the same number of heads, if both numbers divide that of the queries."""
+    """Return keys and values with the same number of heads, if both numbers divide that of the queries."""
     kinds = key.shape[-3], value.shape[-3]
     if 0 in kinds or heads % kinds[0] or heads % kinds[1]:
         return key, value

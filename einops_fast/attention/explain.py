@@ -22,7 +22,7 @@ _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv")
 
 
 def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
-    """What :func:`einops_fast.attention` would do with these arguments, without doing it or measuring anything.
+    """Return what :func:`einops_fast.attention` would do with these arguments, without doing or measuring it.
 
     Args:
         operands, options: as for :func:`einops_fast.attention`.

@@ -114,7 +114,7 @@ def _features(spec: AttentionSpec) -> list[str]:
 
 
 def explanation_of_attention(text: str, call: GivenCall) -> AttentionExplanation:
-    """The plan, and what would be chosen for these arrays now; nothing is measured."""
+    """Return the plan, and what would be chosen for these arrays now; nothing is measured."""
     spec, inputs = call.plan.spec, call.inputs
     decision = choose(spec, "never", call)
     lengths_known = not spec.varlen or spec.device.startswith("cpu")
@@ -134,13 +134,13 @@ def explanation_of_attention(text: str, call: GivenCall) -> AttentionExplanation
 
 
 def _predicted(spec: AttentionSpec, inputs: AttentionInputs, decision: Decision) -> dict[str, float]:
-    """Predictions that the choice did without."""
+    """Predict the times that the choice did without."""
     on = get_backend(spec.framework).target([inputs.q]).ceilings
     return {name: answer.seconds(spec, on) for name, answer in decision.answers if isinstance(answer, Implementation)}
 
 
 def _packed_flops(spec: AttentionSpec, inputs: AttentionInputs) -> int:
-    """FLOPs of packed sequences, each as long as it is."""
+    """Count the FLOPs of packed sequences, each as long as it is."""
     on = arrays_of(spec.framework)
     ends = [on.integers(each) for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv)]
     lengths = Counter(zip(*[[end - start for start, end in pairwise(each)] for each in ends], strict=True))
@@ -152,6 +152,6 @@ def _packed_flops(spec: AttentionSpec, inputs: AttentionInputs) -> int:
 
 
 def _side_by_side(spec: AttentionSpec, inputs: AttentionInputs) -> AttentionSpec:
-    """What has operands and a result of the same size without being packed."""
+    """Return the spec of operands and a result of the same size that aren't packed."""
     q_len, kv_len = int(inputs.q.shape[-2]), int(inputs.k.shape[-2])
     return replace(spec, batch=(1, *spec.batch[1:]), varlen=False, q_len=q_len, kv_len=kv_len)

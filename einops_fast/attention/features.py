@@ -75,7 +75,7 @@ _FEATURES: dict[str, dict[str, Any]] = {
 
 
 def feature_table() -> str:
-    """A table in Markdown of features and implementations, on torch tensors where each implementation can run.
+    """Return a table in Markdown of features and implementations, on torch tensors where each can run.
 
     ``yes`` means forward and backward, ``forward`` without gradients only, ``–`` neither.
     """

@@ -34,15 +34,7 @@ def choose_by_time(
     call: GivenCall | None,
     clock: TorchClock,
 ) -> Decision:
-    """Choose the fastest implementation.
-
-    Args:
-        answers: what each one said; one can at least.
-        spec: what to compute.
-        mode: of measuring, see :func:`einops_fast.autotune`.
-        call: the first one; without it nothing is measured.
-        clock: what measures.
-    """
+    """Choose the fastest of the implementations that can do a problem, which are one at least."""
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     on = clock.ceilings()
     predicted = {way.name: way.seconds(spec, on) for way in able}
@@ -90,7 +82,7 @@ def choose_by_time(
 
 
 def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: str) -> Sequence[Implementation]:
-    """Those predicted not to take much longer than the best, in a mode of measuring.
+    """Return the candidates that aren't predicted to take much longer than the best, in a mode of measuring.
 
     Kernels that hold no scores are compared with each other only: what many small kernels take is predicted badly, and
     must keep none of those from being measured.
@@ -108,7 +100,7 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
 
 
 def problem_class(spec: AttentionSpec) -> dict[str, Any]:
-    """What problems have in common for which one measurement is enough; ready for JSON."""
+    """Return what problems have in common that share one measurement; ready for JSON."""
 
     def rounded(size: int) -> int:
         return size if size <= 16 else 1 << (size - 1).bit_length()
@@ -146,7 +138,7 @@ def problem_class(spec: AttentionSpec) -> dict[str, Any]:
 
 
 def _summary(spec: AttentionSpec) -> str:
-    """The class in a line, for people; the rest of the key tells what it leaves out."""
+    """Return the class in a line, for people; the rest of the key tells what it leaves out."""
     found = problem_class(spec)
     named = [name for name in ("causal", "softcap", "dropout", "bias", "mask") if found[name]]
     window = [] if spec.window == (None, None) else [f"window {found['window']}"]

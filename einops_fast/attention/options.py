@@ -102,7 +102,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 
 
 def whole_number(value: Any) -> int:
-    """An integer of any kind as Python's.
+    """Return an integer of any kind as Python's.
 
     Raises:
         TypeError: it is none.
@@ -113,7 +113,7 @@ def whole_number(value: Any) -> int:
 
 
 def count(name: str, value: Any, what: str, least: int | None = 1) -> int:
-    """A whole number of any kind as Python's.
+    """Return a whole number of any kind as Python's.
 
     Args:
         name: of the option.

@@ -13,7 +13,7 @@ __all__ = ["apart", "of_nested_tensors", "views"]
 
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
-    """Views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
+    """Return views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
 
     Of torch's tensors, the gradients of the parts are joined without a copy where our kernels have written them.
 
@@ -38,7 +38,7 @@ _known: list[Any] = []
 
 
 def of_nested_tensors() -> Any:
-    """The module that knows nested tensors; torch.compile can follow a call of this while tracing."""
+    """Return the module that knows nested tensors; torch.compile can follow a call of this while tracing."""
     _wake()
     return _known[0]
 
@@ -54,7 +54,7 @@ _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:
-    """The same with gradients as the framework makes them."""
+    """Return the same with gradients as the framework makes them."""
     if hasattr(packed, "unbind"):
         return tuple(packed.unbind(axis) if sizes is None else packed.split(sizes, axis))
     before = (slice(None),) * (axis % len(packed.shape))

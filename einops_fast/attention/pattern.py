@@ -85,7 +85,7 @@ class Pattern:
 
 
 def spelled(pattern: Pattern, letter: str) -> str:
-    """The name of an axis, as it was written. (A method couldn't be called in what torch.compile traces.)"""
+    """Return the name of an axis as it was written. (torch.compile couldn't follow a method.)"""
     return dict(pattern.names)[letter]
 
 
@@ -119,14 +119,7 @@ def read_pattern(
 
 
 def letters_of(names_of_pattern: tuple[tuple[str, str], ...], written: str, text: str, rank: int, what: str) -> str:
-    """The axes of a further operand, as letters.
-
-    Args:
-        names_of_pattern: the letter and the name of each axis of the pattern.
-        written: the pattern.
-        text: axis names, as words or as letters.
-        rank: how many axes the operand has.
-        what: what it is, for errors.
+    """Return the axes of a further operand as letters; ``text`` names them in words or letters.
 
     Raises:
         SubscriptsError: an axis is unknown or is there twice.
@@ -240,7 +233,7 @@ def _reject_summed(name: str, place: str, text: str) -> None:
 
 
 def _hinted(others: Sequence[str], names: dict[str, str]) -> frozenset[str]:
-    """The axes that bias or mask have, by letter."""
+    """Return the axes that bias or mask have, by letter."""
     known = {name: letter for letter, name in names.items()}
     found: set[str] = set()
     for text in others:
@@ -272,7 +265,7 @@ def _find(
     hinted: frozenset[str],
     text: str,
 ) -> str:
-    """Which of the axes are the queries, or the keys."""
+    """Return which of the axes are the queries, or the keys."""
     if sequence is not None:
         for letter in letters:
             if names[letter] == sequence[place]:
@@ -297,7 +290,7 @@ def _find(
 
 
 def checked_sequence(sequence: object) -> tuple[str, str] | None:
-    """``sequence`` as a pair of names.
+    """Return ``sequence`` as a pair of names.
 
     Raises:
         EinsumError: it is none.

@@ -20,7 +20,7 @@ _WIDENED = 5
 
 
 def attention_flops(spec: AttentionSpec) -> int:
-    """Of the products that have to be made: half of them where causal, a band of them with a window.
+    """Count the FLOPs of the products that have to be made: half where causal, a band with a window.
 
     Sequences that are packed count as if each were the longest.
     """
@@ -28,7 +28,7 @@ def attention_flops(spec: AttentionSpec) -> int:
 
 
 def _seen(spec: AttentionSpec) -> float:
-    """Share of the pairs of a query and a key that is looked at."""
+    """Return the share of the pairs of a query and a key that are looked at."""
     if not spec.q_len or not spec.kv_len:
         return 0.0
     before, after = spec.window
@@ -47,7 +47,7 @@ def _seen(spec: AttentionSpec) -> float:
 
 
 def attention_bytes(spec: AttentionSpec) -> int:
-    """Bytes of all operands and of the result, each once; with gradients, of the gradients also."""
+    """Count the bytes of all operands and of the result, each once; with gradients, of these also."""
     item = ITEM_SIZES.get(spec.dtype, 8)
     elements = prod(spec.q_batch) * spec.q_len * spec.head_dim + prod(spec.batch) * spec.q_len * spec.v_head_dim
     elements += spec.kv_len * (prod(spec.k_batch) * spec.head_dim + prod(spec.v_batch) * spec.v_head_dim)
@@ -60,7 +60,7 @@ def attention_bytes(spec: AttentionSpec) -> int:
 
 
 def fused_seconds(spec: AttentionSpec, on: Ceilings, efficiency: float) -> float:
-    """Predicted time of one kernel that reaches this share of the peak; of a few for the backward."""
+    """Predict the seconds of one kernel that reaches this share of the peak; of a few for the backward."""
     passes = 3 if spec.gradients else 1
     rows = max(spec.q_len, 1) * spec.group
     padded = -(-rows // _TILE) * _TILE / rows
@@ -69,7 +69,7 @@ def fused_seconds(spec: AttentionSpec, on: Ceilings, efficiency: float) -> float
 
 
 def unfused_seconds(spec: AttentionSpec, on: Ceilings) -> float:
-    """Predicted time where scores are written, read and written again, in float32 at least."""
+    """Predict the seconds where scores are written, read and written again, in float32 at least."""
     item = max(4, ITEM_SIZES.get(spec.dtype, 8))
     wide = "float64" if spec.dtype == "float64" else "float32"
     scores = prod(spec.batch) * spec.q_len * spec.kv_len * item

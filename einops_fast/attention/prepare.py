@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from einops_fast.attention.arrays import Arrays, arrays_of
 from einops_fast.attention.axes import Axes, View, bind_axes
 from einops_fast.attention.options import Options, Request, plain_options
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
@@ -15,7 +16,7 @@ from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
-__all__ = ["INTEGERS", "GivenCall", "Plan", "cast_torch", "check_options", "make_plan", "permute_torch"]
+__all__ = ["INTEGERS", "GivenCall", "Plan", "check_options", "make_plan"]
 
 _CAPS = 1e-30, 1e30
 """A lower softcap leaves nothing of scores, a higher one all; what is computed on the way are numbers of float32's."""
@@ -46,16 +47,14 @@ class Plan:
         spec: what is computed.
         views: the name of each array that is there, in the order of the call, how it becomes canonical, and the dtype
             that it is converted to, if any.
-        permute: the framework's permutation of axes.
-        cast: the framework's conversion.
+        on: what permutes and converts them.
         result: how the canonical result is brought back.
         log: the same of the log of the denominator.
     """
 
     spec: AttentionSpec
     views: tuple[tuple[str, View, str | None], ...]
-    permute: Callable[[Any, tuple[int, ...]], Any]
-    cast: Callable[[Any, str], Any]
+    on: Arrays
     result: View
     log: View
 
@@ -63,13 +62,13 @@ class Plan:
         """Return the arrays as canonical views."""
         found = {}
         for (name, view, dtype), array in zip(self.views, arrays, strict=True):
-            found[name] = view(array if dtype is None else self.cast(array, dtype), self.permute)
+            found[name] = view(array if dtype is None else self.on.cast(array, dtype), self.on.permute)
         return AttentionInputs(**found)
 
     def answer(self, result: Any, lse: Any) -> Any:
-        """What the caller gets."""
-        result = self.result(result, self.permute)
-        return result if lse is None else (result, self.log(lse, self.permute))
+        """Return what the caller gets."""
+        result = self.result(result, self.on.permute)
+        return result if lse is None else (result, self.log(lse, self.on.permute))
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,10 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
         **settings,
         **state,
     )
-    on_torch = framework == "torch"
     return Plan(
         spec,
         views,
-        permute_torch if on_torch else _permute_mxnet if framework == "mxnet" else _permute,
-        cast_torch if on_torch else _cast,
+        arrays_of(framework),
         View(None, perm, shape),
         View(None, lse_perm, lse_shape),
     )
@@ -168,7 +165,7 @@ def _device(array: Any, framework: str) -> str:
 
 
 def _check_types(arrays: Mapping[str, Any], framework: str) -> str:
-    """The dtype of q, k and v, after a look at all arrays."""
+    """Check dtypes and devices of all arrays, and return the dtype of q, k and v."""
     if framework == "torch":
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
     else:
@@ -262,7 +259,7 @@ def _check(options: Options) -> None:
 
 
 def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
-    """The fields of the spec that come from options."""
+    """Return the fields of the spec that come from options."""
     _check(options)
     causal, alignment = options.causal, options.alignment
     if isinstance(causal, str):
@@ -326,7 +323,7 @@ def _views(
 
 
 def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
-    """Those of the canonical view, in elements, without making it."""
+    """Return the strides of the canonical view, in elements, without making it."""
     if framework == "mxnet":
         return ()
     sizes = list(array.shape)
@@ -358,33 +355,8 @@ def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
 
 
 def _seen(view: View, array: Any) -> tuple[int, ...]:
-    """Shape of the canonical view."""
+    """Return shape of the canonical view."""
     sizes = list(view.split or array.shape)
     if view.perm is not None:
         sizes = [sizes[axis] for axis in view.perm]
     return view.shape or tuple(sizes)
-
-
-def _permute(array: Any, order: tuple[int, ...]) -> Any:
-    return array.transpose(order)
-
-
-def _permute_mxnet(array: Any, order: tuple[int, ...]) -> Any:
-    if array.dtype != bool:
-        return array.transpose(order)
-    return array.astype("uint8").transpose(order).astype("bool")  # it transposes no booleans
-
-
-def permute_torch(array: Any, order: tuple[int, ...]) -> Any:
-    """torch's permutation of axes."""
-    return array.permute(*order)  # torch takes less time to read no tuple
-
-
-def _cast(array: Any, dtype: str) -> Any:
-    return array.astype(dtype)
-
-
-def cast_torch(array: Any, dtype: str) -> Any:
-    """torch's conversion to what further arrays are converted to."""
-    # Without importing torch here: it has methods by these names.
-    return {"float32": array.float, "float64": array.double, "int32": array.int, "int64": array.long}[dtype]()

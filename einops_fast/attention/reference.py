@@ -13,12 +13,15 @@ from itertools import pairwise, product
 from math import inf, prod
 from typing import Any
 
-from einops_fast.attention.arrays import Arrays, merge_batch
+from einops_fast.attention.arrays import Arrays, arrays_of, merge_batch
+from einops_fast.attention.memory import current_score_memory
+from einops_fast.attention.prediction import unfused_seconds
+from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError, ShapeError
-from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["allowed_keys", "canonical_operands", "distance", "reference_attention"]
+__all__ = ["Math", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
 
 _LIVE = 4
 """Arrays of the size of the scores that are there at a time."""
@@ -28,14 +31,7 @@ _OF_KEYS = (1, 2, 8)
 
 
 def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays, memory: int) -> tuple[Any, Any]:
-    """The result and the log of the denominator, both in canonical order.
-
-    Args:
-        spec: what to compute.
-        inputs: of what.
-        on: the framework.
-        memory: bytes that scores may take at a time.
-    """
+    """Return the result and the log of the denominator in canonical order; scores take ``memory`` bytes at a time."""
     wide = "float64" if spec.dtype == "float64" else "float32"
     operands = canonical_operands(spec, inputs, on)
     # Of packed sequences, the first axis counts them, and neither queries nor the result have it.
@@ -50,6 +46,24 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
         result = result.reshape((*batch, *result.shape[-2:]))
         lse = lse.reshape((*batch, lse.shape[-1]))
     return on.in_order(on.cast(result, spec.dtype), spec.order), lse
+
+
+class Math(Implementation):
+    """The implementation that is always there."""
+
+    name = "math"
+    recordable = True
+    efficiency = 0.0
+
+    def lacks(self, spec: AttentionSpec) -> None:
+        return None
+
+    def seconds(self, spec: AttentionSpec, on: Ceilings) -> float:
+        return unfused_seconds(spec, on)
+
+    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
+        result, lse = reference_attention(spec, inputs, arrays_of(spec.framework), current_score_memory())
+        return result, lse if spec.lse else None
 
 
 def canonical_operands(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> AttentionInputs:
@@ -90,7 +104,7 @@ def _with_axes(array: Any, count: int) -> Any:
 
 
 def _used_pages(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays) -> Any:
-    """The block table with page 0 where nobody looks: what is written there may be no page at all."""
+    """Return the block table with page 0 where nobody looks: what is written there may be no page at all."""
     table = on.cast(inputs.block_table, "int64")
     starts = on.positions(0, table.shape[1], table) * spec.page_size
     used = starts < on.cast(inputs.cache_seqlens, "int64").reshape((-1, 1))
@@ -113,7 +127,7 @@ def _check_pages(used: Any, pages: int) -> None:
 
 
 def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
-    """Keys of pages, side by side: (sequences, *heads, pages * page_size, features)."""
+    """Return keys of pages, side by side: (sequences, *heads, pages * page_size, features)."""
     found = pages[table]  # sequences, pages, *heads, page_size, features
     rank = len(found.shape)
     found = on.permute(found, (0, *range(2, rank - 2), 1, rank - 2, rank - 1))
@@ -124,7 +138,7 @@ def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
 def _one_by_one(
     spec: AttentionSpec, inputs: AttentionInputs, operands: AttentionInputs, on: Arrays, wide: str, memory: int
 ) -> tuple[Any, Any]:
-    """Packed sequences, each by itself."""
+    """Compute packed sequences, each by itself."""
     q_ends, kv_ends = on.integers(inputs.cu_seqlens_q), on.integers(inputs.cu_seqlens_kv)
     total = operands.q.shape[-2]
     _check_ends("q", q_ends, total, spec.q_len)
@@ -167,7 +181,7 @@ def _shortened(ends: Sequence[int]) -> str:
 
 
 def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
-    """The part of bias, mask, slopes, sinks, segments for one sequence."""
+    """Return the part of bias, mask, slopes, sinks, segments for one sequence."""
     if array is None:
         return None
     if array.shape[0] != 1:
@@ -221,7 +235,7 @@ def _in_pieces(spec: AttentionSpec, operands: AttentionInputs, on: Arrays, wide:
 def _cuts(
     sizes: Sequence[int], piece: Sequence[int], arrays: Sequence[Any]
 ) -> list[tuple[tuple[int, ...], list[tuple[slice, ...]], tuple[slice, ...]]]:
-    """Of each piece, where it starts along each axis, its part of each array, and of the results."""
+    """Return where each piece starts along each axis, its part of each array, and of the results."""
     found = []
     for starts in product(*[range(0, size, step) for size, step in zip(sizes, piece, strict=True)]):
         own = tuple([slice(start, start + step) for start, step in zip(starts, piece, strict=True)])
@@ -250,7 +264,7 @@ def _block_of(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: A
 
 
 def _block(spec: AttentionSpec, x: AttentionInputs, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
-    """One piece, whose first query is number ``start``. All scores are there at once."""
+    """Compute one piece, whose first query is number ``start``. All scores are there at once."""
     q, k, v = (on.cast(each, wide) for each in (x.q, x.k, x.v))
     rank = len(q.shape)
     batch = tuple([
@@ -303,16 +317,10 @@ def _block(spec: AttentionSpec, x: AttentionInputs, on: Arrays, wide: str, start
 
 
 def distance(spec: AttentionSpec, x: AttentionInputs, on: Arrays, start: int) -> Any:
-    """How far the key that a query faces is ahead of each key; ``None`` where nobody asks.
+    """Return how far the key that a query faces is ahead of each key; ``None`` where nobody asks.
 
-    Args:
-        spec: what to compute.
-        x: some of the queries, and all keys.
-        on: the framework.
-        start: the position of the first of these queries.
-
-    Returns:
-        (queries, keys), or (batch, queries, keys) with a cache; whole numbers.
+    Whole numbers for the queries of ``x``, of which the first is number ``start``, and all keys: (queries, keys), or
+    with a cache (batch, queries, keys).
     """
     if not (spec.causal or spec.window != (None, None) or x.alibi_slopes is not None):
         return None
@@ -326,16 +334,9 @@ def distance(spec: AttentionSpec, x: AttentionInputs, on: Arrays, start: int) ->
 
 
 def allowed_keys(spec: AttentionSpec, x: AttentionInputs, on: Arrays, ahead: Any) -> Any:
-    """Which keys may be seen; ``None`` for all.
+    """Return which keys may be seen, in booleans that broadcast to (batch, queries, keys); ``None`` for all.
 
-    Args:
-        spec: what to compute.
-        x: some of the queries, and all keys.
-        on: the framework.
-        ahead: what :func:`distance` gave.
-
-    Returns:
-        Booleans that broadcast to (batch, queries, keys).
+    ``ahead`` is what :func:`distance` gave.
     """
     left, right = spec.window
     conditions = []

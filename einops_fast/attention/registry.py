@@ -148,10 +148,9 @@ _lock = threading.RLock()
 _entries: dict[str, _Entry] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
-#: Grows with every change, so that nobody keeps a choice made before it.
-generation = 0
-#: The same for torch.compile, which takes a text for a constant, but a number that changes for any number.
-registered = "0"
+#: Changes with every registration, so that nobody keeps a choice made before it. A text: torch.compile takes that for a
+#: constant, while a number that changes is any number.
+generation = "0"
 
 
 def register_implementation(name: str, framework: str, factory: Callable[[], Implementation]) -> None:
@@ -167,21 +166,20 @@ def register_implementation(name: str, framework: str, factory: Callable[[], Imp
         OperandError: a name is no text, ``factory`` can't be called, or, once it is called, it makes no implementation.
     """
     check_registration(factory, name=name, framework=framework)
-    global generation, registered
+    global generation
     with _lock:
         _entries[name] = _Entry(framework, factory)
         _made.pop(name, None)
-        generation += 1
-        registered = str(generation)
+        generation = str(int(generation) + 1)
 
 
 def registered_implementations() -> tuple[str, ...]:
-    """Names of all implementations, in the order in which they are listed."""
+    """Return names of all implementations, in the order in which they are listed."""
     return tuple(_entries)
 
 
 def implementation(name: str) -> Implementation | str:
-    """The implementation of this name, or why there is none."""
+    """Return the implementation of this name, or why there is none."""
     _wake((name,))
     return _made[name]
 
@@ -203,7 +201,7 @@ def _wake(names: tuple[str, ...]) -> bool:
 
 
 def allowed_names() -> tuple[str, ...] | None:
-    """The implementations that the innermost :func:`attention_backend` block allows; ``None`` outside of any."""
+    """Return the implementations that the innermost :func:`attention_backend` allows; ``None`` outside of any."""
     return traced_value("attention_backend") or _restriction.get()
 
 
@@ -239,7 +237,7 @@ def candidates(
 
 
 def none_left(answers: Sequence[tuple[str, Implementation | str]]) -> OperandError:
-    """The error for a call that no implementation can do."""
+    """Return the error for a call that no implementation can do."""
     lines = [f"  {name}: {answer}" for name, answer in answers]
     others = [name for name in _entries if name not in dict(answers)]
     if others:
@@ -291,4 +289,4 @@ register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))
 register_implementation("flash", "torch", _built_in(f"{_ATTENTION}.sdpa", "Flash"))
 register_implementation("efficient", "torch", _built_in(f"{_ATTENTION}.sdpa", "Efficient"))
 register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.cpu", "Cpu"))
-register_implementation("math", "", _built_in("einops_fast.attention.math", "Math"))
+register_implementation("math", "", _built_in("einops_fast.attention.reference", "Math"))

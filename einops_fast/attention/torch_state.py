@@ -52,7 +52,7 @@ def refuse_layouts(arrays: Mapping[str, Any]) -> None:
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec that say which derivatives may be asked for.
+    """Return the fields of a spec that say which derivatives may be asked for.
 
     Raises:
         OperandError: one that there is none of.
@@ -98,7 +98,7 @@ def hides_values(array: Any) -> bool:
 
 
 def deterministic() -> bool:
-    """Whether torch is set to raise where something needn't give the same bits on every run."""
+    """Return whether torch is set to raise where something needn't give the same bits on every run."""
     import torch
 
     return bool(
@@ -111,7 +111,7 @@ deterministic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def seed_for(array: Any) -> Any:
-    """A seed for the dropout of one call, on the device of ``array``."""
+    """Return a seed for the dropout of one call, on the device of ``array``."""
     import torch
 
     if torch.compiler.is_compiling():
@@ -161,5 +161,5 @@ def causal_of(bias: Any, query: Any, key: Any) -> str:
 
 
 def on_cuda(tensor: Any) -> bool:
-    """Whether a tensor is where there is more than one implementation."""
+    """Return whether a tensor is where there is more than one implementation."""
     return bool(tensor.is_cuda)

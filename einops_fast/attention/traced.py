@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.axes import seen
 from einops_fast.attention.choice import choose
 from einops_fast.attention.options import Options, Request
-from einops_fast.attention.prepare import cast_torch, make_plan, permute_torch
+from einops_fast.attention.prepare import make_plan
 from einops_fast.attention.registry import Implementation, implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
@@ -32,12 +33,12 @@ class _Kind(NamedTuple):
     device: Any
 
     def stride(self) -> tuple[int, ...]:
-        """As torch's tensors have it."""
+        """Return the strides, as torch's tensors have them."""
         return self.strides
 
 
 def may_be_known() -> bool:
-    """Whether this torch can follow what is made of constants that it takes as they are.
+    """Return whether this torch can follow what is made of constants that it takes as they are.
 
     2.11 can't compare such a tuple with another one, and says while it calls :func:`known_plan` that it traces nothing.
     """
@@ -50,7 +51,7 @@ may_be_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def known_kinds(arrays: Mapping[str, Any]) -> Kinds | None:
-    """What a plan depends on of arrays, as constants; ``None`` if a size or a stride is none.
+    """Return what a plan depends on of arrays, as constants; ``None`` if a size or a stride is none.
 
     The compiler makes sure by itself that what it has compiled is for tensors that are alike in this.
     """
@@ -72,7 +73,7 @@ def known_kinds(arrays: Mapping[str, Any]) -> Kinds | None:
 
 
 def known_options(*values: Any) -> tuple[Any, ...] | None:
-    """Options as constants; ``None`` if one is none while torch.compile traces."""
+    """Return options as constants; ``None`` if one is none while torch.compile traces."""
     import torch
 
     found: list[Any] = []
@@ -100,16 +101,12 @@ def known_plan(
     constants: tuple[Any, ...],
     kinds: Kinds,
     state: Mapping[str, Any],
-    registered: str,
+    generation: str,
 ) -> tuple[Any, ...] | None:
     """Return what :func:`known_call` needs of a plan, or ``None`` where something is wrong, which the compiler follows.
 
-    Args:
-        pattern, patterns: of a :class:`~einops_fast.attention.options.Request`.
-        constants: its sequence, options and longest sequences.
-        kinds: of the arrays.
-        state: what torch knows of derivatives.
-        registered: :data:`einops_fast.attention.registry.registered`, on which the choice depends.
+    ``constants`` are the sequence, options and longest sequences of a request, ``state`` is what torch knows of
+    derivatives, and the choice depends on :data:`einops_fast.attention.registry.generation`.
     """
     sequence, options, longest = constants
     arrays = {name: _Kind(*kind) for name, *kind in kinds}
@@ -133,18 +130,18 @@ def _fields(record: Any) -> tuple[Any, ...]:
 
 
 def known_call(known: tuple[Any, ...], arrays: Mapping[str, Any]) -> Any:
-    """The result of a call that is known, as its plan would give it, but with fewer objects for the compiler."""
+    """Return the result of a call as its plan would give it, but with fewer objects for the compiler."""
     name, knows, numbers, views, of_result, of_log = known
-    way, spec = implementation(name), AttentionSpec(*numbers)
+    way, spec, on = implementation(name), AttentionSpec(*numbers), arrays_of("torch")
     assert isinstance(way, Implementation)
     found = {}
     for which, split, perm, shape, dtype in views:
-        array = arrays[which] if dtype is None else cast_torch(arrays[which], dtype)
-        found[which] = seen(array, permute_torch, split, perm, shape)
+        array = arrays[which] if dtype is None else on.cast(arrays[which], dtype)
+        found[which] = seen(array, on.permute, split, perm, shape)
     inputs = AttentionInputs(**found)
     run = way.compiled(spec, knows)
     if spec.dropout_p > 0 and way.seeded:
         inputs.seed = seed_for(inputs.q)
     result, lse = run(inputs)
-    result = seen(result, permute_torch, *of_result)
-    return result if lse is None else (result, seen(lse, permute_torch, *of_log))
+    result = seen(result, on.permute, *of_result)
+    return result if lse is None else (result, seen(lse, on.permute, *of_log))

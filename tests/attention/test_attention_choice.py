@@ -15,10 +15,10 @@ from einops_fast import OperandError, attention, attention_backend, autotune
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import choose
-from einops_fast.attention.math import Math
 from einops_fast.attention.measured import problem_class
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.prepare import GivenCall
+from einops_fast.attention.reference import Math
 from einops_fast.attention.registry import Implementation, Prepared, allowed_names, register_implementation
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.runtime import budget, disk_cache, measuring

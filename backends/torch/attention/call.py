@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from einops_fast.attention.axes import View
-from einops_fast.attention.math import Math
 from einops_fast.attention.prepare import Plan
+from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays, Given, extras_of
@@ -31,7 +31,7 @@ DIFFERENTIABLE = (0, 1, 2, 3, 6)
 
 
 def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-    """``softmax(scale * q @ k.T + …) @ v`` for tensors in canonical order with any strides; nothing is copied.
+    """Compute ``softmax(scale * q @ k.T + …) @ v`` of tensors in canonical order, of any strides, without copies.
 
     Differentiable in q, k, v, the bias and the sinks, through the result and through the logarithms.
 
@@ -63,7 +63,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
 
 
 def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
-    """The result and, if asked for, the logarithms, as autograd records them."""
+    """Return the result and, if asked for, the logarithms, as autograd records them."""
     if extras.bias is None and extras.sinks is None:
         found = _recorded((call, extras), q, k, v)
     else:
@@ -72,10 +72,10 @@ def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras)
 
 
 class GivenAttention:
-    """A whole call of one kind, of arrays as the caller has them."""
+    """A whole call of one kind, of arrays as the caller has them; ``otherwise`` does what isn't in memory."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, otherwise: Callable[..., Any]) -> None:
+        self._plan, self._otherwise = plan, otherwise
         self._bare = len(plan.views) == 3 and not plan.spec.dropout_p
         # Where each further array is among the extras, its name and the dtype that it's converted to.
         self._further = [(NAMES.index(name) - 3, name, dtype) for name, _, dtype in plan.views[3:]]
@@ -85,47 +85,41 @@ class GivenAttention:
         """Return the result, and the logarithms if they are asked for."""
         plan = self._plan
         if is_jit_tracing():
-            return self._by_operators(q, k, v, *further)
+            return self._otherwise(q, k, v, *further)
         extras = NO_EXTRAS if self._bare else self._extras(q, further)
         call = self._call
         # Of tensors on a GPU, everything is known of those that are like these.
         if call is None or not q.is_cuda:
             given = (q, k, v, *extras)
             if not _in_memory(given):
-                return self._by_operators(q, k, v, *further)
+                return self._otherwise(q, k, v, *further)
             if call is None:
                 call = self._call = AttentionCall(plan.spec, given, _given(plan), joins=True)
         if plan.spec.gradients:
             out, lse = _differentiable(call, q, k, v, extras)
         else:
             out, lse = call.forward(q, k, v, extras)
-        return (out, plan.log(lse, plan.permute)) if plan.spec.lse else out
+        return (out, plan.log(lse, plan.on.permute)) if plan.spec.lse else out
 
     def _extras(self, q: Any, further: Sequence[Any]) -> Extras:
         plan = self._plan
         found = [*NO_EXTRAS]
         for (at, name, dtype), array in zip(self._further, further, strict=True):
-            own = array if dtype is None else plan.cast(array, dtype)
+            own = array if dtype is None else plan.on.cast(array, dtype)
             found[at] = own.contiguous() if name in LENGTHS else own
         if plan.spec.dropout_p:
             found[-1] = seed_for(q)
         return Extras._make(found)
 
-    def _by_operators(self, *arrays: Any) -> Any:
-        inputs = self._plan.inputs(arrays)
-        if self._plan.spec.dropout_p:
-            inputs.seed = seed_for(inputs.q)
-        return self._plan.answer(*triton_attention(self._plan.spec, inputs))
-
 
 def _given(plan: Plan) -> Given:
-    """How the arrays of a plan are given."""
+    """Return how the arrays of a plan are given."""
     views = {name: view for name, view, _ in plan.views}
     return Given(tuple([views.get(name, View()) for name in NAMES]), plan.result)
 
 
 def _in_memory(arrays: Arrays) -> bool:
-    """Whether all are what is in memory: no tensors of another kind, no views that stand for the negative of it."""
+    """Return whether all are what is in memory: no tensors of other kinds, no views that stand for the negative."""
     for each in arrays:
         if each is not None:
             kind = type(each)
@@ -169,14 +163,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _are_batched(*gradients: Any) -> bool:
-    """Whether one of these stands for several."""
+    """Return whether one of these stands for several."""
     return any(each is not None and is_batched(each) for each in gradients)
 
 
 def _canonical_gradients(
     call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
 ) -> tuple[Any, ...]:
-    """The gradients by what sees arrays in canonical order: to be differentiated again, or of several at a time."""
+    """Return the gradients of arrays in canonical order: to be differentiated again, or of several at a time."""
     given = call.given
     wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))

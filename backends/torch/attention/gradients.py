@@ -113,7 +113,7 @@ class GradientsOfCall:
         self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
-        """Of an array like one of these, without gaps or a part of one: its layout, and that in canonical order."""
+        """Return the layout of an array like one of these, without gaps or a part of one, as given and canonical."""
         shape, strides = layout_of(arrays[at])
         layout = shape, strides if self._together else dense_strides(shape, strides)
         return layout, layout_of(self._views[at](example(*layout), torch.permute))
@@ -142,7 +142,7 @@ class GradientsOfCall:
         return into, delta
 
     def _arrays(self) -> Gradients:
-        """Memory for the gradients of q, k and v that are wanted."""
+        """Return memory for the gradients of q, k and v that are wanted."""
         new = self._new
         of_q, of_k, of_v = self._layouts
         if self._together is None or not (of_q and of_k and of_v):
@@ -152,7 +152,7 @@ class GradientsOfCall:
         return Gradients(whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v))
 
     def _bias_array(self, bias: Any) -> Any:
-        """Memory for the gradient of the bias, or for the parts that it is the sum of."""
+        """Return memory for the gradient of the bias, or for the parts that it is the sum of."""
         shape, strides = self._bias
         if self._parts_sum is not None:
             return self._memory.workspace(bias, self._plan.bias_parts * prod(shape), self._sums)
@@ -160,7 +160,7 @@ class GradientsOfCall:
         return found.zero_() if self._plan.bias_starts_at_zero else found
 
     def summed(self, at: int, gradient: Any, operand: Any) -> Any:
-        """The gradient of an operand that lacks axes: the sum over them."""
+        """Return the gradient of an operand that lacks axes: the sum over them."""
         missing = self._missing[at]
         if not missing:
             return gradient

@@ -64,7 +64,7 @@ class Given:
     result: View
 
     def canonical(self, arrays: Arrays) -> Arrays:
-        """The arrays in canonical order."""
+        """Return the arrays in canonical order."""
         pairs = zip(arrays, self.views, strict=True)
         return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
 
@@ -74,26 +74,26 @@ CANONICAL = Given((View(),) * len(NAMES), View())
 
 
 def extras_of(arrays: Arrays) -> Extras:
-    """All but q, k and v."""
+    """Return all arrays but q, k and v."""
     found = Extras._make(arrays[3:])
     given = {name: getattr(found, name) for name in LENGTHS.values()}
     return found._replace(**{name: array.contiguous() for name, array in given.items() if array is not None})
 
 
 def result_layout(spec: AttentionSpec, rows: int) -> Layout:
-    """Shape and strides of the result, in the order that was asked for."""
+    """Return shape and strides of the result, in the order that was asked for."""
     batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
     shape = (*batch, rows, spec.v_head_dim)
     return shape, contiguous_in_order(shape, spec.order or range(len(shape)))
 
 
 def dtype_of(array: Any) -> str:
-    """Name of its dtype; empty if there is none."""
+    """Return the name of its dtype; empty if there is none."""
     return "" if array is None else dtype_name(array.dtype)
 
 
 def layout_of(array: Any) -> Layout:
-    """Shape, and strides in elements."""
+    """Return shape, and strides in elements."""
     return tuple(array.shape), tuple(array.stride())
 
 
@@ -102,7 +102,7 @@ _IN_KERNELS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "q_segments", "
 
 
 def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
-    """Of arrays in canonical order, and of the result and its logarithms, by what kernels call them."""
+    """Return layouts of arrays in canonical order, of the result and its logarithms, by what kernels call them."""
     found = {
         name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
     }
@@ -112,22 +112,22 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
 
 
 def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout], apart: bool = False) -> Problem:
-    """What the kernels are told about arrays of these layouts; see :func:`problem`."""
+    """Return what the kernels are told about arrays of these layouts; see :func:`problem`."""
     return problem(spec, layouts, precision_of(spec), interpreted() and spec.dtype == "bfloat16", apart)
 
 
 def precision_of(spec: AttentionSpec) -> str:
-    """How products may be made."""
+    """Return how products may be made."""
     return fp32_precision() if spec.dtype == "float32" else "ieee"
 
 
 def example(shape: Sequence[int], strides: Sequence[int]) -> Any:
-    """An array of this layout without memory."""
+    """Return an array of this layout without memory."""
     return torch.empty_strided(shape, strides, device="meta")
 
 
 def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
-    """How arrays of these layouts may lie for them to be one array without gaps, side by side along one of its axes.
+    """Return how arrays of these layouts may lie side by side, to be one array without gaps.
 
     Returns:
         The elements of all, by how many elements each one begins after the one before it.
@@ -149,7 +149,7 @@ def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements of an array without gaps; 0 if it has any."""
+    """Return elements of an array without gaps; 0 if it has any."""
     elements = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != elements:

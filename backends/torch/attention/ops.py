@@ -35,7 +35,7 @@ _ARRAY_COUNT = 14
 
 
 def constants(spec: AttentionSpec) -> tuple[Any, ...]:
-    """Of a spec what the shapes of its tensors don't say."""
+    """Return what of a spec the shapes of its tensors don't say."""
     left, right = spec.window
     return (
         spec.scale, spec.causal, spec.alignment, left, right, spec.softcap, spec.dropout_p, list(spec.order),

@@ -14,7 +14,7 @@ __all__ = ["apart"]
 
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
-    """Views of a tensor's parts along an axis: of these sizes, or without the axis, one for each position.
+    """Return views of a tensor's parts along an axis: of these sizes, or without the axis, one for each position.
 
     Their gradients become one tensor. Where those lie in memory as the parts do, as our kernels for attention leave
     them, they are one already; else they are copied, as torch's ``split`` and ``unbind`` always do.

@@ -77,11 +77,11 @@ class AttentionCall:
         self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
-        """Those of the extras that there are."""
+        """Return the extras that aren't None."""
         return tuple([extras[at] for at in self._present])
 
     def extras(self, tensors: Sequence[Any]) -> Extras:
-        """The other way."""
+        """Return the extras of such tensors."""
         if not tensors:
             return NO_EXTRAS
         found = [*NO_EXTRAS]
@@ -90,11 +90,11 @@ class AttentionCall:
         return Extras._make(found)
 
     def canonical_result(self, array: Any) -> Any:
-        """An array like the result in canonical order."""
+        """Return an array like the result in canonical order."""
         return self.given.result.back(array, self._shape, torch.permute)
 
     def forward(self, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
-        """The result, and the logarithms in canonical order, without regard to gradients."""
+        """Return the result, and the logarithms in canonical order, without regard to gradients."""
         if MEMORY.current_device() == self._device:
             return self._forward(q, k, v, extras)
         with MEMORY.on_device(self._device):
@@ -112,7 +112,7 @@ class AttentionCall:
     def backward(
         self, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
     ) -> Differentiated:
-        """Gradients of q, k, v, the bias and the sinks, each in the order in which its operand is given.
+        """Return gradients of q, k, v, the bias and the sinks, each in the order in which its operand is given.
 
         Args:
             q, k, v, extras: what :meth:`forward` had.
@@ -152,7 +152,7 @@ class AttentionCall:
         )
 
     def _steps(self, q: Any, k: Any, v: Any) -> tuple[int, int] | None:
-        """How many elements k begins after q, and v after k, if these are parts of one array."""
+        """Return how many elements k begins after q, and v after k, if these are parts of one array."""
         first, second, third = q.data_ptr(), k.data_ptr(), v.data_ptr()
         item = q.element_size()
         steps = (second - first) // item, (third - second) // item
@@ -163,7 +163,7 @@ class AttentionCall:
     def _of_nothing(
         self, q: Any, k: Any, v: Any, extras: Extras, lse: Any, d_lse: Any, wanted: Sequence[bool]
     ) -> Differentiated:
-        """Gradients where there are no keys: sinks alone may have been seen, and only the logarithms depend on them."""
+        """Return gradients where there are no keys: only the logarithms may depend on anything, which is the sinks."""
         of_sinks = len(wanted) > 4 and wanted[4]
         d_sinks = None
         if of_sinks:
@@ -184,7 +184,7 @@ _calls: dict[Any, AttentionCall] = emptied_with_plans({})
 
 
 def call_of(spec: AttentionSpec, arrays: Arrays) -> AttentionCall:
-    """The call of arrays in canonical order, made once for those that are alike."""
+    """Return the call of arrays in canonical order, made once for those that are alike."""
     key = (spec, *_key(spec, arrays))
     found = _calls.get(key)
     if found is None:
@@ -194,7 +194,7 @@ def call_of(spec: AttentionSpec, arrays: Arrays) -> AttentionCall:
 
 
 def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
-    """The result and the logarithms of arrays in canonical order, without regard to gradients."""
+    """Return the result and the logarithms of arrays in canonical order, without regard to gradients."""
     q, k, v, *_ = arrays
     return call_of(spec, arrays).forward(q, k, v, extras_of(arrays))
 
@@ -202,7 +202,7 @@ def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
 def backward(
     spec: AttentionSpec, arrays: Arrays, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
 ) -> Differentiated:
-    """Gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
+    """Return gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
     q, k, v, *_ = arrays
     call = call_of(spec, arrays)
     return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
@@ -218,7 +218,7 @@ def _device(device: Any) -> tuple[tuple[int, int], int]:
 
 
 def _key(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, ...]:
-    """What a plan depends on apart from the spec, which has most shapes."""
+    """Return what a plan depends on apart from the spec, which has most shapes."""
     q, k, v, *others = arrays
     return (
         q.get_device(), precision_of(spec), q.shape, q.stride(), k.shape, k.stride(), v.stride(),

@@ -34,26 +34,26 @@ _MANY = 1 << 15
 
 
 def _is_masked(spec: AttentionSpec) -> bool:
-    """Whether there is nothing but either a bias or a mask."""
+    """Return whether there is nothing but either a bias or a mask."""
     shapes = [shape for shape in (spec.bias, spec.mask) if shape is not None]
     more = spec.alibi or spec.segments or spec.window != (None, None) or spec.causal
     return len(shapes) == 1 and not more
 
 
 def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any, *others: Any, **options: Any) -> Any:
-    """torch's function with numbers in place of a mask: it makes them itself, which takes longer."""
+    """Call torch's function with numbers in place of a mask: it makes them itself, which takes longer."""
     if q.is_cpu and mask.numel() >= _MANY:
         mask = added_mask(mask, q.dtype)
     return run(q, k, v, mask, *others, **options)
 
 
 def _is_empty(spec: AttentionSpec) -> bool:
-    """Whether an operand has no elements."""
+    """Return whether an operand has no elements."""
     return 0 in (*spec.batch, spec.q_len, spec.kv_len, spec.head_dim, spec.v_head_dim)
 
 
 def _evens_out(spec: AttentionSpec) -> bool:
-    """Whether features of zeros cost less than making all scores, which torch does without them.
+    """Return whether features of zeros cost less than making all scores, which torch does without them.
 
     Measured: forward they do, and twice to 14 times, but for float16, whose own kernel may be the slower one. Gradients
     are products mostly, the more so in float32.
@@ -67,7 +67,7 @@ def _evens_out(spec: AttentionSpec) -> bool:
 
 
 def _with_even_features(run: Callable[..., Any], q: Any, k: Any, v: Any, *others: Any, **options: Any) -> Any:
-    """torch's function where q, k and v have other numbers of features, for which it would make all scores."""
+    """Call torch's function on features filled up with zeros: for uneven ones it would make all scores."""
     if not q.is_cpu:
         return run(q, k, v, *others, **options)
     options.setdefault("scale", q.shape[-1] ** -0.5)
@@ -110,9 +110,9 @@ class Cpu(Sdpa):
     def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
         return torch.float32 if dtype in HALVES and bias != dtype else dtype
 
-    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if not spec.lse:
-            return super()._call(spec, axes, inputs)
+            return super().call(spec, axes, inputs)
         mask, causal, _ = self._mask(spec, inputs, axes)
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         result, lse = attention_with_log(q, k, v, mask, causal, spec.scale)

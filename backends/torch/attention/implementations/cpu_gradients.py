@@ -51,13 +51,10 @@ _LEAST = {torch.bfloat16: 1 << 11, torch.float16: 1 << 9}
 
 
 def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> tuple[Any, Any]:
-    """The result and the log of the denominator, both with gradients of q, k and v.
+    """Return the result and the log of the denominator, both with gradients of q, k and v.
 
-    Args:
-        q, k, v: as torch's function takes them, of any strides, with at least one query and one key.
-        mask: added to the scores if it's numbers, which have no gradient; else True where a key is seen.
-        causal: whether keys after the query are hidden, beside no mask.
-        scale: of the products.
+    A mask of numbers, which have no gradient, is added to the scores; else it is True where a key is seen. A causal
+    call has no mask. There is at least one query and one key.
     """
     if mask is not None and mask.dtype == torch.bool:
         mask = added_mask(mask, q.dtype)
@@ -76,18 +73,18 @@ def attention_with_log(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: f
 
 
 def added_mask(mask: Any, dtype: Any) -> Any:
-    """What to add to scores in place of a mask: 0 where a key is seen, else -inf."""
+    """Return what to add to scores in place of a mask: 0 where a key is seen, else -inf."""
     return mask.to(dtype).reciprocal_().neg_().add_(1.0)  # where and masked_fill take more than twice as long
 
 
 def even_features(*operands: Any) -> list[Any]:
-    """The operands with as many features each, which the operator wants: zeros change no product."""
+    """Return the operands with as many features each, which the operator wants: zeros change no product."""
     widest = max(each.shape[-1] for each in operands)
     return [each if each.shape[-1] == widest else pad(each, (0, widest - each.shape[-1])) for each in operands]
 
 
 def differentiable_twice(*operands: Any, **options: Any) -> Any:
-    """torch's function with gradients that can be differentiated, whichever way it goes."""
+    """Call torch's function, with gradients that can be differentiated, whichever way it goes."""
     result = native(*operands, **options)
     node = result.grad_fn
     if type(node).__name__ == _NODE:
@@ -98,7 +95,7 @@ def differentiable_twice(*operands: Any, **options: Any) -> Any:
 def with_wide_gradients(
     q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
 ) -> Any:
-    """torch's function of plain tensors in low precision, with gradients that take less time and can be differentiated.
+    """Call torch's function on plain tensors in low precision, with faster gradients that can be differentiated.
 
     For what :func:`attention_with_log` can do; else it is :func:`differentiable_twice`.
     """
@@ -110,7 +107,7 @@ def with_wide_gradients(
 
 
 def _is_wide(q: Any, k: Any) -> bool:
-    """Whether gradients are computed in float32, where the operator's own in low precision take longer."""
+    """Return whether gradients are computed in float32, where the operator's own in low precision take longer."""
     if q.shape[:-1].numel() * k.shape[-2] < _LEAST.get(q.dtype, 0):
         return False
     few = k.shape[-2] * q.shape[-1] <= _FEW
@@ -118,7 +115,7 @@ def _is_wide(q: Any, k: Any) -> bool:
 
 
 def _logs(lse: Any, mask: Any) -> Any:
-    """What the operator calls logarithms, with -inf where a query sees no key."""
+    """Return what the operator calls logarithms, with -inf where a query sees no key."""
     if mask is None:
         return lse
     # The operator says 0 there, which others may have, too, but seldom.
@@ -162,7 +159,7 @@ _recorded = recorded(_WithLog)
 def _gradients(
     q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, causal: bool, scale: float, d_out: Any, d_lse: Any
 ) -> tuple[Any, Any, Any]:
-    """Gradients of q, k and v."""
+    """Return gradients of q, k and v."""
     if d_out is None:
         d_out = torch.zeros_like(out)
     operands = [q, k, v]
@@ -187,7 +184,7 @@ def _gradients(
 
 
 def _again(gradients: Sequence[Any], seeds: Sequence[Any]) -> tuple[Any, ...] | None:
-    """A hook: in place of torch's gradients, where somebody may differentiate them, those of the reference."""
+    """Give the gradients of the reference in place of torch's, where somebody may differentiate them: a hook."""
     if not torch.is_grad_enabled():
         return None
     # What can't be differentiated knows what it was made from, the result of this node last of all.
@@ -210,7 +207,7 @@ def _again(gradients: Sequence[Any], seeds: Sequence[Any]) -> tuple[Any, ...] | 
 def _differentiable_gradients(
     operands: Sequence[Any], mask: Any, causal: bool, scale: float, seeds: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Gradients of q, k and v as functions of everything, by the reference."""
+    """Return gradients of q, k and v as functions of everything, by the reference."""
     # One operand may be made of another: a gradient of it goes no way through that one.
     q, k, v = (each.view_as(each) for each in operands)
     results = _by_reference(q, k, v, mask, causal, scale)
@@ -222,7 +219,7 @@ def _differentiable_gradients(
 
 
 def _by_reference(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> tuple[Any, Any]:
-    """The result and the log of the denominator, which torch can differentiate as often as it's asked to."""
+    """Return the result and the log of the denominator, which torch can differentiate as often as it's asked to."""
     batch, heads, shared = q.shape[0], k.shape[1], q.shape[1] // k.shape[1]
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))

@@ -18,7 +18,7 @@ def capability(device: str) -> tuple[int, int]:
 
 
 def has_cudnn() -> bool:
-    """Whether this torch comes with cuDNN."""
+    """Return whether this torch comes with cuDNN."""
     return bool(_cudnn.is_available())
 
 

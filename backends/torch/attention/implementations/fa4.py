@@ -5,7 +5,6 @@ What is said here of version 4.0.0b36 was read in its source, and seen on an H20
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -82,7 +81,7 @@ class Fa4(OnFourAxes):
         return self._lacks_features(spec) or self._lacks_place(spec) or super().lacks(spec) or self._lacks_axes(spec)
 
     def _lacks_features(self, spec: AttentionSpec) -> str | None:
-        """What it lacks of head dims."""
+        """Return which head dims it lacks."""
         dims = spec.head_dim, spec.v_head_dim
         if max(dims) > 256 or spec.head_dim % 8 or spec.v_head_dim % 8:
             return f"it takes multiples of 8 up to 256 as head_dim, not {dims[0]} and {dims[1]}"
@@ -97,7 +96,7 @@ class Fa4(OnFourAxes):
         return None
 
     def _lacks_place(self, spec: AttentionSpec) -> str | None:
-        """What it lacks of places in memory, and of which query faces which key."""
+        """Return which strides, and which ways of queries to face keys, it lacks."""
         for strides in spec.strides:
             if strides and strides[-1] != 1:
                 return "it wants the features of a head side by side"
@@ -109,7 +108,7 @@ class Fa4(OnFourAxes):
         return None
 
     def _lacks_axes(self, spec: AttentionSpec) -> str | None:
-        """What it lacks of batch axes that merge."""
+        """Return which batch axes it can't merge."""
         axes = self.axes(spec)
         if isinstance(axes, str):
             return axes
@@ -138,12 +137,29 @@ class Fa4(OnFourAxes):
             reason = _elsewhere(spec)
         return reason or (_WOULD_COPY if inputs is not None and odd_addresses(inputs) else None)
 
-    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        return partial(_call, spec, axes)
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        packed = spec.varlen
+        kv = partial(_pages, axes) if spec.page_size else axes.kv
+        q, k, v = (each.transpose(1, 2) for each in (axes.q(inputs.q), kv(inputs.k), kv(inputs.v)))
+        if packed:
+            q, k, v = q[0], k[0], v[0]
+        # Not only their dtype matters: lists of numbers are to have no gaps.
+        numbers = [
+            None if each is None else each.contiguous()
+            for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table)
+        ]
+        longest = (spec.q_len, spec.kv_len) if packed else (None, None)
+        sinks = _of_heads(inputs.sinks, axes) if spec.sinks else None
+        result, lse = fa4_forward(
+            q, k, v, sinks, *numbers, spec.scale, spec.causal, *spec.window, spec.softcap, *longest
+        )  # fmt: skip
+        if packed:
+            result, lse = result[None], lse[None]
+        return axes.back(result.transpose(1, 2)), axes.back(lse) if spec.lse else None
 
 
 def _elsewhere(spec: AttentionSpec) -> str | None:
-    """What isn't said to be there on other GPUs than Hopper's, by the library's source alone."""
+    """Return what isn't said to be there on other GPUs than Hopper's, by the library's source alone."""
     dims = spec.head_dim, spec.v_head_dim
     if max(dims) > 128 and dims not in ((192, 128), (256, 256)):
         return f"it takes head_dim up to 128 on this GPU, or 192 beside 128, or 256; not {dims[0]} and {dims[1]}"
@@ -151,34 +167,13 @@ def _elsewhere(spec: AttentionSpec) -> str | None:
     return None if tried else "sinks, lengths of a cache, and gradients of softcap and lse were tried on Hopper only"
 
 
-def _call(spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-    packed = spec.varlen
-    kv = partial(_pages, axes) if spec.page_size else axes.kv
-    q, k, v = (each.transpose(1, 2) for each in (axes.q(inputs.q), kv(inputs.k), kv(inputs.v)))
-    if packed:
-        q, k, v = q[0], k[0], v[0]
-    # Not only their dtype matters: lists of numbers are to have no gaps.
-    numbers = [
-        None if each is None else each.contiguous()
-        for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv, inputs.cache_seqlens, inputs.block_table)
-    ]
-    longest = (spec.q_len, spec.kv_len) if packed else (None, None)
-    sinks = _of_heads(inputs.sinks, axes) if spec.sinks else None
-    result, lse = fa4_forward(
-        q, k, v, sinks, *numbers, spec.scale, spec.causal, *spec.window, spec.softcap, *longest
-    )  # fmt: skip
-    if packed:
-        result, lse = result[None], lse[None]
-    return axes.back(result.transpose(1, 2)), axes.back(lse) if spec.lse else None
-
-
 def _pages(axes: FourAxes, array: Any) -> Any:
-    """Pages of keys or values, with one axis of heads."""
+    """Return pages of keys or values, with one axis of heads."""
     array = array.expand(array.shape[0], *axes.kv_sizes[1:], *array.shape[-2:])
     return array.reshape(array.shape[0], axes.kv_heads, *array.shape[-2:])
 
 
 def _of_heads(sinks: Any, axes: FourAxes) -> Any:
-    """A sink for every head."""
+    """Return a sink for every head."""
     whole = sinks.expand(*sinks.shape[: axes.cut], *axes.sizes[axes.cut :])
     return whole.reshape(axes.heads).contiguous()

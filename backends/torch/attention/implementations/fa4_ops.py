@@ -131,7 +131,7 @@ def _gradients_instead(
 
 
 def _shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Of the result and of the logarithms."""
+    """Return the shapes of the result and of the logarithms."""
     *batch, length, heads, _ = q.shape
     assert packed is not bool(batch)
     return (*batch, length, heads, v.shape[-1]), (*batch, heads, length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise, permutations
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -55,11 +56,11 @@ class FourAxes:
         return True if self.heads != self.kv_heads else False  # noqa: SIM210
 
     def q(self, array: Any) -> Any:
-        """A view of q."""
+        """Return a view of q."""
         return self._view(array, self.q_sizes, self.heads)
 
     def kv(self, array: Any) -> Any:
-        """A view of k or v."""
+        """Return a view of k or v."""
         return self._view(array, self.kv_sizes, self.kv_heads)
 
     def _view(self, array: Any, sizes: tuple[int, ...], heads: int) -> Any:
@@ -69,7 +70,7 @@ class FourAxes:
         return array if len(sizes) == 2 and self.cut == 1 else array.reshape(self.batch, heads, *shape[-2:])
 
     def scores(self, array: Any) -> Any:
-        """A bias or mask; axes of size 1 stay so, unless there are others that become one with them."""
+        """Return a bias or mask; axes of size 1 stay so, unless there are others that become one with them."""
         tail, own = array.shape[-2:], list(array.shape[:-2])
         for part in (slice(0, self.cut), slice(self.cut, None)):
             if any(size != 1 for size in own[part]):
@@ -79,18 +80,16 @@ class FourAxes:
         return array.reshape(prod(own[: self.cut]), prod(own[self.cut :]), *tail)
 
     def back(self, result: Any) -> Any:
-        """The result, or what has an element per query, in canonical form."""
+        """Return the result, or what has an element per query, in canonical form."""
         if len(self.sizes) == 2 and self.cut == 1:
             return result
         return result.reshape(*self.sizes, *result.shape[2:])
 
 
 def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
-    """How the batch axes of a spec merge into two, or why they don't.
+    """Return how the batch axes of a spec merge into two, or why they don't.
 
-    Args:
-        spec: the spec.
-        expands: whether a bias or mask may be copied to have all the axes that become one.
+    ``expands``: a bias or mask may be copied to have all the axes that become one.
     """
     count = len(spec.batch)
     # Packed sequences lie along the positions: none of their axis is left.
@@ -134,7 +133,7 @@ _NO_MERGE = "its batch axes can't be seen as one of batch and one of heads witho
 def _expanded(
     spec: AttentionSpec, batch: tuple[int, ...], kv_sizes: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sizes and strides of the batch axes of q, k and v, missing ones expanded."""
+    """Return sizes and strides of the batch axes of q, k and v, missing ones expanded."""
     found = []
     own_sizes = (spec.q_batch, spec.k_batch, spec.v_batch)
     for own, wanted, strides in zip(own_sizes, (batch, kv_sizes, kv_sizes), spec.strides, strict=False):
@@ -146,7 +145,7 @@ def _expanded(
 
 
 def _merge(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether axes are one axis to who walks along them."""
+    """Return whether axes merge into one."""
     real = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
     if any(size == 0 for size, _ in real):
         return True
@@ -154,7 +153,7 @@ def _merge(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool:
-    """Whether a bias has all or none of the axes that become one."""
+    """Return whether a bias has all or none of the axes that become one."""
     for part in (slice(0, cut), slice(cut, len(batch))):
         have = [size != 1 for size, full in zip(shape[part], batch[part], strict=True) if full != 1]
         if any(have) and not all(have):
@@ -163,18 +162,18 @@ def _merges_scores(shape: Sequence[int], batch: Sequence[int], cut: int) -> bool
 
 
 def odd_strides(spec: AttentionSpec) -> bool:
-    """Whether a stride of q, k or v, of other axes than the features, is no multiple of :data:`ALIGNED` bytes."""
+    """Return whether a stride of q, k or v, but of the features, is no multiple of :data:`ALIGNED` bytes."""
     item = ITEM_SIZES[spec.dtype]
     return any(stride * item % ALIGNED for strides in spec.strides for stride in strides[:-1])
 
 
 def odd_addresses(inputs: AttentionInputs) -> bool:
-    """Whether q, k or v doesn't begin at a multiple of :data:`ALIGNED` bytes; tensors without memory do."""
+    """Return whether q, k or v doesn't begin at a multiple of :data:`ALIGNED` bytes; tensors without memory do."""
     return any(type(each) in PLAIN and each.data_ptr() % ALIGNED for each in (inputs.q, inputs.k, inputs.v))
 
 
 def aligned(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays, those that begin elsewhere than at a multiple of :data:`ALIGNED` bytes as copies.
+    """Return the arrays, those that begin elsewhere than at a multiple of :data:`ALIGNED` bytes as copies.
 
     Who was chosen for calls of a kind gets all later ones, whose arrays may begin anywhere.
     """
@@ -205,7 +204,7 @@ class OnFourAxes(Implementation):
         return found if isinstance(found, str) else None
 
     def axes(self, spec: AttentionSpec) -> FourAxes | str:
-        """How the axes are merged, or why they aren't."""
+        """Return how the axes are merged, or why they aren't."""
         last = self._last
         if last is not None and last[0] is spec:
             return last[1]
@@ -218,7 +217,7 @@ class OnFourAxes(Implementation):
         axes = self.axes(spec) if knows is None else FourAxes(*knows)
         if isinstance(axes, str):
             raise OperandError(axes)
-        return self.call(spec, axes)
+        return partial(self.call, spec, axes)
 
     def knows(self, spec: AttentionSpec) -> tuple[Any, ...] | None:
         axes = self.axes(spec)
@@ -232,7 +231,7 @@ class OnFourAxes(Implementation):
         run = self.plain(spec, axes) if plain and isinstance(axes, FourAxes) else None
         if run is None or isinstance(axes, str):
             return super().prepared(plan, arrays)
-        permute = plan.permute
+        permute = plan.on.permute
 
         def result(found: Any) -> Any:
             return plan.result(axes.back(found), permute)
@@ -260,11 +259,11 @@ class OnFourAxes(Implementation):
         return (ways[0].order or (0, 1, 2, 3))[2] if self._by_axes_alone(spec, axes) else None
 
     def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
-        """Whether :meth:`plain` gives the same for all sizes of the axes."""
+        """Return whether :meth:`plain` gives the same for all sizes of the axes."""
         return False
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
-        """What makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
+        """Return what makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
 
         ``None`` where it takes more than these.
         """
@@ -274,15 +273,15 @@ class OnFourAxes(Implementation):
         return self.compiled(spec)(inputs)
 
     @abstractmethod
-    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        """What :meth:`run` does, with the axes known."""
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+        """Do what :meth:`run` does, with the axes known."""
 
 
 def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
-    """How each array of a plan becomes one with four axes."""
+    """Return how each array of a plan becomes one with four axes."""
 
     def through(view: View, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda array: then(view(array, plan.permute))
+        return lambda array: then(view(array, plan.on.permute))
 
     ways = axes.q, axes.kv, axes.kv, axes.scores
     return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
@@ -302,7 +301,7 @@ class _Way(NamedTuple):
     order: tuple[int, ...] = ()
 
     def go(self, array: Any) -> Any:
-        """The view."""
+        """Return the view."""
         change, at, order = self
         if change is not None:
             array = change(array, at)
@@ -310,12 +309,9 @@ class _Way(NamedTuple):
 
 
 def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | None:
-    """The way from an array to a view of it; ``None`` if there is none.
+    """Return the way from an array to a view of it; ``None`` if there is none.
 
-    Args:
-        array: any.
-        view: makes the view.
-        flat: leading axes of size 1 that the view has more needn't be there.
+    ``flat``: leading axes of size 1 that the view has more needn't be there.
     """
     array = array.detach()
     seen = view(array)
@@ -333,7 +329,7 @@ def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | N
 
 
 def _changed(array: Any, more: int) -> Iterator[tuple[Callable[[Any, int], Any] | None, int, Any]]:
-    """An array with one axis of size 1 more or less, at each place; or as it is."""
+    """Return an array with one axis of size 1 more or less, at each place; or as it is."""
     if more == 0:
         yield None, 0, array
     elif more == 1:
@@ -346,12 +342,12 @@ def _changed(array: Any, more: int) -> Iterator[tuple[Callable[[Any, int], Any] 
 
 
 def _walk(array: Any) -> list[tuple[int, int]]:
-    """Sizes and strides, where there is something to walk along."""
+    """Return sizes and strides, where there is something to walk along."""
     return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
 
 
 def _on_the_way(run: Callable[..., Any], ways: Sequence[_Way]) -> Callable[..., Any]:
-    """``run`` on arrays that go a way each, as its result does, whose way is the last one."""
+    """Return ``run`` on arrays that go a way each, as its result does, whose way is the last one."""
     if all(way == _Way() for way in ways):
         return run
     if len(ways) == 4 and all(way.order and not way.change for way in ways):

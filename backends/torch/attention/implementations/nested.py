@@ -21,7 +21,7 @@ _UNLIKE = "the sequences of k and of v have different lengths"
 
 
 def attend_nested(request: Request, arrays: Mapping[str, Any]) -> Any:
-    """The call on the values of q, k and v; the result, and the log of the denominator, are nested like q.
+    """Do the call on the values of q, k and v; the result, and the log of the denominator, are nested like q.
 
     The batch axis comes first in all of them; the axis that is jagged is that of the positions. In further arrays
     positions are counted in each sequence; without a pattern, the batch axis is the first one.
@@ -87,14 +87,14 @@ def _check_lengths(k: Any, v: Any) -> None:
 
 
 def _longest(array: Any) -> int:
-    """The length of the longest sequence; while torch.compile traces, if that isn't known, that of all together."""
+    """Return the length of the longest sequence; while torch.compile traces, where it isn't known, of all."""
     if torch.compiler.is_compiling() and array._maybe_max_seqlen is None:
         return int(array.values().shape[array._ragged_idx - 1])
     return int(array._get_max_seqlen()) if array.size(0) else 0
 
 
 def parts(array: Any, axis: int) -> tuple[Any, ...]:
-    """A nested tensor's parts along an axis, without that axis: nested alike, so that they are known to fit.
+    """Return a nested tensor's parts along an axis, without that axis: nested alike, and known to fit.
 
     Raises:
         OperandError: sequences have gaps between them, or it isn't jagged along another axis.
@@ -163,7 +163,7 @@ def _check(pattern: Pattern, arrays: Mapping[str, Any]) -> None:
 
 
 def _names(pattern: Pattern) -> dict[str, str]:
-    """The axes of the values, by letter; the batch has gone and counts the packed sequences."""
+    """Return the axes of the values, by letter; the batch has gone and counts the packed sequences."""
     # An axis under an ellipsis has no name that could be written.
     names = {letter: name if name.isidentifier() else f"axis_{at}" for at, (letter, name) in enumerate(pattern.names)}
     if PACKED in names.values():
@@ -172,7 +172,7 @@ def _names(pattern: Pattern) -> dict[str, str]:
 
 
 def _without_batch(pattern: Pattern, names: Mapping[str, str]) -> tuple[str, tuple[str, str]]:
-    """The pattern of the values, and its axes of queries and keys."""
+    """Return the pattern of the values, and its axes of queries and keys."""
     terms = [
         " ".join(names[letter] for letter in term[1:]) for term in (pattern.q, pattern.k, pattern.v, pattern.result)
     ]
@@ -180,5 +180,5 @@ def _without_batch(pattern: Pattern, names: Mapping[str, str]) -> tuple[str, tup
 
 
 def _renamed(pattern: Pattern, names: Mapping[str, str], what: str, text: str, rank: int) -> str:
-    """The pattern of a further array with the names that axes have among the values."""
+    """Return the pattern of a further array with the names that axes have among the values."""
     return " ".join(names[letter] for letter in letters_of(pattern.names, pattern.text, text, rank, what))

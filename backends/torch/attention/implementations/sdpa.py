@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -64,10 +63,7 @@ class Sdpa(OnFourAxes):
             return "it takes no block table"
         return super().lacks(spec)
 
-    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        return partial(self._call, spec, axes)
-
-    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         q, k, v = self._operands(inputs, axes)
         mask, causal, allowed = self._mask(spec, inputs, axes)
         run = self._native(spec)
@@ -75,31 +71,31 @@ class Sdpa(OnFourAxes):
         return self._finished(axes.back(result), allowed), None
 
     def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
-        """q, k and v with four axes."""
+        """Return q, k and v with four axes."""
         return axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
 
     def _is_plain(self, spec: AttentionSpec) -> bool:
-        """Whether no mask has to be made."""
+        """Return whether no mask has to be made."""
         return is_plain(spec) and (self.scales_first or spec.scale > 0 or not spec.causal)
 
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
-        """torch's function."""
+        """Return torch's function."""
         return native
 
     def _finished(self, result: Any, allowed: Any) -> Any:
-        """The result, with zeros where a query sees no key."""
+        """Return the result, with zeros where a query sees no key."""
         return result  # torch sees to it on a CPU
 
     def _hidden(self, dtype: Any) -> float:
-        """What is added to the score of a key that isn't seen."""
+        """Return what is added to the score of a key that isn't seen."""
         return float("-inf")
 
     def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
-        """In which a bias is added to scores of queries of a dtype."""
+        """Return the dtype in which a bias is added to scores."""
         return dtype
 
     def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
-        """What torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
+        """Return what torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
 
         Everything but plain causality becomes a mask.
         """
@@ -124,7 +120,7 @@ class Sdpa(OnFourAxes):
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether there is nothing but causality, and that as torch means it."""
+    """Return whether there is nothing but causality, and that as torch means it."""
     facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
     folded = spec.alibi or spec.segments or spec.window != (None, None)
     return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
@@ -195,15 +191,15 @@ class _OnGpu(Sdpa):
         found = super()._operands(inputs, axes)
         return found if is_tracing() else aligned(*found)
 
-    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if is_tracing():
             # Nobody can ask torch now whether the library takes these tensors: torch goes on to the next one where not.
             allowed = allowed_names() or ("efficient", "math")
             order = [self.backend, *[_BACKENDS[name] for name in allowed if name in _BACKENDS]]
             with sdpa_kernel(list(dict.fromkeys(order)), set_priority=True):
-                return super()._call(spec, axes, inputs)
+                return super().call(spec, axes, inputs)
         with sdpa_kernel(self.backend):
-            return super()._call(spec, axes, inputs)
+            return super().call(spec, axes, inputs)
 
 
 class Flash(_OnGpu):
@@ -245,11 +241,11 @@ class Flash(_OnGpu):
         # The operator's causality isn't what torch asks about.
         return super()._refuses_arrays(replace(spec, causal=spec.causal and spec.q_len == spec.kv_len), inputs)
 
-    def _call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         # While a compiler traces, torch may have to go on to another library, which the operator doesn't.
         by_torch = is_tracing() and not (spec.lse or _is_odd(spec))
         if axes.grouped or spec.head_dim % 8 or by_torch:
-            return super()._call(spec, axes, inputs)
+            return super().call(spec, axes, inputs)
         # The operator itself, whose causality is that of FlashAttention: the last query faces the last key.
         result, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             *self._operands(inputs, axes), spec.dropout_p, spec.causal, False, scale=spec.scale
@@ -258,7 +254,7 @@ class Flash(_OnGpu):
 
 
 def _is_odd(spec: AttentionSpec) -> bool:
-    """Whether queries and keys that causality lets face each other may differ in number."""
+    """Return whether queries and keys that causality lets face each other may differ in number."""
     return spec.causal and not known(spec.q_len == spec.kv_len)
 
 
@@ -316,15 +312,15 @@ class Cudnn(_WithMask):
             return "it takes head_dim up to 128 on this GPU"
         return None
 
-    def call(self, spec: AttentionSpec, axes: FourAxes) -> Callable[[AttentionInputs], tuple[Any, Any]]:
+    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         # The library's own operator refuses what torch's function would give to another one.
         plain = None if is_tracing() else self.plain(spec, axes)
         if plain is None:
-            return super().call(spec, axes)
-        return lambda inputs: (axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None)
+            return super().call(spec, axes, inputs)
+        return axes.back(plain(axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v))), None
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
-        """By the operator itself: to have torch choose it takes twice as long on the host."""
+        """Call the operator itself: to have torch choose it takes twice as long on the host."""
         if axes.grouped or not is_plain(spec):
             return None
         operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default

@@ -46,7 +46,7 @@ class Triton(Implementation):
     def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
         from einops_fast.backends.torch.attention.call import GivenAttention
 
-        return Prepared(GivenAttention(plan))
+        return Prepared(GivenAttention(plan, self.by_views(plan).run))
 
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
         from einops_fast.backends.torch.attention.call import triton_attention

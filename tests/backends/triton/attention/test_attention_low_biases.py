@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from attention_problems import DEVICE, SMALL, attention, needs_hopper, run, tiles  # noqa: E402
 from attention_problems import hopper_calls as on_hopper  # noqa: E402
 
-from einops_fast.attention.math import Math  # noqa: E402
+from einops_fast.attention.reference import Math  # noqa: E402
 from einops_fast.attention.spec import AttentionInputs  # noqa: E402
 from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
 
