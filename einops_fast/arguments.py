@@ -123,7 +123,7 @@ def _holds_arrays(values: Sequence[Any]) -> bool:
 
 
 def known_backend(arrays: Sequence[Any], out: Any = None) -> Backend | None:
-    """The backend of arrays of one type whose arrays have come before; ``None``: ask the functions below."""
+    """Return the backend of arrays that are all of one type, if it had some before; ``None``: look at each."""
     kinds = set(map(type, arrays))
     if out is not None:
         kinds.add(type(out))

@@ -100,7 +100,7 @@ def fast_einsum(
             kind, loops = read_alike[spelled]
             if loops_suffice(operands) and (
                 type(operands[1]) is type(operands[-1]) is kind
-                and (len(operands) <= 3 or {*map(type, operands[2:-1])} == {kind})
+                and (len(operands) <= 3 or (len(operands) == 4 and type(operands[2]) is kind))
                 if in_text
                 else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
             ):
@@ -108,25 +108,25 @@ def fast_einsum(
                     return loops(*operands)
                 except Exception:  # a plan says what is wrong
                     pass
-    if in_text and out is None and dtype is None:
-        arrays = operands[1:]
-        if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
-            arrays = arrays[0]  # if no list of numbers: those have no signature
-        question = equation, order, casting, optimize
-        try:
-            shapes = by_question[question]
-            if shapes.changing and (native := shapes.at_once(arrays)) is not None:
-                try:
-                    return native(equation, arrays)
-                except Exception:  # whatever the framework refuses, a plan does or says why not
-                    pass
-            run = recall(question, arrays)
-            if run is None:
-                run = compiled[question, awake_types[type(arrays[0])].signature(arrays)]
-        except (KeyError, IndexError, AttributeError, TypeError):
-            pass
-        else:
-            return run(*arrays)
+        if in_text:
+            arrays = operands[1:]
+            if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
+                arrays = arrays[0]  # if no list of numbers: those have no signature
+            question = equation, order, casting, optimize
+            try:
+                shapes = by_question[question]
+                if shapes.changing and (native := shapes.at_once(arrays)) is not None:
+                    try:
+                        return native(equation, arrays)
+                    except Exception:  # whatever the framework refuses, a plan does or says why not
+                        pass
+                run = recall(question, arrays)
+                if run is None:
+                    run = compiled[question, awake_types[type(arrays[0])].signature(arrays)]
+            except (KeyError, IndexError, AttributeError, TypeError):
+                pass
+            else:
+                return run(*arrays)
     return _call(operands, out, dtype, order, casting, optimize)
 
 

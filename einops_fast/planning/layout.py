@@ -56,12 +56,12 @@ class Axis(NamedTuple):
 
 
 def axes_of(labels: Iterable[str], shape: Iterable[int], strides: Iterable[int]) -> tuple[Axis, ...]:
-    """The axes of an array, in the order of its shape."""
+    """Return the axes of an array, in the order of its shape."""
     return tuple(map(_new_axis, zip(labels, shape, strides, count(), strict=False)))
 
 
 _new_axis: Callable[[tuple[str, int, int, int]], Axis] = partial(tuple.__new__, Axis)
-"""Axis of a tuple, without a call of Python."""
+"""Makes an axis of a tuple in C."""
 
 
 @dataclass(eq=False)
@@ -208,7 +208,7 @@ def by_stride(axes: Sequence[Axis]) -> list[Axis]:
 
 
 def as_one(axes: Sequence[Axis]) -> tuple[int, int | None]:
-    """Extent and stride of the single axis that these axes form in this order; ``None`` if they don't form one.
+    """Return extent and stride of the single axis that these axes form in this order; ``None`` if they form none.
 
     Axes of size 1 merge with anything. No axes at all, or only such, give stride 1.
 

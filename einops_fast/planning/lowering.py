@@ -16,12 +16,11 @@ from math import prod
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.layout import Term, axes_of, compact_strides, contiguous_strides, padded_strides
+from einops_fast.planning.layout import Term, arranged, axes_of, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
 from einops_fast.planning.remaining import Remaining
 from einops_fast.planning.steps import (
-    Arrange,
     Cast,
     Contraction,
     Diagonal,
@@ -313,14 +312,12 @@ class _Lowering:
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""
-        perm = tuple(step.labels.index(label) for label in wanted)
-        ordered = perm == tuple(range(len(perm)))
+        shape, moves = self.shape(wanted), "" if any_order else "whoever reads it relies on the order"
+        how = arranged(tuple(map(step.labels.index, wanted)), step.shape, shape, moves)
         # An elementwise product, or a sum, lies in memory like its operands.
-        if ordered and (any_order or isinstance(step, Gemm)):
+        if how.perm is None and (any_order or isinstance(step, Gemm)):
             return (step,)
-        moves = "" if any_order else "whoever reads it relies on the order"
-        how = Arrange(None if ordered else perm, None, moves)
-        return step, View((len(step.reads),), wanted, self.shape(wanted), how)
+        return step, View((len(step.reads),), wanted, shape, how)
 
     def nest(self, terms: Sequence[Term], rest: Remaining) -> Term:
         """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
@@ -373,13 +370,11 @@ class _Lowering:
     def finish(self, term: Term) -> None:
         """Put the axes in the order of the output; the answer never *is* an operand."""
         output = self.subscripts.output
-        perm = tuple(axis.position for axis in term.pick(output))
-        ordered = perm == tuple(range(len(perm)))
+        shape, moves = self.shape(output), "" if self.target.strided else "arrays have no strides"
+        how = arranged(tuple([axis.position for axis in term.pick(output)]), term.shape, shape, moves)
         makes_new = (Sum, Native, Cast, Fused) if self.target.strided else (Sum, Native, Cast, Diagonal)
-        computed = any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps)
-        if not ordered or not computed:
-            moves = "" if self.target.strided else "arrays have no strides"
-            self.add(View((term.slot,), output, self.shape(output), Arrange(None if ordered else perm, None, moves)))
+        if how.perm is not None or not any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps):
+            self.add(View((term.slot,), output, shape, how))
         if self.numerics.result != self.numerics.compute or self.numerics.widens:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))

@@ -63,7 +63,7 @@ class Side(NamedTuple):
     free_last: bool | None = None
 
     def copy_seconds(self, dtype: str, on: cost.Ceilings) -> float:
-        """Predicted time of the copy."""
+        """Predict the seconds of the copy."""
         return cost.copy_seconds(self.term.size, self.in_runs, dtype, on, self.inner)
 
 
@@ -304,7 +304,7 @@ def _strides_in(order: str, term: Term) -> dict[str, int]:
 
 
 def _least_seconds(left: Side, right: Side, roles: Roles, target: Target, dtype: str) -> float:
-    """What :func:`_price` can't be below, in a fraction of its time; 0 where that isn't known."""
+    """Return what :func:`_price` can't be below, in a fraction of its time; 0 where no bound is known."""
     if left.demoted or right.demoted:
         return 0.0
     seconds = cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)

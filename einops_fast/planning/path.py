@@ -94,6 +94,14 @@ class _Network:
         paired = all(len(positions) <= 2 for positions in path)
         return _Candidate(path, flops, sum(written), max(written, default=0), paired)
 
+    def left_to_right(self) -> _Candidate:
+        """Price the path that contracts the first two terms, then their result and the third, and so on."""
+        return self.candidate(((0, 1), *((0, left) for left in range(len(self.inputs) - 2, 0, -1))))
+
+    def of_three(self) -> list[_Candidate]:
+        """Price each order in which three terms are contracted by pairs."""
+        return [self.candidate((pair, (0, 1))) for pair in combinations(range(3), 2)]
+
     def search(self, optimize: Any, limit: float = inf) -> _Candidate:
         """The path that an opt_einsum optimizer, or the one of this name, finds."""
         from opt_einsum.paths import get_path_fn
@@ -111,7 +119,7 @@ class _Network:
     def by_write(self, best: _Candidate) -> list[_Candidate]:
         """A path that writes less than ``best``, if there is one: fewest FLOPs isn't least time beside slow memory."""
         if len(self.inputs) == 3:
-            found = [self.candidate((pair, (0, 1))) for pair in combinations(range(3), 2)]
+            found = self.of_three()
         else:
             from opt_einsum.paths import DynamicProgramming
 
@@ -173,7 +181,7 @@ def candidate_paths(
     fits = min(fits, limit)
     if optimize is False or 0 in sizes.values():
         # Without elements there is nothing to search for, and opt_einsum refuses to.
-        left_to_right = network.candidate(((0, 1), *((0, left) for left in range(count - 2, 0, -1))))
+        left_to_right = network.left_to_right()
         if left_to_right.fits(fits) or 0 in sizes.values():
             return [left_to_right.path]
         optimize = "auto"
@@ -191,7 +199,7 @@ def _within(network: _Network, optimize: Any, limit: float, fits: float) -> _Can
     """A path by pairs whose intermediates fit, else one whose largest is small."""
     count = len(network.inputs)
     if optimize == "auto" and count == 3 and limit == inf:
-        found = [network.candidate((pair, (0, 1))) for pair in combinations(range(3), 2)]
+        found = network.of_three()
     else:
         found = [network.search(optimize, limit if count <= _MOST_BRANCHED else inf)]
     fitting = [each for each in found if each.fits(fits)]
@@ -216,8 +224,7 @@ def _by_pairs(network: _Network, path: Path, fits: float) -> Path:
             count -= len(positions) - 1
             continue
         inside = _Network(["".join(term) for term in group], "".join(result), network.sizes)
-        many = len(positions)
-        order = inside.candidate(((0, 1), *((0, left) for left in range(many - 2, 0, -1))))
+        order = inside.left_to_right()
         if not order.fits(fits):
             order = _within(inside, "auto", inf, fits)
         # Where the terms of the group, and then the results of its pairs, are among all terms.

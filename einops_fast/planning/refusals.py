@@ -19,7 +19,7 @@ _OUTPUT = -1  # in place of an operand's position
 def check_terms(
     terms: Sequence[Sequence[Hashable]], output: Sequence[Hashable] | None, ranks: Sequence[int], text: str
 ) -> None:
-    """One term per operand, with one ellipsis at most in each."""
+    """Raise SubscriptsError unless there is one term per operand, with one ellipsis at most in each."""
     if not ranks or len(terms) != len(ranks):
         found = f"the equation has {_number(len(terms), 'term')} for {_number(len(ranks), 'operand')}"
         raise SubscriptsError(point_at(found, text))
@@ -31,7 +31,7 @@ def check_terms(
 
 
 def reject_term(chunks: Sequence[str], operand: int, ranks: Sequence[int], equation: str, words: bool) -> NoReturn:
-    """A term of an equation that is neither as many letters nor as many words as the operand has axes."""
+    """Raise for a term that is neither as many letters nor as many words as its operand has axes."""
     rank = ranks[operand]
     names = count_words(chunks)
     multiple = any(len(chunk) > 1 for chunk in chunks if chunk != "...")
@@ -67,7 +67,7 @@ def reject_output(problem: str, output: Sequence[Hashable], place: int, terms: i
 def reject_size(
     subscripts: Subscripts, shapes: Sequence[tuple[int, ...]], here: tuple[int, int], there: tuple[int, int]
 ) -> NoReturn:
-    """``here`` and ``there``: the operand and the axis of two sizes that don't agree."""
+    """Raise ShapeError for two sizes that don't agree; ``here`` and ``there`` are operand and axis of each."""
 
     def size(place: tuple[int, int]) -> str:
         operand, axis = place

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
+from typing import Any, TypeVar
 
 __all__ = [
     "AS_IS",
@@ -144,55 +145,44 @@ class Gemm(_Base):
     buffer: Arrange | None = None
 
 
+E = TypeVar("E", bound="_Equation")
+
+
 @dataclass(frozen=True)
-class Native(_Base):
+class _Equation(_Base):
+    equation: str
+
+    @classmethod
+    def of(
+        cls: type[E], reads: tuple[int, ...], inputs: Sequence[str], output: str, shape: tuple[int, ...], *more: Any
+    ) -> E:
+        """The step for these labels, in letters that any framework's einsum takes; ``more``: its other attributes."""
+        equation = ",".join(inputs) + "->" + output
+        if not equation.isascii():
+            letters = dict(zip(dict.fromkeys("".join(inputs)), ascii_letters, strict=False))
+            equation = "".join(letters.get(char, char) for char in equation)
+        return cls(reads, output, shape, equation, *more)
+
+
+@dataclass(frozen=True)
+class Native(_Equation):
     """The framework's own einsum on ``equation`` (letters), because of ``reason``.
 
     ``full`` is the number of multiply-adds over all labels.
     """
 
-    equation: str
     reason: str
     full: int
 
-    @classmethod
-    def of(
-        cls,
-        reads: tuple[int, ...],
-        inputs: Sequence[str],
-        output: str,
-        shape: tuple[int, ...],
-        reason: str,
-        full: int,
-    ) -> Native:
-        """The step for these labels, in letters that any framework's einsum takes."""
-        return cls(reads, output, shape, _in_letters(inputs, output), reason, full)
-
 
 @dataclass(frozen=True)
-class Contraction(_Base):
+class Contraction(_Equation):
     """A contraction of one or two operands by operators that hold for all sizes, not only those of the plan.
 
     ``equation`` and ``full`` are as in :class:`Native`.
     """
 
-    equation: str
     full: int
-
-    @classmethod
-    def of(
-        cls, reads: tuple[int, ...], inputs: Sequence[str], output: str, shape: tuple[int, ...], full: int
-    ) -> Contraction:
-        """The step for these labels."""
-        return cls(reads, output, shape, _in_letters(inputs, output), full)
-
-
-def _in_letters(inputs: Sequence[str], output: str) -> str:
-    equation = ",".join(inputs) + "->" + output
-    if equation.isascii():
-        return equation
-    letters = dict(zip(dict.fromkeys("".join(inputs)), ascii_letters, strict=False))
-    return "".join(letters.get(char, char) for char in equation)
 
 
 @dataclass(frozen=True)

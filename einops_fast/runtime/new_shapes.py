@@ -68,24 +68,6 @@ class NewShapes:
             self.changing[kind] = at_once, seen
         return True
 
-    def native_first(
-        self, backend: Backend, operands: Sequence[Any], subscripts: Subscripts, as_given: bool
-    ) -> Callable[..., Any] | None:
-        """Return the framework's einsum for small operands whose shapes are new; it takes letters.
-
-        Args:
-            backend: that of the operands.
-            operands: arrays without a plan.
-            subscripts: the equation.
-            as_given: as for :func:`native_first`.
-        """
-        if not self.notice(operands, backend.at_once if as_given else None):
-            return None
-        full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
-        if not AT_SECOND_CALL or (len(operands) > 2 and full > _FEW):
-            return None
-        return backend.at_once(operands, full)
-
 
 def _is_new(operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
     """Count the calls that came with these shapes, and return whether it's too early to plan them."""
@@ -146,4 +128,9 @@ def native_first(
         keep(read_alike, spelled, (kind, backend.loops))
     if not subscripts.equation.isascii():
         return None
-    return shapes.native_first(backend, operands, subscripts, as_given)
+    if not shapes.notice(operands, backend.at_once if as_given else None):
+        return None
+    full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
+    if not AT_SECOND_CALL or (len(operands) > 2 and full > _FEW):
+        return None
+    return backend.at_once(operands, full)
