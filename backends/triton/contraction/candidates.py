@@ -16,7 +16,7 @@ from einops_fast.backends.triton.contraction.loops.tilings import Reduction
 from einops_fast.backends.triton.contraction.pointers import tilings as contraction_tilings
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
 from einops_fast.backends.triton.contraction.problems import as_reduction, layouts, problem, with_more_rows
-from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, fma_tilings_of_name
+from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings
 from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate
 from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
 from einops_fast.backends.triton.launching.measuring import works
@@ -135,7 +135,8 @@ def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
         return
     for order, strides in enumerate(orders):
         way = partial(KernelCandidate, order, step=step, strides=strides, swapped=False, dtype=dtype)
-        yield _loops(order, way, as_reduction(step, strides), ITEM_SIZES[dtype], on)
+        reductions = partial(reduction_tilings.tilings, as_reduction(step, strides), ITEM_SIZES[dtype], on)
+        yield _family("reduction", order, way, reductions)
 
 
 def _direct(
@@ -153,8 +154,9 @@ def _direct(
         given: dict[str, Any] = {"step": step, "strides": strides, "swapped": swapped, "dtype": dtype}
         way = partial(KernelCandidate, order, **given)
         if isinstance(loops, Reduction):
-            yield _loops(order, way, loops, item, on)
-            if order == 0 and not any(tiling.scattered for _, tiling in reduction_tilings.tilings(loops, item, on)):
+            reductions = partial(reduction_tilings.tilings, loops, item, on)
+            yield _family("reduction", order, way, reductions)
+            if order == 0 and not any(tiling.scattered for _, tiling in reductions()):
                 return
         elif isinstance(loops, Contraction):
             assert isinstance(first, Contraction)
@@ -166,12 +168,8 @@ def _direct(
             if order > 0 and not regrouped:
                 continue
             if dtype == "float32" and precision != "tf32" and not interpreted():
-                by_threads = partial(fma_tilings_of_name, problem=loops, on=on)
-                yield _family("contraction by threads", order, way, partial(fma_tilings, loops, on), by_threads)
-            of_name = partial(
-                contraction_tilings.tilings_of_name, problem=loops, dtype=dtype, on=on, precision=precision
-            )
-            yield _family("contraction ", order, way, tilings, of_name)
+                yield _family("contraction by threads", order, way, partial(fma_tilings, loops, on))
+            yield _family("contraction ", order, way, tilings)
         else:
             chains = partial(chain_tilings.tilings, loops, dtype, on, precision)
             yield _family("chain", order, way, chains)
@@ -186,42 +184,31 @@ def _fuller_boxes(loops: Contraction, others: Iterable[object]) -> bool:
 
 
 def _family(
-    begins: str,
-    order: int,
-    way: Callable[..., Candidate],
-    tilings: Callable[[], Iterable[tuple[float, Any]]],
-    of_name: Callable[[str], Iterable[tuple[float, Any]]] | None = None,
+    begins: str, order: int, way: Callable[..., Candidate], tilings: Callable[..., Iterable[tuple[float, Any]]]
 ) -> _Family:
-    """One way for each tiling.
+    """Return one way for each tiling.
 
     Args:
         begins, order: what is common to them.
         way: takes predicted seconds and a tiling.
-        tilings: finds all.
-        of_name: finds those of a name, where that is sooner done.
+        tilings: finds all, or those of a name.
     """
 
     def members() -> Sequence[Candidate]:
         return [way(*each) for each in tilings()]
 
     def named(name: str) -> Iterable[Candidate]:
-        return (way(*each) for each in (of_name(name.partition(ORDER)[0]) if of_name else tilings()))
+        return (way(*each) for each in tilings(name=name.partition(ORDER)[0]))
 
     return _Family(begins, order, members, named)
 
 
-def _loops(order: int, way: Callable[..., Candidate], loops: Reduction, item: int, on: Ceilings) -> _Family:
-    """The reduction kernel's ways."""
-    of_name = partial(reduction_tilings.tilings_of_name, problem=loops, item=item, on=on)
-    return _family("reduction", order, way, partial(reduction_tilings.tilings, loops, item, on), of_name)
-
-
-def _boxes(loops: Contraction, item: int, on: Ceilings) -> Sequence[tuple[float, BoxTiling]]:
+def _boxes(loops: Contraction, item: int, on: Ceilings, name: str = "") -> Sequence[tuple[float, BoxTiling]]:
     return box_tilings(loops, item, on)[:_BOXES_WORTH_TRYING]
 
 
 def _fastest(
-    way: Callable[..., KernelCandidate], tilings: Callable[[], Sequence[tuple[float, Any]]]
+    way: Callable[..., KernelCandidate], tilings: Callable[[], Iterable[tuple[float, Any]]]
 ) -> KernelCandidate:
     return _working([way(*each) for each in tilings()])
 

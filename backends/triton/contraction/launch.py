@@ -17,6 +17,13 @@ from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, in
 
 __all__ = ["BoxKernel", "Kernel"]
 
+_KERNELS = {
+    ReductionTiling: reduce_kernel,
+    ChainTiling: chain_kernel,
+    ContractionTiling: contract_kernel,
+    FmaTiling: fma_kernel,
+}
+
 _WARPS = 4
 """Warps of the first warp group, where boxes are copied."""
 
@@ -52,24 +59,20 @@ class Kernel(DeclaredCall):
         self.tiling = tiling
         operand, out = Array(dtype), Array(result)
         constants: dict[str, Any] = {"tiling": tiling, "acc_type": DTYPES[accumulator(dtype)]}
-        options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": 1}
-        if isinstance(tiling, ReductionTiling):
-            function, operands = reduce_kernel, tiling.operands
-        else:
+        if not isinstance(tiling, ReductionTiling):
             constants["upcast"] = interpreted() and dtype == "bfloat16"
-            options["num_stages"] = tiling.stages
-            function, operands = chain_kernel, len(getattr(tiling, "links", ())) + 1
-        arrays: tuple[Any, ...] = (operand,) * operands, out
-        order: tuple[Any, ...] = tuple(range(operands)), operands
+        arrays: tuple[Any, ...]
+        order: tuple[Any, ...]
         if isinstance(tiling, ContractionTiling):
-            function = contract_kernel
             arrays, order = (operand, operand, operand, out, out), _order(tiling, swapped)
+        else:
+            arrays, order = ((operand,) * tiling.operands, out), (tuple(range(tiling.operands)), tiling.operands)
+        options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages}
         if isinstance(tiling, FmaTiling):
-            function = fma_kernel
             options |= tiling.options
-        if not isinstance(tiling, ChainTiling) and tiling.follows:
+        if tiling.follows:
             options["launch_pdl"] = True
-        super().__init__(function, tiling.grid[:2], arrays, (), constants, options, order=order)
+        super().__init__(_KERNELS[type(tiling)], tiling.grid[:2], arrays, (), constants, options, order=order)
 
 
 class BoxKernel(DeclaredCall):

@@ -10,6 +10,7 @@ from math import gcd, prod
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.planning.steps import Epilogue
@@ -68,7 +69,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class BoxTiling:
+class BoxTiling(Tiling):
     """Everything that the kernel is specialised for.
 
     Attributes:
@@ -77,18 +78,14 @@ class BoxTiling:
         groups: warp groups, each with 64 rows of a tile.
         width: columns of a tile.
         depth: contracted extent of a step.
-        stages: steps that shared memory holds.
         swath: tiles of rows that are worked on together, for the L2 cache.
         pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
             memory for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
         rest: columns of a tile's second part, where their number is no power of two.
-        epilogue: what is done to the sums before they are stored.
         bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
         factor: where the left operand is a product, the other factor; it lacks one of the axes that boxes extend along.
-        split: into how many parts the steps are cut; each writes sums of its own, which another kernel adds up.
         resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
         loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.
-        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     left: View
@@ -98,18 +95,13 @@ class BoxTiling:
     groups: int
     width: int
     depth: int
-    stages: int
     swath: int = 8
     pieces: int = 1
     rest: int = 0
-    epilogue: Epilogue | None = None
     bias: tuple[int, ...] = ()
     factor: View | None = None
-    split: int = 1
     resident: bool = False
     loose: bool = False
-    leads: bool = False
-    follows: bool = False
 
     @property
     def factored(self) -> bool:

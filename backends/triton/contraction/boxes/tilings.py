@@ -19,6 +19,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
 )
 from einops_fast.backends.triton.contraction.matrix_tiles import BIAS, FACTOR, LEFT, OUT, RIGHT
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
+from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import Axis, power_of_two
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.planning.cost import Ceilings
@@ -86,8 +87,7 @@ def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[flo
         return []
     if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
-    found = {tiling: _seconds(problem, tiling, on) for tiling in _all(problem, tiled, on)}
-    return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
+    return [*listed(_all(problem, tiled, on), lambda tiling: _seconds(problem, tiling, on))]
 
 
 def _tiled_axes(problem: Contraction) -> tuple[Axis, Axis, Axis] | None:
@@ -182,7 +182,7 @@ def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     if split > 1 and tiling.epilogue is None:
         # What leaves by threads needs no shared memory.
         stages = _stages(0, _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth))
-        yield replace(tiling, split=-(-steps // -(-steps // split)), stages=stages)
+        yield replace(tiling, split=even_parts(steps, split), stages=stages)
 
 
 def _leaving(tiling: BoxTiling) -> int:
@@ -282,7 +282,7 @@ def _tiling(
         groups,
         width,
         depth,
-        _MOST_STAGES,
+        stages=_MOST_STAGES,
         swath=16 if groups * width >= _WIDE else 8,
         pieces=pieces,
         rest=rest,

@@ -10,50 +10,36 @@ rounded as if it were.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.contraction.matrix_product import matrix_product
+from einops_fast.backends.triton.contraction.tiling import MatrixTiling
 from einops_fast.backends.triton.device.indexing import counted, field, inside, tile_offsets
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.storing import store_tile
-from einops_fast.backends.triton.device.tiling import Axis, Role
+from einops_fast.backends.triton.device.tiling import Role
 
 __all__ = ["ChainTiling", "array_of", "chain_kernel"]
 
 
 @dataclass(frozen=True)
-class ChainTiling:
+class ChainTiling(MatrixTiling):
     """Everything that the kernel is specialised for. For where an array's strides are, see :func:`array_of`.
 
     Attributes:
-        batch: axes of which a program has one index.
-        rows: of the first operand and the result.
-        columns: of the last operand and the result.
         links: for each two neighbours, what they share; one tile each.
         across: how many tiles of columns a program walks along.
-        swath: tiles of rows that are worked on together, for the L2 cache.
-        scattered: the result's contiguous axis is not where the product has it.
-        wide: offsets need 64 bits.
-        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
-        warps, stages: of a program.
     """
 
-    batch: tuple[Axis, ...]
-    rows: Role
-    columns: Role
     links: tuple[Role, ...]
     across: int = 1
-    swath: int = 8
-    scattered: bool = False
-    wide: bool = False
-    precision: str = "ieee"
-    warps: int = 4
-    stages: int = 2
 
-    split = 1
+    @property
+    def operands(self) -> int:
+        """How many there are."""
+        return len(self.links) + 1
 
     @property
     def name(self) -> str:
@@ -70,7 +56,7 @@ class ChainTiling:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return prod(axis.size for axis in self.batch) * self.rows.tiles * self.parts, 1, 1
+        return self.batches * self.rows.tiles * self.parts, 1, 1
 
 
 def array_of(operand: int, operands: int) -> int:
@@ -86,11 +72,6 @@ def _link(tiling, at):
     return tiling.links[at]
 
 
-@triton.constexpr_function
-def _operands(tiling):
-    return len(tiling.links) + 1
-
-
 @triton.jit
 def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
     """Write the tiles of the result. ``upcast`` is as in the contraction kernel."""
@@ -98,7 +79,7 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
     columns: tl.constexpr = field(tiling, "columns")
     across: tl.constexpr = field(tiling, "across")
     wide: tl.constexpr = field(tiling, "wide")
-    operands: tl.constexpr = _operands(tiling)
+    operands: tl.constexpr = field(tiling, "operands")
     last: tl.constexpr = operands - 1
 
     row_tiles: tl.constexpr = field(rows, "tiles")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -20,6 +20,7 @@ from einops_fast.backends.triton.contraction.matrix_tiles import (
     run_length,
     scattered,
 )
+from einops_fast.backends.triton.contraction.tiling import listed
 from einops_fast.backends.triton.device.tiling import Axis, by_stride, linear_role, merge_axes, needs_64_bits
 from einops_fast.planning.chains import padded_extent
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
@@ -114,20 +115,21 @@ _ROUNDS = (1, 2, 4)
 
 
 def tilings(
-    problem: ChainProblem, dtype: str, on: Ceilings, precision: str = "ieee"
-) -> list[tuple[float, ChainTiling]]:
-    """Tilings with predicted seconds, fastest first."""
-    item = ITEM_SIZES[dtype]
+    problem: ChainProblem, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
+) -> Iterable[tuple[float, ChainTiling]]:
+    """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
+    found = _all(problem, ITEM_SIZES[dtype], on, precision)
+    return listed(found, lambda tiling: _seconds(problem, tiling, dtype, on), name)
+
+
+def _all(problem: ChainProblem, item: int, on: Ceilings, precision: str) -> Iterator[ChainTiling]:
     _, m, n = problem.extents
-    found: dict[ChainTiling, float] = {}
     for rows, columns, warps in _SINGLE if item >= 4 else _HALF:
         # A tile of twice the extent does the work of none.
-        if rows > padded_extent(m) or columns > padded_extent(n):
-            continue
-        whole = _of_shape(problem, rows, columns, warps, item, precision if item == 4 else "ieee")
-        for tiling in _walks(whole, item, on):
-            found[tiling] = _seconds(problem, tiling, dtype, on)
-    return sorted(((seconds, tiling) for tiling, seconds in found.items()), key=lambda each: each[0])
+        if rows <= padded_extent(m) and columns <= padded_extent(n):
+            yield from _walks(
+                _of_shape(problem, rows, columns, warps, item, precision if item == 4 else "ieee"), item, on
+            )
 
 
 def _of_shape(problem: ChainProblem, rows: int, columns: int, warps: int, item: int, precision: str) -> ChainTiling:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.following import take_turn
 from einops_fast.backends.triton.device.indexing import field, group_field, group_inside, group_offsets, lacks
 from einops_fast.backends.triton.device.tiling import Role, reach
@@ -22,29 +23,20 @@ __all__ = ["ReductionTiling", "reduce_kernel"]
 
 
 @dataclass(frozen=True)
-class ReductionTiling:
+class ReductionTiling(Tiling):
     """Everything that the kernel is specialised for. In an axis, the result's stride follows the operands'.
 
     Attributes:
         operands: how many there are.
         free: axes of the result.
         summed: all other axes.
-        split: into how many parts the summed range is cut; each writes a result of its own.
-        wide: offsets need 64 bits.
-        warps: of a program.
         passing: operands that leave the cache first.
-        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
     operands: int
     free: Role
     summed: Role
-    split: int = 1
-    wide: bool = False
-    warps: int = 4
     passing: tuple[int, ...] = ()
-    leads: bool = False
-    follows: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:

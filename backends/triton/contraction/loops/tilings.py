@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -10,6 +10,7 @@ from math import inf, log2, prod
 
 from einops_fast.backends.triton.contraction.loops.costs import reduction_seconds
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import (
     Axis,
     Group,
@@ -22,7 +23,7 @@ from einops_fast.backends.triton.device.tiling import (
 )
 from einops_fast.planning.cost import Ceilings
 
-__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings", "tilings_of_name"]
+__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
 
 _PASSING = (8 << 20, 192 << 20)
 """Bytes of an operand that is better not kept in the cache, as measured on an H200."""
@@ -80,25 +81,25 @@ def _largest(problem: Reduction) -> int:
     return max(range(problem.operands), key=problem.size)
 
 
-@lru_cache(maxsize=1024)
-def tilings(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
-    """Tilings with predicted seconds, the most promising first.
+def tilings(problem: Reduction, item: int, on: Ceilings, name: str = "") -> Iterable[tuple[float, ReductionTiling]]:
+    """Return tilings with predicted seconds, the most promising first; if a name is given, find those of this name.
 
     Args:
         problem: the loops.
         item: bytes of an element.
         on: ceilings of the device.
+        name: of the tilings that are wanted, if not all are.
     """
-    timed = sorted(_timed(problem, _all(problem, item, on), item, on), key=lambda pair: pair[0])
+    return listed(_all(problem, item, on), _predicting(problem, item, on), name) if name else _ranked(problem, item, on)
+
+
+@lru_cache(maxsize=1024)
+def _ranked(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
+    timed = [*listed(_all(problem, item, on), _predicting(problem, item, on))]
     best = timed[0][0]
     # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
     usual = min((tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best), key=_unusual)
     return (best, usual), *(pair for pair in timed if pair[1] != usual)
-
-
-def tilings_of_name(name: str, problem: Reduction, item: int, on: Ceilings) -> Iterator[tuple[float, ReductionTiling]]:
-    """Those of one name, without looking how long the others take."""
-    return _timed(problem, (tiling for tiling in _all(problem, item, on) if tiling.name == name), item, on)
 
 
 def _all(problem: Reduction, item: int, on: Ceilings) -> Iterator[ReductionTiling]:
@@ -107,14 +108,13 @@ def _all(problem: Reduction, item: int, on: Ceilings) -> Iterator[ReductionTilin
         yield from _splits(replace(tiling, wide=problem.wide, passing=passing), on)
 
 
-def _timed(
-    problem: Reduction, found: Iterable[ReductionTiling], item: int, on: Ceilings
-) -> Iterator[tuple[float, ReductionTiling]]:
+def _predicting(problem: Reduction, item: int, on: Ceilings) -> Callable[[ReductionTiling], float]:
+    """Return what predicts the time of a tiling."""
     sizes = [problem.size(array) for array in range(problem.operands + 1)]
     free, summed = problem.extents
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
     least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
-    return ((max(reduction_seconds(tiling, sizes, item, on), least), tiling) for tiling in found)
+    return lambda tiling: max(reduction_seconds(tiling, sizes, item, on), least)
 
 
 def _unusual(tiling: ReductionTiling) -> float:
@@ -172,7 +172,7 @@ def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
     for each in _PROGRAMS if steps >= _FEW_STEPS else ():
         split = min(-(-each * on.units // programs), steps // 2)
         if split > 1:
-            found[replace(tiling, split=-(-steps // -(-steps // split)))] = None
+            found[replace(tiling, split=even_parts(steps, split))] = None
     return list(found)
 
 

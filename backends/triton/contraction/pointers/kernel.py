@@ -10,7 +10,7 @@ stored if the result is contiguous along another axis than the operands are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import isqrt
 
 import triton
 import triton.language as tl
@@ -18,6 +18,7 @@ import triton.language as tl
 from einops_fast.backends.triton.contraction.epilogue import activated, has_bias
 from einops_fast.backends.triton.contraction.matrix_product import matrix_product
 from einops_fast.backends.triton.contraction.matrix_tiles import OUT
+from einops_fast.backends.triton.contraction.tiling import MatrixTiling
 from einops_fast.backends.triton.device.following import take_turn
 from einops_fast.backends.triton.device.indexing import (
     counted,
@@ -30,8 +31,7 @@ from einops_fast.backends.triton.device.indexing import (
 )
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.storing import store_tile
-from einops_fast.backends.triton.device.tiling import Axis, Role, reach
-from einops_fast.planning.steps import Epilogue
+from einops_fast.backends.triton.device.tiling import Role, reach
 
 __all__ = ["ContractionTiling", "contract_kernel"]
 
@@ -41,42 +41,20 @@ added up one after the other. Of k products there are about the root of k / 32 c
 
 
 @dataclass(frozen=True)
-class ContractionTiling:
+class ContractionTiling(MatrixTiling):
     """Everything that the kernel is specialised for.
 
     Attributes:
-        batch: axes of both operands and the result.
-        rows, columns, contracted: the other roles.
+        contracted: the axes that are summed.
         rest: a second part of each tile's columns, where their number is no power of two.
-        split: into how many parts the contracted range is cut; each writes a result of its own.
-        swath: tiles of rows that are worked on together, for the L2 cache.
         turned: the right operand is gathered with the groups of the contracted axes in the other order.
         factored: the left operand is the product of two arrays, multiplied when they are loaded.
-        scattered: the result's contiguous axis is not where the product has it.
-        wide: offsets need 64 bits.
-        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
-        warps, stages: of a program.
-        epilogue: what is done to the sums before they are stored; not where the contracted range is cut.
-        leads, follows: the next kernel may begin while this one ends; this one may, while that before it does.
     """
 
-    batch: tuple[Axis, ...]
-    rows: Role
-    columns: Role
     contracted: Role
     rest: Role | None = None
-    split: int = 1
-    swath: int = 8
     turned: bool = False
     factored: bool = False
-    scattered: bool = False
-    wide: bool = False
-    precision: str = "ieee"
-    warps: int = 4
-    stages: int = 3
-    epilogue: Epilogue | None = None
-    leads: bool = False
-    follows: bool = False
 
     @property
     def name(self) -> str:
@@ -86,8 +64,7 @@ class ContractionTiling:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        batch = prod(axis.size for axis in self.batch)
-        return batch * self.rows.tiles * self.columns.tiles, self.split, 1
+        return self.batches * self.rows.tiles * self.columns.tiles, self.split, 1
 
     @property
     def in_two(self) -> bool:

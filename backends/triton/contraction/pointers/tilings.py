@@ -24,6 +24,7 @@ from einops_fast.backends.triton.contraction.matrix_tiles import (
     scattered,
 )
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import (
     NOTHING,
     Axis,
@@ -38,7 +39,7 @@ from einops_fast.backends.triton.device.tiling import (
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.planning.steps import Epilogue
 
-__all__ = ["Contraction", "contracted_role", "contraction", "tilings", "tilings_of_name"]
+__all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
 
 
 @dataclass(frozen=True)
@@ -175,19 +176,13 @@ _INTEGER = (
 
 
 def tilings(
-    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
-) -> list[tuple[float, ContractionTiling]]:
-    """Tilings with predicted seconds, fastest first."""
-    found = dict.fromkeys(_all(problem, dtype, on, precision))
-    return sorted(_timed(problem, found, dtype, on), key=lambda each: each[0])
-
-
-def tilings_of_name(
-    name: str, problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
-) -> Iterator[tuple[float, ContractionTiling]]:
-    """Those of one name, in less time than it takes to make all of them."""
-    found = (tiling for tiling in _all(problem, dtype, on, precision, name) if tiling.name == name)
-    return _timed(problem, found, dtype, on)
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
+) -> Iterable[tuple[float, ContractionTiling]]:
+    """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
+    item = ITEM_SIZES[dtype]
+    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
+    found = _all(problem, dtype, on, precision, name)
+    return listed(found, lambda tiling: _predicted(problem, tiling, slower, dtype, on), name)
 
 
 def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str = "") -> Iterator[ContractionTiling]:
@@ -200,14 +195,6 @@ def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: s
         for tiling in _of_shape(problem, cut, shape, dtype, precision):
             for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling)):
                 yield from _splits(_fitting(each, item), on)
-
-
-def _timed(
-    problem: Contraction, found: Iterable[ContractionTiling], dtype: str, on: Ceilings
-) -> Iterator[tuple[float, ContractionTiling]]:
-    item = ITEM_SIZES[dtype]
-    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
-    return ((_predicted(problem, tiling, slower, dtype, on), tiling) for tiling in found)
 
 
 class _Cuts:
@@ -292,7 +279,7 @@ def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTili
     for rounds in (1, 2):
         split = min(rounds * on.units // tiles, steps // 4)
         if split > 1:
-            yield replace(tiling, split=-(-steps // -(-steps // split)))
+            yield replace(tiling, split=even_parts(steps, split))
 
 
 _BEYOND_PADDED = 1.3

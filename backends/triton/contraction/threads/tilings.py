@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import inf
@@ -19,10 +19,11 @@ from einops_fast.backends.triton.contraction.matrix_tiles import (
 )
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction, contracted_role
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import NOTHING, Role, power_of_two
 from einops_fast.planning.cost import Ceilings
 
-__all__ = ["fma_tilings", "fma_tilings_of_name", "in_parts", "tiling_of"]
+__all__ = ["fma_tilings", "in_parts", "tiling_of"]
 
 _ITEM = 4
 
@@ -78,20 +79,15 @@ _MANY = 112
 """Sums of a thread that leave few registers for what is multiplied."""
 
 
-def fma_tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTiling]]:
-    """Tilings with predicted seconds; none for what the kernel can't do.
+def fma_tilings(problem: Contraction, on: Ceilings, name: str = "") -> Iterable[tuple[float, FmaTiling]]:
+    """Return tilings with predicted seconds, fastest first; none for what the kernel can't do.
 
     Args:
         problem: the loops.
         on: ceilings of the device.
+        name: of the tilings that are wanted, if not all are.
     """
-    found = [(_predicted(problem, tiling, on), tiling) for tiling in dict.fromkeys(_all(problem, on))]
-    return sorted(found, key=lambda each: each[0])
-
-
-def fma_tilings_of_name(name: str, problem: Contraction, on: Ceilings) -> Iterator[tuple[float, FmaTiling]]:
-    """Those of one name, in less time than it takes to make all of them."""
-    return ((_predicted(problem, tiling, on), tiling) for tiling in _all(problem, on, name) if tiling.name == name)
+    return listed(_all(problem, on, name), lambda tiling: _predicted(problem, tiling, on), name)
 
 
 def tiling_of(
@@ -201,7 +197,7 @@ def _in_splits(tiling: FmaTiling, on: Ceilings) -> Iterator[FmaTiling]:
     yield _with_room(tiling, -(-tiling.tiles // on.units))
     side_by_side, steps = on.units * _with_room(tiling).resident, tiling.contracted.tiles
     splits = {min(rounds * side_by_side // tiling.tiles, steps // 4) for rounds in (1, 2)} if steps >= 8 else set()
-    for split in sorted({-(-steps // -(-steps // split)) for split in splits if split > 1}):
+    for split in sorted({even_parts(steps, split) for split in splits if split > 1}):
         yield _with_room(replace(tiling, split=split), -(-tiling.tiles * split // on.units))
 
 
