@@ -30,7 +30,7 @@ _IDLE = 120.0
 """Seconds without work after which the server ends."""
 
 _MOST = 8
-"""Processes at a time, and no more than half of the processors."""
+"""Pieces of work at a time, and no more than half of the processors that each of a machine's ranks has."""
 
 _HEAD = struct.Struct("<QQ")
 """Of a message: its number, and bytes of what follows."""
@@ -84,10 +84,11 @@ class _Server:
     def _started(self) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EINOPS_FAST_METRICS")}
         # It works for devices that it mustn't touch.
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        command = [sys.executable, "-c", _START]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment)
         threading.Thread(target=self._receive, args=(process,), daemon=True).start()
         return process
 
@@ -110,6 +111,8 @@ class _Server:
         if process is not None and process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
 
 
 _server = _Server()
@@ -169,8 +172,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a user stops is the program
     with suppress(OSError):
         os.nice(10)
-    most = min(_MOST, max((os.cpu_count() or 2) // 2, 1))
-    queue: deque[tuple[int, Callable[[], Any]]] = deque()
+    most, queue = _at_a_time(), deque[tuple[int, Callable[[], Any]]]()
     with os.fdopen(0, "rb", buffering=0) as commands, selectors.DefaultSelector() as selector:
         selector.register(commands, selectors.EVENT_READ)
         running: dict[int, _Piece] = {}
@@ -180,6 +182,7 @@ def serve() -> None:
                 running[piece.pipe] = piece
                 selector.register(piece.pipe, selectors.EVENT_READ)
             events = selector.select(None if running else _IDLE)
+            goes_on = bool(events)
             for key, _ in events:
                 if key.fileobj is not commands:
                     piece = running[key.fd]
@@ -188,23 +191,36 @@ def serve() -> None:
                         selector.unregister(key.fd)
                         del running[key.fd]
                         _write(answers, piece.number, piece.answer())
-                    continue
-                found = _read(commands)
-                if found is None:
-                    break
-                try:
-                    # Whatever it needs is imported here, once for all that follow.
-                    function, arguments = pickle.loads(found[1])
-                except Exception as error:
-                    _write(answers, found[0], pickle.dumps((False, f"{type(error).__name__}: {error}")))
+                elif (found := _read(commands)) is None:
+                    goes_on = False
                 else:
-                    queue.append((found[0], partial(function, *arguments)))
-            else:
-                if events:
-                    continue
-            for piece in running.values():
-                os.kill(piece.pid, signal.SIGKILL)
-            return
+                    queue.append((found[0], _read_work(found[1])))
+            if not goes_on:
+                for piece in running.values():
+                    # With the compilers that it has started.
+                    with suppress(ProcessLookupError):
+                        os.killpg(piece.pid, signal.SIGKILL)
+                return
+
+
+def _at_a_time() -> int:
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(_MOST, max(processors // (2 * max(int(ranks), 1) if ranks.isdecimal() else 2), 1))
+
+
+def _read_work(work: bytes) -> Callable[[], Any]:
+    """Return the call that was submitted, or one that says why it can't be made here."""
+    try:
+        # Whatever it needs is imported here, once for all that follow.
+        function, arguments = pickle.loads(work)
+    except Exception as error:
+        return partial(_raise, f"{type(error).__name__}: {error}")
+    return partial(function, *arguments)
+
+
+def _raise(message: str) -> None:
+    raise RuntimeError(message)
 
 
 class _Piece:
@@ -217,6 +233,7 @@ class _Piece:
         if self.pid:
             os.close(theirs)
             return
+        os.setpgid(0, 0)
         try:
             try:
                 answer = pickle.dumps((True, call()))

@@ -39,6 +39,9 @@ held up by listing, loading and trying them."""
 _PRICE_OF_ONE = 5e-3
 """The same where it is known which one is the fastest."""
 
+_WAITING = 32
+"""Problems that are listed at a time where somebody waits for them."""
+
 _CALLS = 4
 """Of a problem, that are counted at a time; what is called less often needn't come back."""
 
@@ -314,7 +317,7 @@ def settle_all() -> None:
     undecided = list(_undecided)
     if background.available():
         # All at a time, on as many processors as there are.
-        with ThreadPoolExecutor(len(undecided) or 1) as pool:
+        with ThreadPoolExecutor(_WAITING) as pool:
             list(pool.map(Tiers.compile, undecided))
     for each in undecided:
         each.settle()

@@ -49,8 +49,8 @@ class _Pair:
         to_left: gradient of the first operand, of the result's gradient and the second operand.
         to_right: gradient of the second operand, of the result's gradient and the first operand.
         order: axis order in which the gradients take that of the result; ``None`` for the result's own.
-        fills: whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less time
-            than to write out the operands' gradients, which would be expanded, too.
+        fills: whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less
+            time than to write out the operands' gradients, which would be expanded, too.
     """
 
     run: Run
