@@ -90,7 +90,7 @@ class Axes:
         return self.pattern.keys
 
     def size(self, letters: str) -> tuple[int, ...]:
-        """Return sizes of these axes."""
+        """Return the sizes of these axes."""
         return tuple([self.sizes[letter] for letter in letters])
 
     def view(self, term: str, shape: Sequence[int], wanted: str) -> View:

@@ -355,7 +355,7 @@ def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
 
 
 def _seen(view: View, array: Any) -> tuple[int, ...]:
-    """Return shape of the canonical view."""
+    """Return the shape of the canonical view."""
     sizes = list(view.split or array.shape)
     if view.perm is not None:
         sizes = [sizes[axis] for axis in view.perm]

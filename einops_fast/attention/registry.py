@@ -174,7 +174,7 @@ def register_implementation(name: str, framework: str, factory: Callable[[], Imp
 
 
 def registered_implementations() -> tuple[str, ...]:
-    """Return names of all implementations, in the order in which they are listed."""
+    """Return the names of all implementations, in the order in which they are listed."""
     return tuple(_entries)
 
 

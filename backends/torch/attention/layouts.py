@@ -81,7 +81,7 @@ def extras_of(arrays: Arrays) -> Extras:
 
 
 def result_layout(spec: AttentionSpec, rows: int) -> Layout:
-    """Return shape and strides of the result, in the order that was asked for."""
+    """Return the shape and strides of the result, in the order that was asked for."""
     batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
     shape = (*batch, rows, spec.v_head_dim)
     return shape, contiguous_in_order(shape, spec.order or range(len(shape)))
@@ -93,7 +93,7 @@ def dtype_of(array: Any) -> str:
 
 
 def layout_of(array: Any) -> Layout:
-    """Return shape, and strides in elements."""
+    """Return the shape, and strides in elements."""
     return tuple(array.shape), tuple(array.stride())
 
 
@@ -149,7 +149,7 @@ def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return elements of an array without gaps; 0 if it has any."""
+    """Return the number of elements of an array without gaps; 0 if it has any."""
     elements = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != elements:

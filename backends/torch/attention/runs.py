@@ -112,7 +112,7 @@ class AttentionCall:
     def backward(
         self, q: Any, k: Any, v: Any, extras: Extras, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
     ) -> Differentiated:
-        """Return gradients of q, k, v, the bias and the sinks, each in the order in which its operand is given.
+        """Return the gradients of q, k, v, the bias and the sinks, each in the order in which its operand is given.
 
         Args:
             q, k, v, extras: what :meth:`forward` had.
@@ -163,7 +163,7 @@ class AttentionCall:
     def _of_nothing(
         self, q: Any, k: Any, v: Any, extras: Extras, lse: Any, d_lse: Any, wanted: Sequence[bool]
     ) -> Differentiated:
-        """Return gradients where there are no keys: only the logarithms may depend on anything, which is the sinks."""
+        """Return gradients where there are no keys: only the logarithms may depend on anything, the sinks."""
         of_sinks = len(wanted) > 4 and wanted[4]
         d_sinks = None
         if of_sinks:
@@ -202,7 +202,7 @@ def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
 def backward(
     spec: AttentionSpec, arrays: Arrays, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
 ) -> Differentiated:
-    """Return gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
+    """Return the gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
     q, k, v, *_ = arrays
     call = call_of(spec, arrays)
     return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))

@@ -159,7 +159,7 @@ _recorded = recorded(_WithLog)
 def _gradients(
     q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, causal: bool, scale: float, d_out: Any, d_lse: Any
 ) -> tuple[Any, Any, Any]:
-    """Return gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     if d_out is None:
         d_out = torch.zeros_like(out)
     operands = [q, k, v]
@@ -207,7 +207,7 @@ def _again(gradients: Sequence[Any], seeds: Sequence[Any]) -> tuple[Any, ...] | 
 def _differentiable_gradients(
     operands: Sequence[Any], mask: Any, causal: bool, scale: float, seeds: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Return gradients of q, k and v as functions of everything, by the reference."""
+    """Return the gradients of q, k and v as functions of everything, by the reference."""
     # One operand may be made of another: a gradient of it goes no way through that one.
     q, k, v = (each.view_as(each) for each in operands)
     results = _by_reference(q, k, v, mask, causal, scale)

@@ -133,7 +133,7 @@ _NO_MERGE = "its batch axes can't be seen as one of batch and one of heads witho
 def _expanded(
     spec: AttentionSpec, batch: tuple[int, ...], kv_sizes: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return sizes and strides of the batch axes of q, k and v, missing ones expanded."""
+    """Return the sizes and strides of the batch axes of q, k and v, missing ones expanded."""
     found = []
     own_sizes = (spec.q_batch, spec.k_batch, spec.v_batch)
     for own, wanted, strides in zip(own_sizes, (batch, kv_sizes, kv_sizes), spec.strides, strict=False):
@@ -342,7 +342,7 @@ def _changed(array: Any, more: int) -> Iterator[tuple[Callable[[Any, int], Any] 
 
 
 def _walk(array: Any) -> list[tuple[int, int]]:
-    """Return sizes and strides, where there is something to walk along."""
+    """Return the sizes and strides, where there is something to walk along."""
     return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
 
 
