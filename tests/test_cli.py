@@ -94,18 +94,34 @@ def test_patches_several_frameworks(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--patch", "numpy", "missing.py"], "no file 'missing.py'"),
-        (["--patch", "jax", "setup.cfg"], "'jax'"),
-        (["--patch", "numpy"], "what shall be run"),
-        (["--patch", "numpy", "-m"], "what shall be run"),
-        (["--patch", ",", "script.py"], "at least one framework"),
-        (["script.py"], "--patch"),
+        (["run", "--patch", "numpy", "missing.py"], "no file 'missing.py'"),
+        (["run", "--patch", "jax", __file__], "'jax'"),
+        (["run", "--patch", "numpy"], "what shall be run"),
+        (["run", "--patch", "numpy", "-m"], "what shall be run"),
+        (["run", "--patch", ",", "script.py"], "at least one framework"),
+        (["run", "script.py"], "--patch"),
+        (["explain", "ij,jk", "2,3", "4,5"], "'j' has size"),
+        (["explain", "ij,jk->iz", "2,3", "3,4"], "'z'"),
+        (["explain", "ij,jk,kl", "2,3", "3,4", "4,5", "--optimize", "nonsense"], "nonsense"),
+        (["explain", "ij,jk", "2,x", "3,4"], "usage: einops-fast explain"),
+        (["explain", "ij,jk"], "usage: einops-fast explain"),
+        (["explain", "ij", "2,3", "--dtype", "nonsense"], "usage: einops-fast explain"),
+        (["explain", "ij", "2,3", "--backend", "nonsense"], "usage: einops-fast explain"),
+        (["cache"], "usage: einops-fast cache"),
+        (["cache", "burn"], "usage: einops-fast cache"),
+        (["cache", "clear", "--json"], "usage: einops-fast"),
     ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_says_what_is_wrong(arguments, message):
-    done = _run("run", *arguments, status=2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_says_what_is_wrong(arguments, message, capsys):
+    try:
+        status = main(arguments)
+    except SystemExit as left:  # of argparse
+        status = left.code
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.startswith(("einops-fast: ", "usage: einops-fast"))
+    assert message in printed.err
 
 
 def test_explains(capsys):
@@ -132,38 +148,6 @@ def test_explains_without_another_framework():
         "print({'torch', 'mxnet', 'cupy'} & sys.modules.keys())"
     )
     assert run_python("-c", script).stdout.splitlines()[-1] == "set()"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["ij,jk", "2,3", "4,5"], "'j' has size"),
-        (["ij,jk->iz", "2,3", "3,4"], "'z'"),
-        (["ij,jk,kl", "2,3", "3,4", "4,5", "--optimize", "nonsense"], "nonsense"),
-    ],
-)
-def test_an_einsum_that_cannot_be_explained(arguments, message, capsys):
-    assert main(["explain", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("einops-fast: ")
-    assert message in printed.err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["ij,jk", "2,x", "3,4"],
-        ["ij,jk"],
-        ["ij", "2,3", "--dtype", "nonsense"],
-        ["ij", "2,3", "--backend", "nonsense"],
-    ],
-)
-def test_bad_arguments(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["explain", *arguments])
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: einops-fast explain")
 
 
 @pytest.fixture
@@ -222,15 +206,15 @@ def test_shows_the_cache_in_json(cache, capsys):
         assert json.loads(Path(entry["path"]).read_text()) == {"key": entry["key"], "record": entry["record"]}
 
 
-def test_a_cache_that_is_not_there(cache):
+def test_a_cache_that_is_not_there(cache, capsys):
     for arguments, printed in [
         (["show"], f"there are no entries in {cache}\n"),
         (["show", "--json"], "[]\n"),
         (["clear"], f"removed 0 entries from {cache}\n"),
         (["path"], f"{cache}\n"),
     ]:
-        done = _run("cache", *arguments)
-        assert (done.stdout, done.stderr) == (printed, "")
+        assert main(["cache", *arguments]) == 0
+        assert capsys.readouterr() == (printed, "")
     assert not cache.exists()
 
 
@@ -301,14 +285,6 @@ def test_prints_what_cannot_be_encoded(cache, monkeypatch):
         assert done.stderr == ""
         assert "\\xdf" in done.stdout
         assert "\\xb5s" in done.stdout
-
-
-@pytest.mark.parametrize("arguments", [[], ["burn"], ["clear", "--json"]])
-def test_no_such_thing_to_do_with_the_cache(arguments, cache, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["cache", *arguments])
-    assert exit_.value.code == 2
-    assert "usage: einops-fast" in capsys.readouterr().err
 
 
 def test_the_help_of_run_names_everything_that_can_be_patched():
