@@ -94,10 +94,10 @@ def _used(nodes: list[ast.AST], own: set[str]) -> set[str]:
             if _PRIVATE.fullmatch(node.value) and node.value not in own:
                 found.add(node.value)
             continue
-        parts, base = _chain(node)
+        parts, base, links = _chain(node)
         if not parts:
             continue
-        inner.update(_links(node))
+        inner.update(links)
         whole = _resolved(base, bound)
         if whole is not None:
             if whole:
@@ -125,38 +125,28 @@ def _bound(nodes: list[ast.AST]) -> dict[str, str]:
     for node in nodes:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and node.value is not None:
-            parts, base = _chain(node.value)
+            parts, base, _ = _chain(node.value)
             whole = _resolved(base, bound)
             if whole:
                 bound[target.id] = ".".join((whole, *parts))
     return bound
 
 
-def _chain(node: ast.AST) -> tuple[list[str], ast.AST]:
-    """Return the attributes at the end of an expression, also those that ``getattr`` takes, and what they are of."""
-    parts: list[str] = []
+def _chain(node: ast.AST) -> tuple[list[str], ast.AST, list[ast.AST]]:
+    """Return the attributes at the end of an expression, also by ``getattr``, what they are of, and all its parts."""
+    names: list[str] = []
+    inner: list[ast.AST] = []
     while True:
         if isinstance(node, ast.Attribute):
-            parts.insert(0, node.attr)
+            names.insert(0, node.attr)
             node = node.value
         elif (named := _by_getattr(node)) is not None:
-            parts.insert(0, named.value)
+            names.insert(0, named.value)
+            inner.append(named)
             node = node.args[0]  # type: ignore[attr-defined]
         else:
-            return parts, node
-
-
-def _links(node: ast.AST) -> list[ast.AST]:
-    links: list[ast.AST] = []
-    while True:
-        if isinstance(node, ast.Attribute):
-            node = node.value
-        elif (named := _by_getattr(node)) is not None:
-            links.append(named)
-            node = node.args[0]  # type: ignore[attr-defined]
-        else:
-            return links
-        links.append(node)
+            return names, node, inner
+        inner.append(node)
 
 
 def _by_getattr(node: ast.AST) -> ast.Constant | None:
@@ -180,6 +170,7 @@ def _resolved(base: ast.AST, bound: dict[str, str]) -> str | None:
 # ---- the list
 
 
+@functools.cache
 def listed() -> dict[str, PrivateNames]:
     return {f"{record.owner}.{name}": record for record in PRIVATE_NAMES for name in record.names.split()}
 
