@@ -17,7 +17,7 @@ from einops_fast.backends.triton.contraction.pointers import tilings as contract
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
 from einops_fast.backends.triton.contraction.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings
-from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate
+from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate, Order
 from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
 from einops_fast.backends.triton.launching.measuring import works
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
@@ -134,7 +134,7 @@ def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
     if m * n * k > _THIN * (m * k + k * n + m * n):
         return
     for order, strides in enumerate(orders):
-        way = partial(KernelCandidate, order, step=step, strides=strides, swapped=False, dtype=dtype)
+        way = partial(KernelCandidate, Order(order, step, strides, False, dtype))
         reductions = partial(reduction_tilings.tilings, as_reduction(step, strides), ITEM_SIZES[dtype], on)
         yield _family("reduction", order, way, reductions)
 
@@ -151,8 +151,8 @@ def _direct(
     problems = [problem(step, strides) for strides in orders]
     first, others = problems[0], problems[1:]
     for order, (strides, loops) in enumerate(zip(orders, problems, strict=True)):
-        given: dict[str, Any] = {"step": step, "strides": strides, "swapped": swapped, "dtype": dtype}
-        way = partial(KernelCandidate, order, **given)
+        placed = Order(order, step, strides, swapped, dtype)
+        way = partial(KernelCandidate, placed)
         if isinstance(loops, Reduction):
             reductions = partial(reduction_tilings.tilings, loops, item, on)
             yield _family("reduction", order, way, reductions)
@@ -163,7 +163,7 @@ def _direct(
             tilings = partial(contraction_tilings.tilings, loops, dtype, on, precision)
             regrouped = first.along_batch or first.torn
             if copies_boxes() and not is_integer(dtype) and (order == 0 or regrouped or _fuller_boxes(first, others)):
-                box = partial(BoxCandidate, order, **given, other=partial(_fastest, way, tilings), units=on.units)
+                box = partial(BoxCandidate, placed, other=partial(_fastest, way, tilings), units=on.units)
                 yield _family("contraction of boxes", order, box, partial(_boxes, loops, item, on))
             if order > 0 and not regrouped:
                 continue

@@ -1,17 +1,18 @@
-"""What all tilings of a step's kernels have in common, and how those worth trying are listed."""
+"""What problems and tilings of a step's kernels have in common, and how tilings worth trying are listed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from math import prod
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
-from einops_fast.backends.triton.device.tiling import Axis, Role
+from einops_fast.backends.triton.device.tiling import Axis, Role, needs_64_bits
 from einops_fast.planning.steps import Epilogue
 
-__all__ = ["MatrixTiling", "Tiling", "even_parts", "listed"]
+__all__ = ["MatrixTiling", "Product", "Tiling", "even_parts", "listed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,35 @@ class MatrixTiling(Tiling):
     def batches(self) -> int:
         """Elements of the batch."""
         return prod(axis.size for axis in self.batch)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Loops of a product of matrices by role: those of the result, and in ``summed`` the others."""
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+
+    @property
+    def summed(self) -> tuple[tuple[Axis, ...], ...]:
+        """The axes that two neighbours share, for each two."""
+        raise NotImplementedError
+
+    @cached_property
+    def roles(self) -> tuple[tuple[Axis, ...], ...]:
+        """All axes but those of the batch."""
+        return self.rows, self.columns, *self.summed
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        """Of batch, rows, columns and each of the summed roles."""
+        return tuple([prod([axis.size for axis in role]) for role in (self.batch, *self.roles)])
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
+        return needs_64_bits(sum(self.roles, ()), self.extents)
 
 
 class _Named(Protocol):

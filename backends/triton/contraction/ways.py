@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
@@ -21,10 +21,29 @@ __all__ = [
     "BoxCandidate",
     "CopyCandidate",
     "KernelCandidate",
+    "Order",
 ]
 
 ORDER = ", order "
 """What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
+
+
+class Order(NamedTuple):
+    """A step, and one of the orders that its result may have.
+
+    Attributes:
+        number: of the order; the first one is C order.
+        step: the step.
+        strides: of the result.
+        swapped: whether the kernel takes the step's two operands the other way round.
+        dtype: of the operands and the result.
+    """
+
+    number: int
+    step: Fused
+    strides: tuple[int, ...]
+    swapped: bool
+    dtype: str
 
 
 class KernelCandidate(Candidate):
@@ -35,30 +54,16 @@ class KernelCandidate(Candidate):
     ``leads`` and ``follows`` say whether the next one may begin while it ends, and itself while that before it does.
 
     Args:
-        order: which of the orders that the result may have.
+        order: what is computed, and how the result lies.
         seconds: predicted time.
         tiling: what the kernel is specialised for.
-        step: the step.
-        strides: of the result.
-        swapped: whether the kernel takes the step's two operands the other way round.
-        dtype: of the operands and the result.
     """
 
-    def __init__(
-        self,
-        order: int,
-        seconds: float,
-        tiling: Any,
-        step: Fused,
-        strides: tuple[int, ...],
-        swapped: bool,
-        dtype: str,
-    ) -> None:
-        self.name = f"{tiling.name}{ORDER}{order}" if order else tiling.name
-        self.seconds, self.in_order = seconds, order == 0
+    def __init__(self, order: Order, seconds: float, tiling: Any) -> None:
+        self.name = f"{tiling.name}{ORDER}{order.number}" if order.number else tiling.name
+        self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)
-        self.shape, self.strides, self.swapped, self.dtype = step.shape, strides, swapped, dtype
-        self.keeps = step.epilogue is not None and step.epilogue.keeps
+        _, self.step, self.strides, self.swapped, self.dtype = order
         self.leads, self.follows = tiling.split > 1 and follow_early(), False
 
     @cached_property
@@ -85,10 +90,10 @@ class KernelCandidate(Candidate):
         return replace(self.tiling, leads=self.leads, follows=self.follows)
 
     def run(self, memory: Memory, device: int) -> Run:
-        launch, empty, shape, strides = self._kernel, memory.maker(self.dtype), self.shape, self.strides
+        launch, empty, shape, strides = self._kernel, memory.maker(self.dtype), self.step.shape, self.strides
         if self.tiling.split > 1:
             return self._run_in_parts(memory, device)
-        if self.keeps:
+        if self.step.epilogue is not None and self.step.epilogue.keeps:
 
             def run_keeping(*operands: Any) -> Any:
                 out, before = empty(operands[0], shape, strides), empty(operands[0], shape, strides)
@@ -107,7 +112,7 @@ class KernelCandidate(Candidate):
     def _run_in_parts(self, memory: Memory, device: int) -> Run:
         """Return what computes partial results first, then their sum, always in one order."""
         launch, add, empty = self._kernel, self._addition, memory.maker(self.dtype)
-        shape, strides, wide = self.shape, self.strides, accumulator(self.dtype)
+        shape, strides, wide = self.step.shape, self.strides, accumulator(self.dtype)
         elements = self.tiling.split * self.tiling.reach
 
         def run(*operands: Any) -> Any:
@@ -124,7 +129,7 @@ class BoxCandidate(KernelCandidate):
     """The kernel that has boxes copied by the hardware; another way where an address isn't one that this can do.
 
     Args:
-        order, seconds, tiling, step, strides, swapped, dtype: as of other kernels.
+        order, seconds, tiling: as of other kernels.
         other: finds a kernel for the same order of the result.
         units: multiprocessors of the device.
     """
@@ -132,18 +137,9 @@ class BoxCandidate(KernelCandidate):
     in_boxes = True
 
     def __init__(
-        self,
-        order: int,
-        seconds: float,
-        tiling: BoxTiling,
-        step: Fused,
-        strides: tuple[int, ...],
-        swapped: bool,
-        dtype: str,
-        other: Callable[[], KernelCandidate],
-        units: int,
+        self, order: Order, seconds: float, tiling: BoxTiling, other: Callable[[], KernelCandidate], units: int
     ) -> None:
-        super().__init__(order, seconds, tiling, step, strides, swapped, dtype)
+        super().__init__(order, seconds, tiling)
         self._other, self._units = other, units
 
     @cached_property

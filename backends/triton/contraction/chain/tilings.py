@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
 
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling, array_of
 from einops_fast.backends.triton.contraction.matrix_tiles import (
@@ -20,8 +19,8 @@ from einops_fast.backends.triton.contraction.matrix_tiles import (
     run_length,
     scattered,
 )
-from einops_fast.backends.triton.contraction.tiling import listed
-from einops_fast.backends.triton.device.tiling import Axis, by_stride, linear_role, merge_axes, needs_64_bits
+from einops_fast.backends.triton.contraction.tiling import Product, listed
+from einops_fast.backends.triton.device.tiling import Axis, by_stride, linear_role, merge_axes
 from einops_fast.planning.chains import padded_extent
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
@@ -29,34 +28,19 @@ __all__ = ["ChainProblem", "chain_problem", "tilings"]
 
 
 @dataclass(frozen=True)
-class ChainProblem:
+class ChainProblem(Product):
     """A chain of operands and a result as loops by role; for the strides of an axis see :func:`array_of`."""
 
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    columns: tuple[Axis, ...]
     links: tuple[tuple[Axis, ...], ...]
 
     @property
-    def extents(self) -> tuple[int, int, int]:
-        """Of batch, rows and columns."""
-        batch, rows, columns = (prod(axis.size for axis in role) for role in (self.batch, self.rows, self.columns))
-        return batch, rows, columns
+    def summed(self) -> tuple[tuple[Axis, ...], ...]:
+        return self.links
 
     @property
     def depths(self) -> tuple[int, ...]:
         """Extent of each link."""
-        return tuple(prod(axis.size for axis in link) for link in self.links)
-
-    @property
-    def roles(self) -> tuple[tuple[Axis, ...], ...]:
-        """All axes but those of the batch."""
-        return self.rows, self.columns, *self.links
-
-    @property
-    def wide(self) -> bool:
-        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        return needs_64_bits(sum(self.roles, ()), (*self.extents, *self.depths))
+        return self.extents[3:]
 
 
 def chain_problem(
@@ -123,7 +107,7 @@ def tilings(
 
 
 def _all(problem: ChainProblem, item: int, on: Ceilings, precision: str) -> Iterator[ChainTiling]:
-    _, m, n = problem.extents
+    _, m, n, *_ = problem.extents
     for rows, columns, warps in _SINGLE if item >= 4 else _HALF:
         # A tile of twice the extent does the work of none.
         if rows <= padded_extent(m) and columns <= padded_extent(n):
@@ -162,7 +146,7 @@ def _walks(tiling: ChainTiling, item: int, on: Ceilings) -> Iterator[ChainTiling
 def _seconds(problem: ChainProblem, tiling: ChainTiling, dtype: str, on: Ceilings) -> float:
     """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest."""
     item = ITEM_SIZES[dtype]
-    batch, m, n = problem.extents
+    batch, m, n, *_ = problem.extents
     rows, columns = tiling.rows.block, tiling.across * tiling.columns.block
     blocks, depths = [link.block for link in tiling.links], problem.depths
     programs = tiling.grid[0]

@@ -24,7 +24,7 @@ from einops_fast.backends.triton.contraction.matrix_tiles import (
     scattered,
 )
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
-from einops_fast.backends.triton.contraction.tiling import even_parts, listed
+from einops_fast.backends.triton.contraction.tiling import Product, even_parts, listed
 from einops_fast.backends.triton.device.tiling import (
     NOTHING,
     Axis,
@@ -33,7 +33,6 @@ from einops_fast.backends.triton.device.tiling import (
     by_stride,
     linear_role,
     merge_axes,
-    needs_64_bits,
     power_of_two,
 )
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
@@ -43,24 +42,18 @@ __all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
 
 
 @dataclass(frozen=True)
-class Contraction:
+class Contraction(Product):
     """Two operands and a result as loops by role; every axis has the strides of left, right and result.
 
     There may be an array more: a factor of the left operand, or the bias of an epilogue.
     """
 
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    columns: tuple[Axis, ...]
     contracted: tuple[Axis, ...]
     epilogue: Epilogue | None = None
 
-    @cached_property
-    def extents(self) -> tuple[int, int, int, int]:
-        """Of batch, rows, columns and contracted axes."""
-        roles = (self.batch, self.rows, self.columns, self.contracted)
-        batch, m, n, k = (prod(axis.size for axis in role) for role in roles)
-        return batch, m, n, k
+    @property
+    def summed(self) -> tuple[tuple[Axis, ...], ...]:
+        return (self.contracted,)
 
     @cached_property
     def factored(self) -> bool:
@@ -81,11 +74,6 @@ class Contraction:
         return sum(sizes) + (self.results - 1) * sizes[OUT]
 
     @cached_property
-    def roles(self) -> tuple[tuple[Axis, ...], ...]:
-        """All axes but those of the batch."""
-        return self.rows, self.columns, self.contracted
-
-    @cached_property
     def along_batch(self) -> bool:
         """Whether the result is contiguous along a batch axis, of which a tile has one index."""
         return fastest(self.batch, OUT) is not None
@@ -96,11 +84,6 @@ class Contraction:
         sides = ((self.rows, LEFT), (self.columns, RIGHT))
         found = [(fastest(axes, operand), fastest(axes, OUT)) for axes, operand in sides]
         return any(read is not None and written is not None and read != written for read, written in found)
-
-    @cached_property
-    def wide(self) -> bool:
-        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        return needs_64_bits(sum(self.roles, ()), self.extents)
 
 
 # Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
