@@ -98,12 +98,14 @@ def fast_einsum(
         spelled = equation if in_text else type(equation)
         if spelled in read_alike and order == "K" and casting == "safe" and optimize == "auto":
             kind, loops = read_alike[spelled]
-            if loops_suffice(operands) and (
-                type(operands[1]) is type(operands[-1]) is kind
+            plain = (
+                type(operands[-1]) is kind
+                and type(operands[1]) is kind
                 and (len(operands) <= 3 or (len(operands) == 4 and type(operands[2]) is kind))
                 if in_text
                 else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
-            ):
+            )
+            if plain and loops_suffice(operands):
                 try:
                     return loops(*operands)
                 except Exception:  # a plan says what is wrong

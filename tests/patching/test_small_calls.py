@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import ShapeError, fast_einsum, patched, profile
+from einops_fast import ShapeError, SubscriptsError, fast_einsum, patched, profile
 from einops_fast.patching import small_calls
 from einops_fast.runtime.plan_cache import clear_plans, compiled
 
@@ -202,6 +202,10 @@ def test_errors_of_small_calls_stay_ours() -> None:
         fast_einsum("ij,jk->ik", A, B)
         with pytest.raises(ShapeError, match="j"):
             fast_einsum("ij,jk->ik", B, B)
+        with pytest.raises(SubscriptsError):
+            fast_einsum("ij,jk->ik")
+        with pytest.raises(SubscriptsError):
+            fast_einsum("ij,jk->ik", B)
 
 
 def test_signature_and_dispatcher_come_back() -> None:

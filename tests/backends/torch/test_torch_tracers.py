@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from python_process import run_python
 
@@ -84,6 +85,15 @@ def test_fx_writes_einsums_down_as_they_are(equation: str, shapes: list[tuple[in
     graph = torch.fx.symbolic_trace(function)
     assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [fast_einsum] * 3
     torch.testing.assert_close(graph(*given), function(*given))
+
+
+def test_fx_writes_down_what_numpy_left_to_its_loops_before() -> None:
+    a = np.ones((2, 2))
+    for call in (("ij,jk->ik", a, a), ("ij,jk,kl->il", a, a, a), (a, [0, 1])):
+        fast_einsum(*call)
+    for trace in (lambda a: fast_einsum("ij,jk->ik", a, a), lambda a: fast_einsum("ij,jk,kl->il", a, a, a)):
+        graph = torch.fx.symbolic_trace(trace)
+        assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [fast_einsum]
 
 
 def test_fx_keeps_the_constants_of_an_expression() -> None:
