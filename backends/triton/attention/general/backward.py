@@ -61,9 +61,10 @@ def delta_kernel(
 def weights_again(
     products, log, i, j, segments, seed, head, call, f: tl.constexpr, masked: tl.constexpr = True, bias=None
 ):
-    """Weights, what dropout leaves of them, and the derivative of scores by scaled products; in either orientation.
+    """Return weights, what dropout leaves of them, and the derivative of scores by scaled products.
 
-    ``log`` is that of the row's sum as a power of two, infinite where the row has seen no key or doesn't exist.
+    Tiles have queries along either axis. ``log`` is that of the row's sum as a power of two, infinite where the row has
+    seen no key or doesn't exist.
     For ``bias``, see :func:`scored`.
     """
     score, derivative = scored(products, i, j, head, call, f, bias)
@@ -78,7 +79,7 @@ def weights_again(
 
 @triton.jit
 def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
-    """From what :func:`weights_again` returns and the gradient of the kept weights to that of scores."""
+    """Return the gradient of scores, from what :func:`weights_again` returns and the gradient of the kept weights."""
     if field(f, "dropout"):
         gradient = kept * d_weights - weights * delta
     else:
@@ -90,9 +91,9 @@ def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
 def score_gradients(
     products, d_weights, rows, i, j, segments, seed, head, call, f: tl.constexpr, masked: tl.constexpr = True
 ):
-    """Weights (after dropping some), the gradient of scores, and that of scaled products; see :func:`weights_again`.
+    """Return weights (after dropping some), the gradient of scores, and that of scaled products.
 
-    ``rows`` is what :func:`log_and_delta` says of these.
+    ``rows`` is what :func:`log_and_delta` says of these; for the rest, see :func:`weights_again`.
     """
     log, delta = rows
     weights, kept, derivative = weights_again(products, log, i, j, segments, seed, head, call, f, masked)
@@ -102,7 +103,7 @@ def score_gradients(
 
 @triton.jit
 def log_and_delta(lse, delta, head, start, i, call, f: tl.constexpr):
-    """Of rows, in the shape of ``i``."""
+    """Load the logarithms and ``delta`` of rows, in the shape of ``i``."""
     exists = i < head.q_len
     strides = call.strides.lse
     log = tl.load(query_rows(lse, strides, head, start, i, call, f), mask=exists, other=float("-inf"))

@@ -32,7 +32,7 @@ def _varies(features, at):
 
 @triton.jit
 def _tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """``total`` with the gradient of one tile of one batch element's scores."""
+    """Add the gradient of one tile of one batch element's scores to ``total``."""
     q, k, v, d_out, lse, delta, seed = arrays
     strides = call.strides
     head = head_of(number, number, call, f)

@@ -31,7 +31,7 @@ def _up(position, block: tl.constexpr):
 
 @triton.jit
 def seen_keys(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
-    """Blocks of keys that queries ``first`` to ``last`` see."""
+    """Return the blocks of keys that queries ``first`` to ``last`` see."""
     begin = 0
     end = head.kv_len
     full_end = _down(head.kv_len, block)
@@ -51,7 +51,7 @@ def seen_keys(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
-    """Blocks of queries that see keys ``first`` to ``last``."""
+    """Return the blocks of queries that see keys ``first`` to ``last``."""
     begin = 0
     end = head.q_len
     full_end = _down(head.q_len, block)
@@ -71,14 +71,14 @@ def _seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.const
 
 @triton.jit
 def _segment_range(segments, exists):
-    """The lowest and the highest segment of those positions that exist."""
+    """Return the lowest and the highest segment of the positions that exist."""
     low = tl.min(tl.where(exists, segments, 2147483647))
     return low, tl.max(tl.where(exists, segments, -2147483648))
 
 
 @triton.jit
 def _narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
-    """The blocks from ``begin`` to ``end`` without those before and after all of segments ``low`` to ``high``.
+    """Return the blocks from ``begin`` to ``end`` but those before and after all of segments ``low`` to ``high``.
 
     So where documents lie one after the other, a tile visits those that it has a part of.
     """
@@ -96,7 +96,7 @@ def _narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
 
 @triton.jit
 def seen_keys_of_segments(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
-    """Blocks of keys that queries ``first`` to ``last`` see; of those that exist, the segments are these."""
+    """Return the blocks of keys that queries ``first`` to ``last`` see, by positions and by the queries' segments."""
     begin, full_begin, full_end, end = seen_keys(first, last, head, call.numbers, f, block)
     if field(f, "segments"):
         low, high = _segment_range(segments, exists)
@@ -109,7 +109,7 @@ def seen_keys_of_segments(first, last, head, segments, exists, call, f: tl.const
 
 @triton.jit
 def seeing_queries(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
-    """Blocks of queries that see keys ``first`` to ``last``; of those that exist, the segments are these."""
+    """Return the blocks of queries that see keys ``first`` to ``last``, by positions and by the keys' segments."""
     begin, full_begin, full_end, end = _seeing_queries(first, last, head, call.numbers, f, block)
     if field(f, "segments"):
         low, high = _segment_range(segments, exists)
@@ -122,16 +122,16 @@ def seeing_queries(first, last, head, segments, exists, call, f: tl.constexpr, b
 
 @triton.constexpr_function
 def visited(features, side, first):
-    """Whether there may be blocks on a side of those that are seen in whole, or for 1, such blocks.
+    """Tell whether there may be blocks before those seen in whole (side 0), such blocks (1), and after them (2).
 
-    ``first`` says whether any are hidden before them: ``'left'`` for keys, ``'right'`` for queries.
+    ``first`` names the feature that hides blocks before them: ``'left'`` for keys, ``'right'`` for queries.
     """
     return (getattr(features, first), not features.irregular, True)[side]
 
 
 @triton.jit
 def part_of(begin, end, part, parts: tl.constexpr, block: tl.constexpr):
-    """Part number ``part`` of the blocks from ``begin`` to ``end``, of about equal size."""
+    """Return part number ``part`` of the blocks from ``begin`` to ``end``, of about equal size."""
     blocks = tl.cdiv(max(end - begin, 0), block)
     length = tl.cdiv(blocks, parts) * block
     return begin + part * length, min(end, begin + (part + 1) * length)

@@ -66,7 +66,7 @@ class _State(NamedTuple):
 
 @triton.jit
 def _step(state, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
-    """One block of keys: the sums with it."""
+    """Add one block of keys to the sums."""
     i, head, strides = tile.i, tile.head, call.strides
     start = tl.multiple_of(start, block)
     j = (start + tl.arange(0, block))[None, :]
@@ -93,7 +93,7 @@ def _step(state, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked
 def _blocks(
     tile, first, last, part, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, parts: tl.constexpr
 ):
-    """All blocks of keys that queries ``first`` to ``last`` see, or one part of them: the sums."""
+    """Return the sums of all blocks of keys that queries ``first`` to ``last`` see, or of one part of them."""
     head = tile.head
     most = tl.full((block_m,), float("-inf"), kept_type(f))
     total = tl.zeros((block_m,), kept_type(f))

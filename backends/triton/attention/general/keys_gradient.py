@@ -43,7 +43,7 @@ class _Tile(NamedTuple):
 
 @triton.jit
 def _step(dk, dv, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
-    """One block of queries: the gradients of a tile of keys and values with it. Tiles have keys along their rows."""
+    """Add one block of queries to the gradients of a tile of keys and values. Tiles have keys along their rows."""
     q, d_out, lse, delta = tile.rows
     head, strides = tile.head, call.strides
     start = tl.multiple_of(start, block)

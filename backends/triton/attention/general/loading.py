@@ -35,7 +35,7 @@ __all__ = [
 
 @triton.constexpr_function
 def _part(features, kind, at):
-    """Columns of a part of the features that ``kind`` says: ``'head'`` or ``'v_head'``."""
+    """Return the columns of a part of the features of a kind: ``'head'`` or ``'v_head'``."""
     return getattr(features, kind)[at]
 
 
@@ -51,7 +51,7 @@ def _size(features, kind):
 
 @triton.constexpr_function
 def _beyond(features, kind, at):
-    """Whether a part has more columns than there are features left."""
+    """Tell whether a part has more columns than there are features left."""
     return sum(getattr(features, kind)[: at + 1]) > _size(features, kind)
 
 
@@ -62,7 +62,7 @@ def _in_two(features, kind):
 
 @triton.jit
 def shared_size(sizes, f: tl.constexpr):
-    """How many queries' heads share one of k and v."""
+    """Count the queries' heads that share one of k and v."""
     size = tl.full((), 1, tl.int32)
     for at in tl.static_range(field(f, "axes") - field(f, "shared"), field(f, "axes")):
         size *= sizes[at]
@@ -71,7 +71,7 @@ def shared_size(sizes, f: tl.constexpr):
 
 @triton.jit
 def task(tiles, heads, together, backwards: tl.constexpr):
-    """The tile and the batch element of this program.
+    """Return the tile and the batch element of this program.
 
     ``together`` elements are worked on side by side, so that what they read stays in the L2 cache, and of each the
     tiles with the most work come first: the last ones where queries see only what is before them.
@@ -93,7 +93,7 @@ def _sequence(starts, rows, longest):
 
 @triton.jit
 def head_of(number, anchor, call, f: tl.constexpr):
-    """What there is to know of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
+    """Return what is known of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
     axes: tl.constexpr = field(f, "axes")
     extras = call.extras
     strides = call.strides
@@ -139,13 +139,13 @@ def head_of(number, anchor, call, f: tl.constexpr):
 
 @triton.jit
 def of_element(array, strides, element, call, f: tl.constexpr):
-    """Pointer to what an array has for a batch element, counted by those that have keys of their own."""
+    """Return the pointer to a batch element of an array, counted by those that have keys of their own."""
     return array + counted(element, call.sizes, strides, 0, field(f, "axes") - field(f, "shared"))
 
 
 @triton.jit
 def query_rows(array, strides, head, start, i, call, f: tl.constexpr, packed: tl.constexpr = False):
-    """Pointers to the rows of an array with positions of queries: a column of them.
+    """Return pointers to the rows of an array with positions of queries: a column of them.
 
     Args:
         array: the array.
@@ -177,7 +177,7 @@ def _columns(f: tl.constexpr, kind: tl.constexpr, at: tl.constexpr):
 
 @triton.jit
 def _gather(rows, stride, exists, f: tl.constexpr, kind: tl.constexpr, at: tl.constexpr, some: tl.constexpr):
-    """One part of the features of rows, given by pointers."""
+    """Load one part of the features of rows, which are given by pointers."""
     columns = _columns(f, kind, at)
     places = rows + columns * stride
     if _beyond(f, kind, at):
@@ -194,7 +194,7 @@ def _gather(rows, stride, exists, f: tl.constexpr, kind: tl.constexpr, at: tl.co
 
 @triton.jit
 def _load_rows(rows, exists, stride, f: tl.constexpr, kind: tl.constexpr, some: tl.constexpr):
-    """Both parts of the features of rows: ``rows`` are pointers to their beginnings, a column of them.
+    """Load both parts of the features of rows, which are given by pointers: a column of them.
 
     With ``some``, those rows may be missing that don't exist.
     """
@@ -211,7 +211,7 @@ def load_queries(
     array, strides, head, start, i, exists, call,
     f: tl.constexpr, kind: tl.constexpr, some: tl.constexpr = True, packed: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows of an array with positions of queries; see :func:`query_rows`. ``exists`` may be ``None``."""
+    """Load rows of an array with positions of queries; see :func:`query_rows`. ``exists`` may be ``None``."""
     rows = query_rows(array, strides, head, start, i, call, f, packed)
     if exists is None:
         exists = i < head.q_len
@@ -223,7 +223,7 @@ def load_keys(
     base, strides, page, start, head, call,
     f: tl.constexpr, kind: tl.constexpr, block: tl.constexpr, some: tl.constexpr = True,
 ):  # fmt: skip
-    """Rows ``start`` to before ``start + block`` of k or v. The one place that says how these are loaded.
+    """Load rows ``start`` to before ``start + block`` of k or v. The one place that says how these are loaded.
 
     Args:
         base: pointer to the batch element.
@@ -293,7 +293,7 @@ def store_keys(base, strides, j, exists, values, f: tl.constexpr, kind: tl.const
 
 @triton.jit
 def no_sums(rows: tl.constexpr, f: tl.constexpr, kind: tl.constexpr):
-    """Sums of nothing, in parts like features; a column stands for a part that there isn't."""
+    """Return sums of nothing, in parts like features; a column stands for a part that there isn't."""
     first = tl.zeros((rows, _part(f, kind, 0)), kept_type(f))
     if _in_two(f, kind):
         second = tl.zeros((rows, _part(f, kind, 1)), kept_type(f))
@@ -304,7 +304,7 @@ def no_sums(rows: tl.constexpr, f: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def products(rows, columns, f: tl.constexpr, kind: tl.constexpr):
-    """Products of all of some rows with all of others, along their features."""
+    """Multiply all of some rows with all of others, along their features."""
     shape: tl.constexpr = (rows[0].shape[0], columns[0].shape[0])
     total = product(rows[0], tl.trans(columns[0]), tl.zeros(shape, kept_type(f)), f)
     if _in_two(f, kind):
@@ -314,7 +314,7 @@ def products(rows, columns, f: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def added(sums, weights, rows, f: tl.constexpr, kind: tl.constexpr, fade=None):
-    """The sums, which may fade before, and the product of a matrix with the features of rows."""
+    """Add the product of a matrix with the features of rows to the sums, which may fade before."""
     first = sums[0]
     second = sums[1]
     if fade is not None:
@@ -329,5 +329,5 @@ def added(sums, weights, rows, f: tl.constexpr, kind: tl.constexpr, fade=None):
 
 @triton.jit
 def product(a, b, total, f: tl.constexpr):
-    """``total + a @ b``."""
+    """Return ``total + a @ b``."""
     return matrix_product(a, b, total, field(f, "precision"), kept_type(f), field(f, "upcast"))

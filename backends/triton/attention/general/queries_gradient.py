@@ -47,7 +47,7 @@ class _Tile(NamedTuple):
 
 @triton.jit
 def _step(dq, start, tile, d_bias, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
-    """One block of keys: the gradient of a tile of queries with it."""
+    """Add one block of keys to the gradient of a tile of queries."""
     axes: tl.constexpr = field(f, "axes")
     i, head, strides = tile.i, tile.head, call.strides
     start = tl.multiple_of(start, block)

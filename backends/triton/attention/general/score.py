@@ -45,13 +45,13 @@ def _number(f: tl.constexpr, name: tl.constexpr, otherwise):
 
 @triton.jit
 def scale_of(call, f: tl.constexpr):
-    """What products of queries and keys are multiplied with."""
+    """Return what products of queries and keys are multiplied with."""
     return _number(f, "scale", call.numbers.scale)
 
 
 @triton.jit
 def factor_of(call, f: tl.constexpr):
-    """What is left to multiply a score with, to have it as a power of two."""
+    """Return what is left to multiply a score with, to have it as a power of two."""
     if field(f, "folded"):
         factor = scale_of(call, f) * LOG2E
     else:
@@ -77,7 +77,7 @@ def _varies(along, at):
 
 @triton.jit
 def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
-    """Offsets in a bias or a mask; an axis along which it doesn't vary stays of size 1."""
+    """Return offsets in a bias or a mask; an axis along which it doesn't vary stays of size 1."""
     axes: tl.constexpr = field(f, "axes")
     zero = tl.full((), 0, tl.int32)
     if field(f, "wide_scores"):
@@ -110,7 +110,7 @@ def _lowest(features):
 
 @triton.jit
 def bias_at(i, j, head, call, f: tl.constexpr):
-    """The bias of a tile of scores; 0 beyond the last query and the last key."""
+    """Load the bias of a tile of scores; 0 beyond the last query and the last key."""
     along: tl.constexpr = field(f, "bias")
     places = head.bias + _score_places(i, j, call.strides.bias, f, along)
     return tl.load(places, mask=_score_exists(i, j, head, along), other=0)
@@ -118,7 +118,7 @@ def bias_at(i, j, head, call, f: tl.constexpr):
 
 @triton.jit
 def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
-    """Scores as powers of two once multiplied with :func:`factor_of`, and their derivative by the scaled product.
+    """Return scores as powers of two once times :func:`factor_of`, and their derivative by the scaled product.
 
     ``bias`` is the tile's, where it has been loaded before.
     """
@@ -149,7 +149,7 @@ def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
 
 @triton.jit
 def query_segments(i, head, call, f: tl.constexpr):
-    """Segment of each query; 0 if there are none. Beyond the last one, none that there is on both sides is compared."""
+    """Load the segment of each query; 0 if there are none. Those beyond the last one are compared with nothing."""
     segments = 0
     if field(f, "segments"):
         segments = _segments_at(head.q_segments, call.strides.q_segments[field(f, "axes")], i, head.q_len)
@@ -158,7 +158,7 @@ def query_segments(i, head, call, f: tl.constexpr):
 
 @triton.jit
 def key_segments(j, head, call, f: tl.constexpr):
-    """The same of keys."""
+    """Load the same of keys."""
     segments = 0
     if field(f, "segments"):
         segments = _segments_at(head.kv_segments, call.strides.kv_segments[field(f, "axes")], j, head.kv_len)
@@ -172,7 +172,7 @@ def _segments_at(pointer, stride, positions, count):
 
 @triton.jit
 def allowed(i, j, segments, head, call, f: tl.constexpr):
-    """Which queries see which keys; ``segments`` are those of both."""
+    """Tell which queries see which keys; ``segments`` are those of both."""
     seen = j < head.kv_len
     if field(f, "right"):
         seen = seen & (j <= i + (head.shift + call.numbers.right))
@@ -195,7 +195,7 @@ def allowed(i, j, segments, head, call, f: tl.constexpr):
 
 @triton.jit
 def drawn(seed, number, i, j):
-    """Uniform numbers from 0 to 1 for places in the batch and among the scores: Philox, with the place as counter.
+    """Draw numbers from 0 to 1 for places in the batch and among the scores: Philox, with the place as counter.
 
     Seven rounds are enough to pass all tests of randomness (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405).
     """
@@ -207,7 +207,7 @@ def drawn(seed, number, i, j):
 
 @triton.jit
 def seed_of(call, f: tl.constexpr):
-    """What random numbers begin with; 0 if there are none."""
+    """Load what random numbers begin with; 0 if there are none."""
     seed = 0
     if field(f, "dropout"):
         seed = tl.load(call.extras.seed)
@@ -216,6 +216,6 @@ def seed_of(call, f: tl.constexpr):
 
 @triton.jit
 def dropped(weights, i, j, seed, head, call, f: tl.constexpr):
-    """Weights with some of them 0 and the others made up for it; the same ones for the same places."""
+    """Set some weights to 0 and make the others up for it; the same ones for the same places."""
     kept = drawn(seed, head.number, i, j) >= call.numbers.drop
     return tl.where(kept, weights / (1.0 - _number(f, "drop", call.numbers.drop)), 0.0)

@@ -52,7 +52,7 @@ class BackwardTilings:
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
-    """Bytes that a program may have on a GPU of this compute capability."""
+    """Return the bytes that a program may have on a GPU of this compute capability."""
     if capability >= (9, 0) and capability < (12, 0):
         return 227 << 10
     return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
@@ -109,7 +109,7 @@ _QUERIES: _Table = {
 
 
 def forward_tiling(spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int) -> Tiling:
-    """Return that of the forward kernel.
+    """Return the tiles of the forward kernel.
 
     Args:
         spec: what is computed.
@@ -146,7 +146,7 @@ def _decode_tilings(spec: AttentionSpec, problem: Problem, processors: int) -> l
 
 
 def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> BackwardTilings:
-    """Return those of the backward kernels; see :func:`forward_tiling`."""
+    """Return the tiles of the backward kernels; see :func:`forward_tiling`."""
 
     def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
         size = partial(_backward_bytes, spec, problem, owns_keys)
@@ -164,12 +164,12 @@ def _from_table(table: _Table, spec: AttentionSpec) -> list[Tiling]:
 
 
 def power(extent: int) -> int:
-    """The smallest tile that holds so many positions or features."""
+    """Return the smallest tile that holds so many positions or features."""
     return max(16, 1 << (max(1, extent) - 1).bit_length())
 
 
 def _score_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
-    """Of tiles of the bias and the mask while they're loaded."""
+    """Count the bytes of tiles of the bias and the mask while they're loaded."""
     item = ITEM_SIZES[spec.dtype] * (problem.features.bias == (True, True)) + (problem.features.mask == (True, True))
     return tiling.stages * tiling.block_m * tiling.block_n * item
 
@@ -189,6 +189,6 @@ def _backward_bytes(spec: AttentionSpec, problem: Problem, owns_keys: bool, tili
 
 
 def _fitting(found: list[Tiling], size: Callable[[Tiling], int], capability: tuple[int, int]) -> list[Tiling]:
-    """Those that the device has shared memory for, each once; the smallest if there are none."""
+    """Return the tiles that the device has shared memory for, each once; the smallest if there are none."""
     fits = [tiling for tiling in dict.fromkeys(found) if size(tiling) <= shared_memory(capability)]
     return fits or [min(found, key=size)]

@@ -44,7 +44,7 @@ __all__ = ["bias_of", "elements_of", "loaded", "sharer", "short_forward_kernel"]
 
 @triton.jit
 def elements_of(sharing, summed, parts, axes: tl.constexpr):
-    """The first batch element of a program, and which of those that share its bias it goes through.
+    """Return the first batch element of a program, and which of those that share its bias it goes through.
 
     ``sharing`` has sizes of the batch axes that the bias has and of those that it lacks, 1 for the others, and
     row-major strides of the batch axes. So many elements, ``summed``, share a bias, and are divided into ``parts``.
@@ -57,13 +57,13 @@ def elements_of(sharing, summed, parts, axes: tl.constexpr):
 
 @triton.jit
 def sharer(first, step, sharing, axes: tl.constexpr):
-    """Number ``step`` of the batch elements that share a bias with the first one."""
+    """Return number ``step`` of the batch elements that share a bias with the first one."""
     return first + counted(step, sharing[1], sharing[2], 0, axes)
 
 
 @triton.jit
 def loaded(number, element, q, k, v, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """What there is to know of a batch element, its positions, and all of its queries, keys and values.
+    """Load what is known of a batch element, its positions, and all of its queries, keys and values.
 
     ``element`` counts those that have keys of their own.
     """
@@ -79,7 +79,7 @@ def loaded(number, element, q, k, v, call, f: tl.constexpr, block_m: tl.constexp
 
 @triton.jit
 def bias_of(number, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """The bias of a batch element, whole."""
+    """Load the bias of a batch element, whole."""
     head = head_of(number, number, call, f)
     return bias_at(tl.arange(0, block_m)[:, None], tl.arange(0, block_n)[None, :], head, call, f)
 

@@ -38,7 +38,7 @@ __all__ = ["short_gradients_kernel"]
 
 @triton.jit
 def _row_logs(lse, head, i, call, f: tl.constexpr):
-    """Logarithms of rows as powers of two, infinite where no key was seen."""
+    """Load logarithms of rows as powers of two, infinite where no key was seen."""
     rows = query_rows(lse, call.strides.lse, head, 0, i, call, f)
     log = tl.load(rows, mask=i < head.q_len, other=float("-inf"))
     return tl.where(log == float("-inf"), float("inf"), log * LOG2E)
@@ -46,7 +46,7 @@ def _row_logs(lse, head, i, call, f: tl.constexpr):
 
 @triton.jit
 def _row_deltas(terms, log, d_lse, delta, head, i, call, f: tl.constexpr):
-    """Of each row, from the ``terms``, products of its weights and their gradients: all keys are here.
+    """Return ``delta`` of each row, from the ``terms``, products of its weights and their gradients: all keys are here.
 
     Elsewhere it is a sum over the rounded result, which where gradients nearly cancel is most of their error.
     """
@@ -63,7 +63,7 @@ def _row_deltas(terms, log, d_lse, delta, head, i, call, f: tl.constexpr):
 
 @triton.jit
 def _gradient(weights, rows, factor, f: tl.constexpr, kind: tl.constexpr):
-    """The product of a matrix with the features of rows, times a factor."""
+    """Multiply a matrix with the features of rows, and both with a factor."""
     found = added(no_sums(weights.shape[0], f, kind), weights, rows, f, kind)
     return found[0] * factor, found[1] * factor
 
@@ -72,7 +72,7 @@ def _gradient(weights, rows, factor, f: tl.constexpr, kind: tl.constexpr):
 def _element(
     total, number, bias, arrays, gradients, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr
 ):
-    """Write the gradients of one batch element; ``total`` with that of its scores before the softcap."""
+    """Write the gradients of one batch element, and add that of its scores before the softcap to ``total``."""
     axes: tl.constexpr = field(f, "axes")
     q, k, v, d_out, lse, d_lse, delta = arrays
     dq, dk, dv, d_bias = gradients
