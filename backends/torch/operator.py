@@ -28,7 +28,6 @@ __all__ = [
     "by_kernel",
     "dtype_name",
     "is_aligned",
-    "new_tensor",
     "new_tensors",
     "on_gpu",
     "result_dtype",
@@ -189,13 +188,8 @@ def is_aligned(*tensors: Any) -> bool:
     return bits % VECTOR == 0
 
 
-def new_tensor(like: Any, layout: Layout) -> Any:
-    """On the device of ``like``; nothing is in it yet."""
-    return new_tensors(like, (layout,))[0]
-
-
 def new_tensors(like: Any, layouts: Sequence[Layout | None]) -> tuple[Any, ...]:
-    """The same of each layout; ``None`` where there is none."""
+    """Return tensors of these layouts on the device of ``like``, with nothing in them; ``None`` where there is none."""
     if type(like) in PLAIN and MEMORY.device(like) == MEMORY.current_device():
         here = MEMORY.here(like)
         return tuple([None if each is None else here(*each) for each in layouts])
