@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from einops_fast.profiles.frameworks import installed
-from einops_fast.profiles.reporting.earlier import compared, earlier_result
+from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
 from einops_fast.profiles.reporting.html_report import html_page
 from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
@@ -25,7 +25,6 @@ from einops_fast.profiles.reporting.report import (
     slug,
 )
 from einops_fast.profiles.reporting.results import Result
-from einops_fast.profiles.reporting.resume import check_same_machine, finished
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.limits import interrupts
 from einops_fast.profiles.timing.progress import Progress

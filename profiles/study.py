@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from einops_fast.profiles.cases import Named, select
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.processes import run_ahead
+from einops_fast.profiles.profilers.kernels import watched
 from einops_fast.profiles.profilers.traces import write_trace
 from einops_fast.profiles.reporting.charts import Chart, general_charts
 from einops_fast.profiles.reporting.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
@@ -33,7 +34,6 @@ from einops_fast.profiles.timing.measure import (
 )
 from einops_fast.profiles.timing.memory import peak_memory
 from einops_fast.profiles.timing.ranges import phase
-from einops_fast.profiles.timing.watch import watched
 from einops_fast.profiles.ways import Call, Inputs, Way, bind, inputs
 
 __all__ = ["Study", "Task"]

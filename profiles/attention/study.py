@@ -30,7 +30,7 @@ from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timed, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer
 
-__all__ = ["CPU_CASES", "AttentionStudy", "tables"]
+__all__ = ["CPU_CASES", "AttentionStudy"]
 
 ROWS_ONLY = "float16"
 """Of this one only the ``rows`` are measured, unless someone asks for it: it takes as long as bfloat16."""
@@ -120,7 +120,12 @@ class AttentionStudy(Study):
         return tuple(name for name in self.compiled if name in offered and case.elements() <= LARGEST_AHEAD)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        return tables(rows)
+        """Per dtype a table of forward calls, and one of forward and backward."""
+
+        def group(row: Row) -> tuple[str, bool]:
+            return row.dtype, row.backward
+
+        return [_table(*key, list(some)) for key, some in groupby(sorted(rows, key=group), key=group)]
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
         """A chart per dtype and family."""
@@ -133,15 +138,6 @@ class AttentionStudy(Study):
             panels = bars(group, WAYS, value, unit, ratios=False)
             charts.append(Chart(f"{dtype}-{family}", f"attention, {dtype}", panels))
         return [chart for chart in charts if chart.panels]
-
-
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """Per dtype a table of forward calls, and one of forward and backward."""
-
-    def group(row: Row) -> tuple[str, bool]:
-        return row.dtype, row.backward
-
-    return [_table(*key, list(some)) for key, some in groupby(sorted(rows, key=group), key=group)]
 
 
 def _table(dtype: str, backward: bool, rows: Sequence[Row]) -> Table:

@@ -22,7 +22,7 @@ from einops_fast.profiles.timing.memory import extra_memory
 from einops_fast.profiles.ways import Way, our_way
 from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["BEHIND", "OURS", "ContractionStudy", "tables"]
+__all__ = ["BEHIND", "OURS", "ContractionStudy"]
 
 OURS = "fast_einsum"
 
@@ -89,18 +89,14 @@ class ContractionStudy(Study):
         return self.compiled if compiler else (OURS,)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        return tables(rows)
+        """Per framework and dtype a table of all cases, and one of those that were also run backward."""
 
+        def group(row: Row) -> tuple[str, str, bool]:
+            return row.framework, row.dtype, row.backward
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """Per framework and dtype a table of all cases, and one of those that were also run backward."""
-
-    def group(row: Row) -> tuple[str, str, bool]:
-        return row.framework, row.dtype, row.backward
-
-    places = list(dict.fromkeys(group(row)[:2] for row in rows))
-    ordered = sorted(rows, key=lambda row: (places.index(group(row)[:2]), row.backward))
-    return [_table(*key, list(some)) for key, some in groupby(ordered, key=group)]
+        places = list(dict.fromkeys(group(row)[:2] for row in rows))
+        ordered = sorted(rows, key=lambda row: (places.index(group(row)[:2]), row.backward))
+        return [_table(*key, list(some)) for key, some in groupby(ordered, key=group)]
 
 
 def _table(framework: str, dtype: str, backward: bool, rows: Sequence[Row]) -> Table:

@@ -39,7 +39,7 @@ from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer
 
-__all__ = ["OpsStudy", "in_order", "tables"]
+__all__ = ["OpsStudy", "in_order"]
 
 ON_CPU = (OURS, NATIVE, PACKED, LINEAR)
 
@@ -145,7 +145,12 @@ class OpsStudy(Study):
         return tuple(name for name in self.compiled if name in offered.names and (name != COMPILE or case.compiled))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        return tables(rows)
+        """Per dtype and direction a table of what is bound by memory, and one of products of matrices."""
+        groups: dict[tuple[str, bool, bool], list[Row]] = {}
+        for row in in_order(rows):
+            groups.setdefault((row.dtype, bool(row.flops), row.backward), []).append(row)
+        forward = {row.key: row for row in rows if not row.backward}
+        return [_table(*key, group, forward) for key, group in sorted(groups.items())]
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
         """Per dtype bandwidth over the length of rows, and ratios of the other cases as bars."""
@@ -228,15 +233,6 @@ def _tuple(results: Any) -> tuple[Any, ...]:
 # Tables
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """Per dtype and direction a table of what is bound by memory, and one of products of matrices."""
-    groups: dict[tuple[str, bool, bool], list[Row]] = {}
-    for row in in_order(rows):
-        groups.setdefault((row.dtype, bool(row.flops), row.backward), []).append(row)
-    forward = {row.key: row for row in rows if not row.backward}
-    return [_table(*key, group, forward) for key, group in sorted(groups.items())]
-
-
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """Rows in the order of the families and not in that of the run, where what matters most comes first."""
     return sorted(rows, key=lambda row: ORDER.get(row.case, len(ORDER)))
@@ -275,9 +271,7 @@ def _table(
         cells.BEST_PEER,
         cells.BEST_OVER_OURS,
         cells.Column("native/ours", lambda line: cells.ratio(cells.of(line.ours, "speedup"))),
-        cells.Column(
-            "ours host µs", lambda line: f"{host * 1e6:.0f}" if (host := cells.of(line.ours, "host")) else "–"
-        ),
+        cells.Column("ours host µs", _host_told),
         cells.Column("moved MB", lambda line: f"{line.some.moved * 1e-6:.1f}" if line.some.moved else "–"),
         cells.OURS_PEAK,
         cells.NATIVE_PEAK,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.mxnet_profiler import configure
+from einops_fast.profiles.reporting.records import Row
+from einops_fast.profiles.ways import Call
 
-__all__ = ["kernel_times", "short_name", "summary"]
+__all__ = ["calls_to_watch", "configure", "kernel_times", "short_name", "summary", "watched"]
+
+LONG = 0.2
+"""Seconds from which on a call is watched once and not several times."""
 
 LONGEST_NAME = 48
 
@@ -37,6 +48,22 @@ def kernel_times(framework: Framework, call: Callable[[], Any], calls: int = 3) 
     else:
         raise Unavailable(f"{framework.name} has no profiler of its own")
     return sorted(((seconds / calls, name) for seconds, name in totals if seconds > 0), reverse=True)
+
+
+def watched(row: Row, framework: Framework, call: Call) -> Row:
+    """The row with the kernels of a call; what can't be seen was measured all the same."""
+    with suppress(Exception):
+        times = kernel_times(framework, call, calls_to_watch(row))
+        seconds: dict[str, float] = {}
+        for each, name in times:
+            seconds[name] = seconds.get(name, 0.0) + each
+        row = replace(row, kernels=summary(times), kernel_seconds=seconds)
+    return row
+
+
+def calls_to_watch(row: Row) -> int:
+    """How many calls a profiler is to see."""
+    return 1 if (row.seconds or 0.0) > LONG else 3
 
 
 def summary(times: Sequence[tuple[float, str]]) -> str:
@@ -83,3 +110,20 @@ def _mxnet(framework: Any, call: Callable[[], Any], calls: int) -> list[tuple[fl
     profiler.set_state("stop")
     operators = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
     return [(entry["Total"] * 1e-3, name) for name, entry in operators.items()]
+
+
+def configure(profiler: Any, path: Path | None = None) -> None:
+    """Set MXNet's profiler up, to write its trace to a file, or nowhere.
+
+    A trace is written at exit whether or not anyone asks for it. Not to the null device: the profiler deletes the file
+    first, and that of the whole machine, too, if it may.
+    """
+    profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(path or _nowhere() / "trace.json"))
+
+
+@lru_cache(maxsize=1)
+def _nowhere() -> Path:
+    """A folder that is gone before MXNet writes for the last time."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(rmtree, folder, ignore_errors=True)
+    return folder

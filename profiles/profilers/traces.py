@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.mxnet_profiler import configure
+from einops_fast.profiles.profilers.kernels import calls_to_watch, configure
 from einops_fast.profiles.reporting.records import Note, Row
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.timing.ranges import phase, ranged
-from einops_fast.profiles.timing.watch import calls_to_watch
 from einops_fast.profiles.ways import Call
 
 __all__ = ["listed", "trace_name", "write_trace"]

@@ -19,10 +19,9 @@ from typing import Any
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
 from einops_fast.profiles.timing.accuracy import Reference, allowed
-from einops_fast.profiles.timing.clocks import Clock, HostClock, no_collection
+from einops_fast.profiles.timing.clocks import Clock, HostClock, host_seconds, no_collection
 from einops_fast.profiles.timing.limits import FIRST_CALL, limited
 from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
-from einops_fast.profiles.timing.watch import host_seconds
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
 __all__ = [
@@ -227,7 +226,7 @@ def time_ways(
                 given[way.framework.name] = make_inputs(way.framework)
             call = bind(way, given[way.framework.name])
             with way.around():
-                host = host_seconds(way.framework, call) if way.framework.device == "gpu" else None
+                host = host_seconds(way.framework.synchronize, call) if way.framework.device == "gpu" else None
                 call()
         except Exception as error:  # memory, say, may not do for two sets of inputs
             timed[way.name] = Timed(way, Timing.failed(way.name, error))

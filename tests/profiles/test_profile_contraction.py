@@ -13,11 +13,11 @@ import einops_fast
 from einops_fast.profiles import compare, frameworks, processes, study, worker
 from einops_fast.profiles.cases import CONTRACTIONS, Case
 from einops_fast.profiles.contraction.peers import Peer
-from einops_fast.profiles.contraction.study import OURS, tables
+from einops_fast.profiles.contraction.study import OURS
 from einops_fast.profiles.profilers import kernels
 from einops_fast.profiles.reporting.records import Machine, Note, Options, Row, decode, encode
 from einops_fast.profiles.studies import STUDIES
-from einops_fast.profiles.timing import limits, watch
+from einops_fast.profiles.timing import limits
 from einops_fast.profiles.timing.ceilings import Ceilings
 from einops_fast.profiles.timing.memory import extra_memory
 
@@ -107,7 +107,7 @@ def test_watching_may_fail(torch, monkeypatch):
     def refused(*arguments):
         raise RuntimeError("CUPTI is in use")
 
-    monkeypatch.setattr(watch, "kernel_times", refused)
+    monkeypatch.setattr(kernels, "kernel_times", refused)
     rows, _ = measured(torch, only="outer", peers=("native",))
     assert rows[False, "outer", OURS].seconds > 0
     assert rows[False, "outer", OURS].kernels == ""
@@ -247,7 +247,7 @@ ROWS = [
 
 
 def test_table_has_a_column_for_each_peer():
-    [table] = tables(ROWS)
+    [table] = STUDIES["contraction"].tables(ROWS)
     lines = {cells[0]: dict(zip(table.columns, cells, strict=True)) for cells in table.cells}
     assert list(lines) == ["near", "far", "even", "broken"]
     assert lines["far"]["native ms"] == "1.000"
@@ -266,7 +266,7 @@ def test_table_has_a_column_for_each_peer():
 
 
 def test_what_guests_fail_at_is_told_but_is_no_failure():
-    [table] = tables(ROWS)
+    [table] = STUDIES["contraction"].tables(ROWS)
     checks = {cells[0]: cells[-1] for cells in table.cells}
     assert checks["near"] == "right (without compile: TimeoutError: too long)"
     assert checks["broken"] == "failed: fast_einsum wrong: error 1, allowed 0"
@@ -274,7 +274,7 @@ def test_what_guests_fail_at_is_told_but_is_no_failure():
 
 
 def test_summary_names_what_ours_is_behind_in():
-    [table] = tables(ROWS)
+    [table] = STUDIES["contraction"].tables(ROWS)
     assert table.summary == (
         "Geometric means: ours/floor 2.01 (3 cases), ours/best peer 1.26 (3 cases), ours/native 1.00 (3 cases).",
         "Worst: ours/floor 4.00 (far), ours/best peer 4.00 (far), ours/native 2.00 (far).",
@@ -289,7 +289,7 @@ def test_summary_names_what_ours_is_behind_in():
 
 def test_backward_is_a_table_of_its_own():
     backward = [row("mx0", "native", floor=None, backward=True), row("mx0", OURS, 0.5e-3, floor=None, backward=True)]
-    forward, table = tables([*ROWS, *backward])
+    forward, table = STUDIES["contraction"].tables([*ROWS, *backward])
     assert "backward" in table.title
     assert "backward" not in forward.title
     assert table.cells == [("mx0", "e", "s", "1.000", "0.500", "0.50", "right")]
@@ -297,7 +297,9 @@ def test_backward_is_a_table_of_its_own():
 
 
 def test_nothing_right_makes_a_table_all_the_same():
-    [table] = tables([row("only", "native", None, failure="x"), row("only", OURS, None, failure="y")])
+    [table] = STUDIES["contraction"].tables(
+        [row("only", "native", None, failure="x"), row("only", OURS, None, failure="y")]
+    )
     assert table.cells[0][-1] == "failed: native x; fast_einsum y"
     assert table.summary[-1] == "Ours failed: only."
 

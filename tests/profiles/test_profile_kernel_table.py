@@ -12,7 +12,7 @@ import pytest
 
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.profilers import kernel_table, traces
-from einops_fast.profiles.profilers.mxnet_profiler import configure
+from einops_fast.profiles.profilers.kernels import configure
 from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.timing import ranges
