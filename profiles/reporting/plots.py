@@ -107,7 +107,14 @@ def _figure(chart: Chart) -> Any:
         figure.supxlabel("\n".join(failed), x=0.01, ha="left", fontsize=7)
     legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     marked = {label: line for legend in legends for line, label in legend}
-    figure.legend(marked.values(), marked.keys(), loc="outside lower center", ncols=9, frameon=False, fontsize=8)
+    figure.legend(
+        marked.values(),
+        marked.keys(),
+        loc="outside lower center",
+        ncols=max(3, int(0.8 * width)),
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
@@ -160,9 +167,8 @@ def _marks(axes: Axes, way: str, x: Sequence[float], y: Sequence[float], *, line
     colour, marker = _style(way)
     face = colour if is_ours(way) else "white"
     order = 3 if is_ours(way) else 2
-    axes.plot(
-        x, y, line, marker=marker, markersize=5, color=colour, markerfacecolor=face, zorder=order, label=_label(way)
-    )
+    style: dict[str, Any] = {"marker": marker, "markersize": 5, "color": colour, "markerfacecolor": face}
+    axes.plot(x, y, linestyle=line, **style, zorder=order, label=_label(way))
 
 
 def _label(way: str) -> str:

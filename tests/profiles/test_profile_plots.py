@@ -133,3 +133,11 @@ def test_a_study_has_all_its_plots(tmp_path):
     assert "TFLOP/s" in text(tmp_path / "c-float32-throughput.svg")
     assert "1000 GB/s, 50 TFLOP/s" in text(tmp_path / "c-float32-roofline.svg")
     assert "matmul@256  1.33" in text(tmp_path / "c-float32-native.svg")
+
+
+def test_only_curves_are_joined():
+    pytest.importorskip("matplotlib")
+    found = {chart.name: plots._figure(chart) for chart in charts.general_charts(SWEPT, None, "torch")}
+    joined = {name: {line.get_linestyle() for line in figure.axes[0].get_lines()} for name, figure in found.items()}
+    # Of bars, the line at 1 is one.
+    assert joined == {"floor": {"None", "-"}, "native": {"None", "-"}, "throughput": {"-"}, "roofline": {"None"}}
