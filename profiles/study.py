@@ -234,9 +234,10 @@ class Study(ABC):
             if best is not None and is_own(timing.name):
                 row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
             if each.call is not None:
-                with each.way.around(), suppress(Exception):  # who can't tell was measured all the same
+                # Who can't tell was measured all the same.
+                with each.way.around(), suppress(Exception):
                     row = replace(row, peak_bytes=peak_memory(each.way.framework, each.call))
-                with each.way.around():
+                with each.way.around(), suppress(Exception):
                     row = self.told(task, row, each)
             yield row
 

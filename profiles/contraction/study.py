@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -78,11 +77,10 @@ class ContractionStudy(Study):
         return [*make_ways(rivals, task.case, task.dtype), our_way(OURS, task.framework, task.case)]
 
     def told(self, task: Task, row: Row, timed: Timed) -> Row:
-        if row.what == OURS and not task.backward and timed.call is not None:
-            with suppress(Exception):  # what can't be watched was measured all the same
-                clear_plans()  # what a plan keeps counts
-                return replace(row, extra_bytes=extra_memory(task.framework, timed.call))
-        return row
+        if row.what != OURS or task.backward or timed.call is None:
+            return row
+        clear_plans()  # what a plan keeps counts
+        return replace(row, extra_bytes=extra_memory(task.framework, timed.call))
 
     def compiled_for(self, case: Case, dtype: str, backward: bool, offered: Sequence[Peer]) -> tuple[str, ...]:
         compiler = not backward and any(peer.name == "compile" for peer in offered)
