@@ -30,8 +30,10 @@ def architecture() -> int:
 @contextmanager
 def aimed_at(arch: int) -> Iterator[None]:
     """While this is open, Triton compiles for devices of an architecture, and loads nothing."""
-    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.backends.nvidia import driver as nvidia
 
+    # Triton 3.6 compiles for each kernel what launches it; later versions don't, and ask the driver's own code here.
+    launcher = (lambda *kernel: None) if hasattr(nvidia, "PyKernelArg") else nvidia.CudaLauncher
     utils = SimpleNamespace(
         # How much a device has is seen by who loads the kernel.
         get_device_properties=lambda device: {"max_shared_mem": _PLENTY},
@@ -44,7 +46,7 @@ def aimed_at(arch: int) -> Iterator[None]:
             get_current_target=lambda: GPUTarget("cuda", arch, 32),
             get_current_device=lambda: 0,
             get_current_stream=lambda device: 0,
-            launcher_cls=CudaLauncher,
+            launcher_cls=launcher,
             utils=utils,
         )
     )
