@@ -412,7 +412,9 @@ def test_a_block_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["argument", "block"],
 )
 def test_no_such_mode(function: Callable[..., Any]) -> None:
-    with pytest.raises(RuntimeError, match="the mode of autotune is one of 'auto', 'never' and 'always', not 'some"):
+    with pytest.raises(
+        RuntimeError, match="the mode of autotune is one of 'auto', 'wait', 'never' and 'always', not 'some"
+    ):
         compiled(function, *tensors("ij,jk"))
 
 
