@@ -16,19 +16,20 @@ ACTIVATIONS = (
 )  # fmt: skip
 """Names of the activations."""
 
+# Functions that torch.compile can trace: torch 2.11 can't a tuple's own method.
 _NUMBER = "a number", lambda value: -inf <= value
 
 _PROBABILITY = "a probability, from 0 to 1", lambda value: 0 <= value <= 1
 
 _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "approximate": ("'none' or 'tanh'", ("none", "tanh").__contains__),
+    "approximate": ("'none' or 'tanh'", lambda value: value in ("none", "tanh")),
     # An array of several elements isn't compared: that is no truth value.
     "causal": (
         "True, 'top_left' or 'bottom_right'",
         lambda value: getattr(value, "shape", ()) == () and value in (True, False, "top_left", "bottom_right"),
     ),
     "label_smoothing": ("a number from 0 to 1", lambda value: 0 <= value <= 1),
-    "reduction": ("'mean', 'sum' or 'none'", ("mean", "sum", "none").__contains__),
+    "reduction": ("'mean', 'sum' or 'none'", lambda value: value in ("mean", "sum", "none")),
     "temperature": ("a positive number", lambda value: value > 0),
     "z_loss": ("a number from 0 on", lambda value: value >= 0),
     **dict.fromkeys(("eps", "scaling"), _NUMBER),
