@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
+from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
+from einops_fast.backends.triton.contraction import choice  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -44,3 +52,24 @@ MEMORY = Poisoned()
 def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return values.to(DEVICE, getattr(torch, dtype))
+
+
+@contextmanager
+def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
+    """Every step that can be is run by a kernel, ``which`` of those that might be tried; the names of these."""
+    ran: list[str] = []
+
+    def decide(self: Any, arrays: Sequence[Any]) -> Any:
+        dtype = self.memory.dtype(arrays[0])
+        way = which(kernel_candidates(self.step, dtype, gpu_ceilings("H200"), self.precision))
+        ran.append(way.name)
+        return way
+
+    clear_plans()
+    with (
+        mock.patch.object(choice.StepProblem, "decide", decide),
+        mock.patch.object(choice, "_small", return_value=False),
+        mock.patch.object(torch_backend, "kernel_dtypes", return_value=torch_backend._KERNEL_DTYPES),
+    ):
+        yield ran
+    clear_plans()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from einops_fast.runtime.plan_cache import clear_plans
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from graphs import captured  # noqa: E402
-from kernel_tensors import DEVICE  # noqa: E402
+from kernel_tensors import DEVICE, decided  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
@@ -43,23 +42,11 @@ LARGEST = 5 if DEVICE == "cuda" else 3
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Every step that can be is run by a kernel, any of those that might be tried; counts them."""
+def kernels() -> Iterator[list[str]]:
+    """Every step that can be is run by a kernel, any of those that might be tried."""
     chance = random.Random(0)
-    ran: list[str] = []
-
-    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
-        found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), gpu_ceilings("H200"), self.precision)
-        way = chance.choice(found[:20])
-        ran.append(way.name)
-        return way
-
-    monkeypatch.setattr(StepProblem, "decide", choose)
-    monkeypatch.setattr(choice_module, "_small", lambda _: False)
-    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
-    clear_plans()
-    yield ran
-    clear_plans()
+    with decided(lambda found: chance.choice(found[:20])) as ran:
+        yield ran
 
 
 def _on_device(array: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_problems import LAYOUTS, LOOPS, MATRICES  # noqa: E402
-from kernel_tensors import DEVICE, MEMORY  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY, decided  # noqa: E402
 
 from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
@@ -95,21 +95,10 @@ def test_sums_in_parts() -> None:
 
 
 @pytest.fixture
-def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Integers go where they go on a GPU, and every step to a kernel; counts them."""
-    ran: list[str] = []
-
-    def first(self: Any, arrays: Sequence[Any]) -> Any:
-        way = kernel_candidates(self.step, self.memory.dtype(arrays[0]), ON, self.precision)[0]
-        ran.append(way.name)
-        return way
-
-    monkeypatch.setattr(choice_module.Choice, "_choose", first)
-    monkeypatch.setattr(choice_module, "_small", lambda _: False)
-    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
-    clear_plans()
-    yield ran
-    clear_plans()
+def on_kernels() -> Iterator[list[str]]:
+    """Integers go where they go on a GPU, and every step to a kernel."""
+    with decided(lambda kernels: kernels[0]) as ran:
+        yield ran
 
 
 @pytest.mark.parametrize(
