@@ -28,10 +28,10 @@ MOST_PROCESSES = 14
 
 
 def surroundings(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that imports this package from where it is."""
+    """The environment of a process that imports this package from where it is, and whose calls wait for kernels."""
     root = str(Path(einops_fast.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, **variables, "PYTHONPATH": path}
+    return {"EINOPS_FAST_AUTOTUNE": "wait", **os.environ, **variables, "PYTHONPATH": path}
 
 
 def run_ahead(study: str, jobs: Sequence[Sequence[Any]], threads: int, seconds: float) -> list[str]:
