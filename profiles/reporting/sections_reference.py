@@ -22,6 +22,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
             "ContractExpression",
             "explain",
             "autotune",
+            "wait_for_kernels",
             "allow_precision",
             "profile",
             "EinsumError",
