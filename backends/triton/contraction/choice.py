@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -96,29 +97,38 @@ class Choice:
     def __call__(self, *operands: Any) -> Any:
         run = self._run
         if run is None:
-            run = self._first(operands)
+            return self._begin(operands)
         if self._current_device() == self._device:
             return run(*operands)
         with self.memory.on_device(self._device):
             return run(*operands)
 
-    def _first(self, operands: Sequence[Any]) -> Run:
-        """What runs a call as long as nothing is chosen for good."""
+    def _begin(self, operands: Sequence[Any]) -> Any:
+        """Run a call as long as nothing is chosen for good."""
         aligned = not any(self.memory.pointer(operand) % VECTOR for operand in operands)
-        if not aligned and self._run_unaligned is not None:
-            return self._run_unaligned
         problem = self._problems.get(aligned)
         if problem is None:
             self._device = self.memory.device(operands[0])
             problem = self._problems[aligned] = StepProblem(self, operands, self._device, aligned)
+        here = self._current_device() == self._device
+        with nullcontext() if here else self.memory.on_device(self._device):
+            run = None if aligned else self._run_unaligned
+            run = run or self._first(problem, operands)
+            try:
+                return run(*operands)
+            except self.memory.exhausted:
+                # The library may need room for an intermediate. A kernel doesn't, and is waited for.
+                if not self.memory.may_measure():
+                    raise
+                return problem.choose(operands)(*operands)
+
+    def _first(self, problem: StepProblem, operands: Sequence[Any]) -> Run:
+        """Return what runs a call on the current device."""
         # Triton's interpreter runs kernels only to test them.
         if self.mode == "auto" and not interpreting():
             return problem.tiers.run()
-        if not self.memory.may_measure():
-            # Nothing is chosen while a graph is being captured; the next call may do so.
-            return self.calls
-        with self.memory.on_device(self._device):
-            return problem.choose(operands)
+        # Nothing is chosen while a graph is being captured; the next call may do so.
+        return problem.choose(operands) if self.memory.may_measure() else self.calls
 
     def keep(self, way: Candidate, run: Run, aligned: bool) -> None:
         """Run all later calls in one way.

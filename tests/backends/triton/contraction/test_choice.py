@@ -240,6 +240,24 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: Timed
     assert choose("array")[0] == "one"
 
 
+def test_where_no_room_is_left_for_the_library_s_intermediate_a_kernel_runs(offer: Any, memory: TimedMemory) -> None:
+    """The call waits for it then, in any mode."""
+
+    class Large(Way):
+        def run(self, memory: Memory, device: int) -> Callable[..., Any]:
+            def run(*operands: Any) -> Any:
+                raise MemoryError
+
+            return run
+
+    choose = offer(Way("one", 10, 9), library=Large("library", 10, 7), mode="auto")
+    assert choose("array") == ("one", 9)
+    assert choose("array") == ("one", 9)
+    hopeless = offer(Large("one", 10, 9), library=Large("library", 10, 7), mode="auto")
+    with pytest.raises(MemoryError):
+        hopeless("array")
+
+
 def test_small_problems_are_the_library_s(memory: TimedMemory) -> None:
     small = Fused((0,), "a", (4,), (Loop("a", 4, (1,), True), Loop("b", 4, (4,), False)), True, ())
     calls = library(10, 7).run(memory, 0)
