@@ -15,7 +15,8 @@ from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.observing.profile import profile
 from einops_fast.patching.patch import patch, patched, unpatch
 from einops_fast.runtime.precision import allow_precision
-from einops_fast.runtime.tuning import autotune, wait_for_kernels
+from einops_fast.runtime.tuning import autotune
+from einops_fast.waiting import wait_for_kernels
 
 __all__ = [
     "ContractExpression",

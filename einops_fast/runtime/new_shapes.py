@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.backends import Backend
 from einops_fast.observing.observers import observed
@@ -19,7 +19,7 @@ from einops_fast.patching.small_calls import read_alike
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
-__all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "NewShapes", "by_question", "came_with", "native_first"]
+__all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "Like", "NewShapes", "by_question", "came_with", "native_first"]
 
 AT_SECOND_CALL = True
 """Whether the plan of small operands is made at the second call with their shapes. Tests of plans set it to False."""
@@ -32,6 +32,16 @@ _PLANNED = 64
 
 _FEW = 1 << 16
 """Multiply-adds, without intermediates, up to which more than two operands go to the framework first."""
+
+
+class Like(NamedTuple):
+    """A tensor as far as a plan depends on it; each attribute is the tensor's own."""
+
+    shape: Any
+    strides: Any
+    dtype: Any
+    device: Any
+    requires_grad: bool
 
 
 AtOnce = Callable[[Sequence[Any]], Callable[..., Any] | None]
@@ -49,6 +59,7 @@ class NewShapes:
     def __init__(self) -> None:
         self.changing: dict[type, tuple[AtOnce, dict[Hashable, int]]] = {}
         self._seen: dict[type, dict[Hashable, int]] = {}
+        self._likes: dict[Hashable, Sequence[Like]] = {}
 
     def at_once(self, operands: Sequence[Any]) -> Callable[..., Any] | None:
         """Return what needs no plan of operands whose type came with several shapes, but not with these."""
@@ -56,29 +67,47 @@ class NewShapes:
         if known is None:
             return None
         at_once, seen = known
-        return at_once(operands) if _is_new(operands, seen) else None
+        return at_once(operands) if self._is_new(operands, seen) else None
 
     def notice(self, operands: Sequence[Any], at_once: AtOnce | None) -> bool:
         """Return whether operands have new shapes, and ask ``at_once`` about further ones from the second shape on."""
         kind = type(operands[0])
         seen = self._seen.setdefault(kind, {})
-        if not _is_new(operands, seen):
+        if not self._is_new(operands, seen):
             return False
         if len(seen) == 2 and at_once is not None and at_once(operands) is not None:
             self.changing[kind] = at_once, seen
         return True
 
+    def _is_new(self, operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
+        """Count the calls that came with these shapes, and return whether it's too early to plan them."""
+        shapes = _shapes(operands)
+        calls = seen.get(shapes, 0)
+        if calls >= _PLANNED:
+            return False
+        if len(seen) >= LIMIT:
+            seen.clear()
+        on_gpu = _on_gpu(operands[0])
+        seen[shapes] = calls + 1 if on_gpu else _PLANNED
+        if on_gpu and not calls:
+            keep(self._likes, shapes, [Like(each.shape, each.stride(), each.dtype, each.device, each.requires_grad)
+                                       for each in operands])  # fmt: skip
+        elif calls + 1 == _PLANNED:
+            self._likes.pop(shapes, None)
+        return True
 
-def _is_new(operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
-    """Count the calls that came with these shapes, and return whether it's too early to plan them."""
-    shapes = _shapes(operands)
-    calls = seen.get(shapes, 0)
-    if calls >= _PLANNED:
-        return False
-    if len(seen) >= LIMIT:
-        seen.clear()
-    seen[shapes] = calls + 1 if getattr(operands[0], "is_cuda", False) else _PLANNED
-    return True
+    def unplanned(self) -> list[Sequence[Like]]:
+        """Return what came without being planned; from now on it is planned when it comes."""
+        likes = list(self._likes.values())
+        self._likes.clear()
+        for seen in self._seen.values():
+            seen.update(dict.fromkeys(seen, _PLANNED))
+        return likes
+
+
+def _on_gpu(operand: Any) -> bool:
+    """Return whether a tensor of torch is on a GPU."""
+    return getattr(operand, "is_cuda", False)
 
 
 def _shapes(operands: Sequence[Any]) -> Hashable:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextvars import ContextVar
 
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
-__all__ = [
-    "MODES",
-    "autotune",
-    "current_mode",
-    "holds",
-    "traced_mode",
-    "unchecked_mode",
-    "wait_for_kernels",
-]
+__all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
 
 MODES = ("auto", "wait", "never", "always")
 """What :func:`autotune` takes."""
@@ -81,24 +72,6 @@ def current_mode(override: str | None = None) -> str:
     """
     # What a block has set is known to be right.
     return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
-
-
-def wait_for_kernels() -> None:
-    """Compile and choose now what calls so far have begun to compile, or would begin to if they went on.
-
-    For whoever times calls, captures a CUDA graph of them, or wants the same bits from now on. It takes seconds for
-    each kind and shape of calls that were made in the mode ``'auto'``; measuring is done on operands of its own.
-
-    Example:
-        >>> import numpy as np
-        >>> import einops_fast
-        >>> _ = einops_fast.fast_einsum('ij,jk->ik', np.ones((2, 3)), np.ones((3, 4)))
-        >>> einops_fast.wait_for_kernels()
-    """
-    # Imported by the first call that has anything to choose.
-    tiers = sys.modules.get("einops_fast.runtime.tiers")
-    if tiers is not None:
-        tiers.settle_all()
 
 
 def traced_mode(override: str | None = None) -> str | None:
