@@ -167,7 +167,8 @@ class StepProblem(Problem[Candidate]):
         self._by_calls = self._by_library(LibraryCalls("library", choice.calls))
         at_once = choice.at_once
         self.library = self._by_calls if at_once is None else self._by_library(LibraryCalls("library einsum", at_once))
-        self.chooser = Chooser[Candidate](self.kind, self.mode)
+        # Whoever asks it waits, for as long as it takes.
+        self.chooser = Chooser[Candidate](self.kind, "wait" if self.mode == "auto" else self.mode)
 
     @cached_property
     def tiers(self) -> Tiers[Candidate]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from einops_fast.runtime import disk_cache
+from einops_fast.runtime import choosing, disk_cache, tiers
 from einops_fast.runtime import measuring as clocks
 
 pytest.importorskip("triton")
@@ -238,6 +238,16 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: Timed
     assert not memory.measured
     memory.captured = False
     assert choose("array")[0] == "one"
+
+
+def test_waiting_takes_as_long_as_it_takes(offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that calls may be held up for measuring doesn't count."""
+    monkeypatch.setattr(choosing, "may_spend", lambda *_: False)
+    monkeypatch.setattr(tiers.background, "available", lambda: False)
+    choose = offer(Way("one", 10, 5), library=library(10, 7), mode="auto")
+    assert choose("array") == ("library", 7)
+    tiers.settle_all()
+    assert choose("array") == ("one", 5)
 
 
 def test_where_no_room_is_left_for_the_library_s_intermediate_a_kernel_runs(offer: Any, memory: TimedMemory) -> None:
