@@ -73,11 +73,11 @@ class Memory(ABC):
 
     @abstractmethod
     def layout(self, array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Its shape, and its strides in elements."""
+        """Return its shape, and its strides in elements."""
 
     @abstractmethod
     def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """An array to measure with: random, and none of what a program has."""
+        """Return an array of random numbers to measure with."""
 
     @abstractmethod
     def pointer(self, array: Any) -> int:
@@ -116,7 +116,7 @@ class Memory(ABC):
         return {}
 
     def deterministic(self) -> bool:
-        """Whether all calls are to give the same bits."""
+        """Return whether all calls are to give the same bits."""
         return False
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Memory(ABC):
 
     @abstractmethod
     def stopwatch(self) -> Stopwatch:
-        """What times runs on the current stream without waiting for them."""
+        """Return a new stopwatch for runs on the current stream."""
 
     @abstractmethod
     def synchronize(self, device: int) -> None:

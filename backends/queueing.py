@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 class EventStopwatch:
-    """What times a run by two events of a framework's.
+    """Times a run by two events of a framework's, without waiting for it.
 
     Args:
         start, end: events that know their time once they've been recorded and passed.

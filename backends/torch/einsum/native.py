@@ -17,11 +17,11 @@ pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
 
 _MOST_AXES = 20
-"""Of all operands, whose memory order is tried: with two elements along each, they have a million."""
+"""The most axes of all operands together for which the order is tried: they have two elements each."""
 
 
 def gives_c_order(einsum: Callable[..., Any], equation: str, operands: Sequence[Any]) -> bool:
-    """Whether a native result lies in C order."""
+    """Return whether a native result lies in C order."""
     # Only a tensor that lies so has any view of another shape. That doesn't depend on sizes beyond two, so it is
     # tried; on the meta device, a product imports all of torch.fx and sympy.
     if sum([a.dim() for a in operands]) > _MOST_AXES:
@@ -33,7 +33,7 @@ def gives_c_order(einsum: Callable[..., Any], equation: str, operands: Sequence[
 
 
 def _in_small(operand: Any) -> Any:
-    """A tensor of zeros whose axes have two elements at most, in the memory order of an operand."""
+    """Return a tensor of zeros whose axes have two elements at most, in the memory order of an operand."""
     shape, strides = [min(size, 2) for size in operand.shape], [0] * operand.dim()
     step, last, inner = 1, 0, 0
     for axis in sorted(range(operand.dim()), key=lambda axis: (operand.stride(axis), -shape[axis])):
@@ -47,7 +47,7 @@ def _in_small(operand: Any) -> Any:
 
 
 def einsum_of(plan: Plan, any_order: bool) -> Run | None:
-    """torch.einsum for a plan of two operands, if it has one; with the result in C order, or in any."""
+    """Return torch.einsum for a plan of two operands, if it has one; its result lies in C order, or in any."""
     if is_integer(plan.numerics.compute):
         return None
     equation = f"{','.join(plan.subscripts.inputs)}->{plan.subscripts.output}"
