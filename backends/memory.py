@@ -38,6 +38,8 @@ class Memory(ABC):
         The kernels of one stream run one after the other, and get the same ones again and again. Those of a graph that
         is captured may run beside any others: each gets its own, for good.
         """
+        if not self.pointer(like):  # in a rehearsal
+            return self._zeros(like, count)
         if self.capturing():
             left, spare = self._spare.get(device, (0, None))
             if left < count:

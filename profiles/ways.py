@@ -12,7 +12,6 @@ import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.timing.accuracy import random_values
-from einops_fast.runtime.budget import forget_spending
 
 __all__ = [
     "SLICED", "Around", "Bound", "Call", "Inputs", "Way", "answer", "available", "bind", "inputs", "laid_out",
@@ -98,11 +97,7 @@ def our_way(name: str, framework: Framework, case: Case) -> Way:
 
 
 def bind(way: Way, given: Inputs) -> Call:
-    """A way as a call without arguments: of the result or, where gradients are wanted, of these.
-
-    Like a program's first problem of its kind: whatever was chosen for the cases before, there is time to choose.
-    """
-    forget_spending()
+    """A way as a call without arguments: of the result or, where gradients are wanted, of these."""
     bound = way.bind(given)
     if not given.backward:
         return bound.forward
@@ -114,7 +109,6 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
 
     ``shapes`` of ``dtype`` are those of what is returned: what is right mustn't be left over from who came before.
     """
-    forget_spending()
     bound = way.bind(given)
     way.framework.spoil(shapes, dtype)
     if given.backward:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
-from einops_fast.runtime import budget, new_shapes
-from einops_fast.runtime.budget import forget_spending
+from einops_fast.runtime import new_shapes
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
@@ -81,18 +80,9 @@ def planned_at_the_first_call() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def time_to_measure() -> None:
-    """No test's choices depend on how long those of others took, or on the shapes that others called with."""
-    forget_spending()
+def new_shapes_only() -> None:
+    """No test's calls depend on the shapes that others called with."""
     new_shapes.by_question.clear()
-
-
-@pytest.fixture
-def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that pass, added up, on the clock of what measuring may take."""
-    seconds: list[float] = []
-    monkeypatch.setattr(budget, "perf_counter", lambda: sum(seconds))
-    return seconds
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -83,7 +83,7 @@ IN_FUNCTIONS = {
     "ops": "backends.torch.ops",
     "profiles": "planning ops nn backends.mxnet backends.triton.launching",
     "backends.cupy": "backends.triton.contraction",
-    "backends.torch": "face backends.triton.contraction",
+    "backends.torch": "face backends.triton.contraction backends.triton.launching",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",
 }
 """What they import later, inside functions, and nowhere else."""

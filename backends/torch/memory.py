@@ -85,7 +85,8 @@ class TorchMemory(Memory):
         return (flat.normal_() if kind.is_floating_point else flat.random_(0, 8)).as_strided(shape, strides)
 
     def device(self, array: Any) -> int:
-        return max(int(array.get_device()), 0)  # less than 0 on the CPU
+        found = int(array.get_device())
+        return found if found >= 0 else _current_device()  # less than 0 where it has no memory, or the CPU's
 
     def on_device(self, device: int) -> AbstractContextManager[Any]:
         return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()

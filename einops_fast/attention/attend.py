@@ -295,7 +295,12 @@ class _Kind:
                 refusals.pop(spec, None)
                 raise refusal from None  # nobody else may or can: the library's own words say why
             way = decision.implementation
-            prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
+            if decision.undecided is not None:
+                from einops_fast.backends.torch.attention.beginning import FirstCalls
+
+                prepared = Prepared(FirstCalls(plan, decision.undecided, arrays))
+            else:
+                prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
             try:
                 result = prepared.run(*arrays)
             except RuntimeError as error:
@@ -306,7 +311,7 @@ class _Kind:
                 continue
             if refusal is not None:
                 warn_of_refusals(spec, way.name)
-            if decision.final:
+            if decision.final or decision.undecided is not None:
                 self.chosen[circumstances] = prepared
             return prepared, result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.registry import Implementation, allowed_names, candidates, none_left
 from einops_fast.attention.spec import AttentionSpec
@@ -14,7 +14,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import GivenCall
 
-__all__ = ["Decision", "choose", "is_refusal", "refusals", "remember_refusal", "warn_of_refusals"]
+__all__ = ["Decision", "Undecided", "choose", "is_refusal", "refusals", "remember_refusal", "warn_of_refusals"]
 
 _NO_REFUSALS = (
     "out of memory",
@@ -33,6 +33,23 @@ refusals: dict[Hashable, dict[str, str]] = emptied_with_plans({})
 
 
 @dataclass(frozen=True)
+class Undecided:
+    """Implementations of which calls find out, while the first one computes them, which one is the fastest.
+
+    Attributes:
+        ways: the implementations; the first one doesn't compile anything.
+        predicted: predicted seconds by name.
+        key: what the choice is kept by.
+        kind: what problems have in common that differ in sizes only.
+    """
+
+    ways: Sequence[Implementation]
+    predicted: Mapping[str, float]
+    key: Mapping[str, Any]
+    kind: Hashable
+
+
+@dataclass(frozen=True)
 class Decision:
     """What was chosen, and why.
 
@@ -43,6 +60,7 @@ class Decision:
         predicted: predicted seconds by name.
         measured: measured seconds by name, where there are any.
         final: whether it holds for all later calls too.
+        undecided: what later calls choose from, if they do.
     """
 
     implementation: Implementation
@@ -51,6 +69,7 @@ class Decision:
     predicted: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
     final: bool = True
+    undecided: Undecided | None = None
 
 
 def choose(

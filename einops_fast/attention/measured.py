@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.attention.choice import Decision
+from einops_fast.attention.choice import Decision, Undecided
 from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.runtime.choosing import Chooser, Record, circumstances
+from einops_fast.runtime.choosing import Chooser, Record, circumstances, recall
 from einops_fast.runtime.measuring import ATTENTION, record_of, time_runs
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ def choose_by_time(
         # Who could do it then: a choice among fewer says nothing of one that came later.
         "candidates": sorted(by_name),
     }
-    # Calls that differ in sizes only share the time that measuring may take.
-    budget = "attention", spec.device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
+    # Calls that differ in sizes only pay together for compiling.
+    alike = "attention", spec.device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
+
+    if mode == "auto" and call is not None and clock.may_measure():
+        return _at_once(able, answers, Undecided(able, predicted, key, alike))
 
     def near() -> Sequence[Implementation]:
         return _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
@@ -64,7 +68,7 @@ def choose_by_time(
             times = time_runs(makers, clock, ATTENTION)
         return record_of(times, list(makers), [way.name for way in ways if way.preferred], ATTENTION)
 
-    choice = Chooser[Implementation](budget, mode, whole_calls=True).choose(
+    choice = Chooser[Implementation](mode, whole_calls=True).choose(
         key,
         by_name.get,
         near,
@@ -79,6 +83,34 @@ def choose_by_time(
     if choice.way is not able[0]:
         why += " by far"
     return Decision(choice.way, why, answers, predicted, final=choice.final)
+
+
+def _at_once(
+    able: Sequence[Implementation], answers: Sequence[tuple[str, Implementation | str]], undecided: Undecided
+) -> Decision:
+    """Return what computes calls that don't wait, and what they choose from.
+
+    Args:
+        able: implementations, the one that is predicted to be the fastest first.
+        answers: of all.
+        undecided: what to choose from, if nothing was chosen earlier.
+    """
+    predicted = undecided.predicted
+    library = next((way for way in able if not way.compiles), None)
+    if library is None:
+        return Decision(able[0], "predicted to be the fastest of those that compile, as all do", answers, predicted)
+    record = recall(undecided.key, "auto")
+    ways = [way for way in _near(able, predicted, "auto") if not way.slow_to_begin]
+    if record is not None and record["choice"] in predicted:
+        chosen = next(way for way in able if way.name == record["choice"])
+        if not chosen.compiles:
+            return Decision(chosen, _BY_TIME, answers, predicted, _times(record))
+        ways = [chosen]
+    ways = [library, *[way for way in ways if way is not library]]
+    if len(ways) == 1:
+        return Decision(library, "predicted to be the fastest by far", answers, predicted)
+    why = "at once, while it isn't known yet which one is the fastest"
+    return Decision(library, why, answers, predicted, final=False, undecided=replace(undecided, ways=ways))
 
 
 def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: str) -> Sequence[Implementation]:

@@ -11,14 +11,13 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from einops_fast._version import __version__
 from einops_fast.runtime import disk_cache
-from einops_fast.runtime.budget import AT_ONCE, may_spend, spending
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 __all__ = ["Choice", "Chooser", "Record", "agree", "circumstances", "kernel_hash", "measure_once", "recall"]
@@ -138,22 +137,13 @@ class Chooser(Generic[W]):
     """Chooses a way for one problem, at each call until a choice is final.
 
     Args:
-        kind: what the problem has in common with others that differ in sizes; they share the time for measuring.
-        mode: see :func:`einops_fast.autotune`.
-        at_once: seconds that the kind may take before any time has to pass.
+        mode: see :func:`einops_fast.autotune`; in ``'auto'``, calls measure themselves, and nothing is measured here.
         whole_calls: as for :func:`measure_once`.
     """
 
-    def __init__(self, kind: Hashable, mode: str, at_once: float = AT_ONCE, whole_calls: bool = False) -> None:
-        self.kind, self.mode, self._at_once, self._whole_calls = kind, mode, at_once, whole_calls
+    def __init__(self, mode: str, whole_calls: bool = False) -> None:
+        self.mode, self._whole_calls = mode, whole_calls
         self._unknown = False
-
-    def waits(self) -> bool:
-        """Return whether nothing can be chosen now: nothing is on disk, and the time for measuring is spent."""
-        return self._unknown and not self._in_time()
-
-    def _in_time(self) -> bool:
-        return self.mode != "auto" or may_spend(self.kind, self._at_once)
 
     def choose(
         self,
@@ -184,16 +174,15 @@ class Chooser(Generic[W]):
             if way is not None:
                 return Choice(way, True, record)
             self._unknown = True
-        if self.mode == "never" or not pays:
+        if self.mode in ("never", "auto") or not pays:
             return Choice(predicted(), True)
-        if not (self._in_time() and may_measure()):
+        if not may_measure():
             return Choice(meanwhile, False)
-        with spending(self.kind):
-            ways = near()
-            if len(ways) < 2:
-                return Choice(ways[0] if ways else predicted(), True)
-            record = measure_once(
-                key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), self._whole_calls
-            )
-            way = None if record is None else named(record["choice"])
-            return Choice(meanwhile, True) if way is None else Choice(way, True, record)
+        ways = near()
+        if len(ways) < 2:
+            return Choice(ways[0] if ways else predicted(), True)
+        record = measure_once(
+            key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), self._whole_calls
+        )
+        way = None if record is None else named(record["choice"])
+        return Choice(meanwhile, True) if way is None else Choice(way, True, record)

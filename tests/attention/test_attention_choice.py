@@ -21,7 +21,7 @@ from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.reference import Math
 from einops_fast.attention.registry import Implementation, Prepared, allowed_names, register_implementation
 from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.runtime import budget, disk_cache, measuring
+from einops_fast.runtime import disk_cache, measuring
 from einops_fast.runtime.plan_cache import clear_plans
 
 Q = np.ones((2, 3, 4))
@@ -213,7 +213,7 @@ def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
 
 def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
     fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
-    decision = choose(ON_GPU, "auto", CALL)
+    decision = choose(ON_GPU, "wait", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 2.5, "two": 2.0}
 
@@ -272,7 +272,7 @@ def test_what_is_timed_is_what_a_call_does(gradients):
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(50.0, 0.1), broken=Fake(1.2, None))
-    decision = choose(ON_GPU, "auto", CALL)
+    decision = choose(ON_GPU, "wait", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 3.0, "two": 2.0}
     assert decision.final
@@ -286,18 +286,18 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     for forget in (False, True):
         if forget:
             clear_plans()
-        found = choose(replace(ON_GPU, q_len=900, kv_len=900), "auto", CALL)
+        found = choose(replace(ON_GPU, q_len=900, kv_len=900), "wait", CALL)
         assert found.implementation is fakes["two"]
         assert found.measured == {"one": 3.0, "two": 2.0}
     assert clock.calls == []
-    choose(replace(ON_GPU, q_len=2000), "auto", CALL)
+    choose(replace(ON_GPU, q_len=2000), "wait", CALL)
     assert clock.calls
 
 
 def test_what_counts_is_what_they_take_under_load(clock, offer):
     """The clock of a device that is at work falls, and one may slow down by more than another."""
     fakes = offer(one=Fake(1.0, 3.0, slower=1.5), two=Fake(1.0, 3.5, slower=1.1), far=Fake(1.0, 9.0, slower=0.1))
-    decision = choose(ON_GPU, "auto", CALL)
+    decision = choose(ON_GPU, "wait", CALL)
     assert decision.implementation is fakes["two"]
     assert decision.measured == {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0}
     assert clock.settled == [["one", "two"]]
@@ -307,34 +307,44 @@ def test_what_counts_is_what_they_take_under_load(clock, offer):
 def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
     fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
     fakes["one"].preferred = True
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes[expected]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes[expected]
 
 
 def test_modes(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
     never = choose(ON_GPU, "never", CALL)
     assert (never.implementation, never.final, clock.calls) == (fakes["one"], True, [])
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["two"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["two"]
     assert choose(ON_GPU, "never", CALL).implementation is fakes["two"]  # what is known is used
     clear_plans()
     assert choose(ON_GPU, "always", CALL).implementation is fakes["far"]
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["far"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["far"]
 
 
-def test_time_is_up_for_ever_new_sizes(clock, offer, passing, monkeypatch):
-    """Where the sizes of one kind of call change on and on, the prediction is taken until some time has passed."""
-    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    timed = measured.time_runs
-    monkeypatch.setattr(measured, "time_runs", lambda *given: (passing.append(0.7 * budget.AT_ONCE), timed(*given))[1])
+def test_no_call_waits_for_a_measurement(clock, offer):
+    """A library begins, and calls find out whether kernels are faster; what was measured earlier is used."""
+    fakes = offer(ours=Fake(1.0, 3.0), library=Fake(1.5, 4.0), slow=Fake(1.6, 0.1), far=Fake(50.0, 0.1))
+    fakes["ours"].compiles = fakes["slow"].compiles = fakes["slow"].slow_to_begin = True
+    decision = choose(ON_GPU, "auto", CALL)
+    assert (decision.implementation, decision.final, clock.calls) == (fakes["library"], False, [])
+    assert decision.undecided.ways == [fakes["library"], fakes["ours"]]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["ours"]
+    decision = choose(ON_GPU, "auto", CALL)  # which has to be compiled all the same
+    assert (decision.implementation, decision.undecided.ways) == (fakes["library"], [fakes["library"], fakes["ours"]])
 
-    def chosen(q_len):
-        found = choose(replace(ON_GPU, q_len=q_len), "auto", CALL)
-        return found.implementation, found.final
 
-    assert [chosen(q_len) for q_len in (64, 128)] == [(fakes["two"], True)] * 2
-    assert chosen(256) == (fakes["one"], False)
-    passing.append(1e4)
-    assert chosen(256) == (fakes["two"], True)
+def test_nothing_is_compiled_that_is_far_behind(clock, offer):
+    fakes = offer(library=Fake(1.0, 4.0), ours=Fake(50.0, 3.0))
+    fakes["ours"].compiles = True
+    decision = choose(ON_GPU, "auto", CALL)
+    assert (decision.implementation, decision.final, decision.undecided) == (fakes["library"], True, None)
+
+
+def test_a_call_that_only_kernels_can_do_waits_for_them(clock, offer):
+    fakes = offer(ours=Fake(1.0, 3.0), slow=Fake(2.0, 3.0))
+    fakes["ours"].compiles = fakes["slow"].compiles = True
+    decision = choose(ON_GPU, "auto", CALL)
+    assert (decision.implementation, decision.final, decision.undecided) == (fakes["ours"], True, None)
 
 
 def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
@@ -342,7 +352,7 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
         slow_to_begin = True
 
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
-    found = choose(ON_GPU, "auto", CALL)
+    found = choose(ON_GPU, "wait", CALL)
     assert found.implementation is fakes["two"]
     assert found.measured == {"one": 3.0, "two": 2.0}
     clear_plans()
@@ -350,7 +360,7 @@ def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(cl
     clear_plans()
     disk_cache.clear()
     fakes["slow"].predicted = 1.1
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["slow"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["slow"]
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -359,7 +369,7 @@ def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
         host = 0.5, 2.0
 
     fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
-    chosen = choose(replace(ON_GPU, gradients=gradients), "auto", CALL).implementation
+    chosen = choose(replace(ON_GPU, gradients=gradients), "wait", CALL).implementation
     assert chosen is fakes["one" if gradients else "busy"]
 
 
@@ -376,19 +386,19 @@ def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queuein
     one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
     one.queueing, two.queueing = queueing
     fakes = offer(one=one, two=two)
-    found = choose(ON_GPU, "auto", CALL)
+    found = choose(ON_GPU, "wait", CALL)
     assert found.implementation is fakes[chosen]
     assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
 
 
 def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
     offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(ON_GPU, "auto", CALL).measured == {"one": 100.0, "two": 101.0}
+    assert choose(ON_GPU, "wait", CALL).measured == {"one": 100.0, "two": 101.0}
     assert clock.queued == []
     clear_plans()
     disk_cache.clear()
     offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(ON_GPU, "auto", CALL).measured == {"one": 200.0, "two": 101.0}
+    assert choose(ON_GPU, "wait", CALL).measured == {"one": 200.0, "two": 101.0}
     assert clock.queued
 
 
@@ -397,7 +407,7 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
         efficiency = 0.0
 
     fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
-    found = choose(ON_GPU, "auto", CALL)
+    found = choose(ON_GPU, "wait", CALL)
     assert found.implementation is fakes["one"]
     assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
 
@@ -405,15 +415,15 @@ def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False
-    captured = choose(ON_GPU, "auto", CALL)
+    captured = choose(ON_GPU, "wait", CALL)
     assert (captured.implementation, captured.final) == (fakes["one"], False)
-    traced = choose(ON_GPU, "auto", CALL, quiet=True)
+    traced = choose(ON_GPU, "wait", CALL, quiet=True)
     assert (traced.implementation, traced.final) == (fakes["one"], False)  # the first of equal efficiency
     assert choose(ON_GPU, "auto").implementation is fakes["one"]  # explaining
     assert clock.calls == []
     assert list(disk_cache.entries()) == []
     clock.allowed = True
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["two"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["two"]
 
 
 def test_efficiency_may_differ_by_dtype(clock, offer):
@@ -430,30 +440,30 @@ def test_efficiency_may_differ_by_dtype(clock, offer):
     for dtype, best in (("float16", "halves"), ("float32", "wide")):
         spec = replace(ON_GPU, dtype=dtype)
         assert choose(spec, "never", CALL).implementation is fakes[best]
-        assert choose(spec, "auto", CALL, quiet=True).implementation is fakes[best]
+        assert choose(spec, "wait", CALL, quiet=True).implementation is fakes[best]
 
 
 def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
     fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["one"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["one"]
     assert list(disk_cache.entries()) == []
 
 
 def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(ON_GPU, "auto", CALL)
+    choose(ON_GPU, "wait", CALL)
     clear_plans()
     fakes = offer(one=Fake(1.0, 1.0, "not today"), two=Fake(1.5, 2.0), three=Fake(1.4, 1.0))
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["three"]
+    assert choose(ON_GPU, "wait", CALL).implementation is fakes["three"]
 
 
 def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer):
     """One that is installed later is measured too."""
     offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(ON_GPU, "auto", CALL)
+    choose(ON_GPU, "wait", CALL)
     clear_plans()
     fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
-    found = choose(ON_GPU, "auto", CALL)
+    found = choose(ON_GPU, "wait", CALL)
     assert found.implementation is fakes["three"]
     assert [entry.key["candidates"] for entry in disk_cache.entries()].count(["one", "three", "two"]) == 1
 
@@ -544,7 +554,7 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
 
 def test_a_decision_has_predicted_and_measured_times(clock, offer):
     offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    decision = choose(ON_GPU, "auto", CALL)
+    decision = choose(ON_GPU, "wait", CALL)
     assert decision.predicted == {"one": 1.0, "two": 1.5}
     with autotune("never"):
         assert "measured" in choose(ON_GPU, "never").why

@@ -31,6 +31,13 @@ class Watch:
         return self._problem.real[self.name] if self._problem.passed else None
 
 
+class GradientWatch(Watch):
+    """Says what the gradients of the way that ran take."""
+
+    def seconds(self) -> float | None:
+        return self._problem.of_gradients[str(self.name)]
+
+
 class Fake(Problem[str]):
     """Ways by name; each call returns the name of the one that ran."""
 
@@ -43,6 +50,7 @@ class Fake(Problem[str]):
         self.running: str | None = None
         self.failing: set[str] = set()
         self.found: tuple[str, Callable[..., Any]] | None = None
+        self.of_gradients: dict[str, float | None] = {}
         self.tiers = Tiers(self, self.keep)
 
     def keep(self, way: str, run: Callable[..., Any]) -> None:
@@ -82,11 +90,17 @@ class Fake(Problem[str]):
     def stopwatch(self) -> Watch:
         return Watch(self)
 
+    def gradients(self, result: Any, operands: Sequence[Any]) -> Watch | None:
+        watch = GradientWatch(self)
+        watch.stop()
+        return watch if self.of_gradients else None
+
     def may_measure(self) -> bool:
         return self.measurable
 
-    def settle(self) -> None:
+    def settle(self) -> str:
         self.settled += 1
+        return "library"
 
     def call(self, *operands: Any) -> str:
         return str((self.found[1] if self.found else self.tiers.run())(*operands))
@@ -109,7 +123,7 @@ def in_this_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
             work()
 
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tiers, "_planner", Planner)
+    monkeypatch.setattr(tiers, "planner", Planner)
     monkeypatch.setattr(tiers.background, "available", lambda: True)
     clear_plans()
     yield
@@ -134,6 +148,7 @@ def test_ways_that_are_far_behind_are_tried_less() -> None:
     problem = Fake({"library": 1e-3, "one": 1e-5, "two": 1.1e-5})
     problem.calls(4)
     problem.compile_all()
+    problem.calls(4)  # one of them finds what is compiled
     ran = problem.calls(60)
     assert ran.count("library") < ran.count("two") < ran.count("one")
 
@@ -166,7 +181,7 @@ def test_what_was_chosen_earlier_is_compiled_alone() -> None:
     later.calls(4)
     assert set(later.ordered) == {"two"}
     later.compile_all()
-    later.calls(2)
+    later.calls(5)
     assert later.calls(1) == ["two"]
 
 
@@ -201,6 +216,26 @@ def test_the_device_is_not_waited_for() -> None:
     assert problem.found is None
     problem.passed = True
     assert problem.calls(40)[-1] == "one"
+
+
+@pytest.mark.parametrize(
+    ("gradients", "chosen"),
+    [
+        ({"library": 5e-5, "one": 1e-5}, "one"),
+        ({"library": 2e-5, "one": 1.9e-5}, "library"),
+        ({"library": 5e-5, "one": None}, "library"),  # which nobody computes
+    ],
+)
+def test_gradients_count_where_they_come(gradients: dict[str, float | None], chosen: str) -> None:
+    problem = Fake({"library": 1e-5, "one": 2e-5})
+    problem.of_gradients = gradients
+    problem.calls(4)
+    problem.compile_all()
+    problem.calls(4 + 2 * 8 + 2)
+    assert (problem.found is None) == (None in gradients.values())
+    problem.calls(300)
+    assert problem.found is not None
+    assert problem.found[0] == chosen
 
 
 def test_nothing_is_tried_while_a_graph_is_captured() -> None:

@@ -71,7 +71,7 @@ class AttentionCall:
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
-        self._processors = _device(q.device)
+        self._processors = _processors(self._device)
         dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
         layouts = kernel_layouts(spec, canonical)
         self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
@@ -123,6 +123,8 @@ class AttentionCall:
         if self._nothing:
             return self._of_nothing(q, k, v, extras, lse, d_lse, wanted)
         d_out = torch.zeros_like(out) if d_out is None else d_out.resolve_neg()
+        if 0 in d_out.stride():  # of a sum, say: kernels of their own aren't worth compiling
+            d_out = torch.empty_like(out).copy_(d_out)
         if d_lse is not None:
             d_lse = d_lse.resolve_neg().contiguous()
         steps = self._steps(q, k, v) if self._together else None
@@ -209,9 +211,9 @@ def backward(
 
 
 @lru_cache(maxsize=64)
-def _device(device: Any) -> tuple[tuple[int, int], int]:
+def _processors(device: int) -> tuple[tuple[int, int], int]:
     """Compute capability and number of processors; of the interpreter, those of a large GPU."""
-    if device.type != "cuda":
+    if not torch.cuda.is_available():
         return (9, 0), 132
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor), int(properties.multi_processor_count)

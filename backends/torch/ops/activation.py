@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch
+from einops_fast.backends.torch.ops.dropout import dropout_by_torch, later_seed, seeded
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.types import HALVES, may_read_values
 
@@ -53,7 +52,13 @@ def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
     """See :func:`einops_fast.ops.dropout_bias_activation`."""
     if not by_kernel([x] if bias is None else [x, bias]):
         return activation_by_torch(x, bias, activation, p)
-    return activation_by_kernel(x, bias, seed_for(x) if p else None, activation, p)
+    by_torch = partial(activation_by_torch, x, bias, activation, p)
+    seed = later_seed(x, p)
+    return activation_by_kernel.or_library(by_torch, x, bias, seed, activation, p, kernels=_with_seed)
+
+
+def _with_seed(x: Any, bias: Any, seed: Any, *numbers: Any) -> Any:
+    return activation_by_kernel(x, bias, seeded(seed, x), *numbers)
 
 
 def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
@@ -102,6 +107,7 @@ activation_gradients = RowOperator(
     "bool of_bias) -> (Tensor, Tensor)",
     "activation.activation_gradients",
     _gradient_layouts,
+    along=False,
 )
 
 activation_by_kernel = RowOperator(
@@ -110,4 +116,5 @@ activation_by_kernel = RowOperator(
     _layouts,
     _setup,
     _backward,
+    along=False,
 )

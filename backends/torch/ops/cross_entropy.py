@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +34,9 @@ class RowLoss(NamedTuple):
         """Return the loss of each row, in float32 at least."""
         return (self.by_kernels if self.has_kernels(x, target) else self.by_torch)(x, target, dim)
 
-    def by_kernels(self, x: Any, target: Any, dim: int, inplace: bool = False) -> Any:
+    def by_kernels(self, x: Any, target: Any, dim: int) -> Any:
         """Return the same by kernels of ours."""
-        # What is traced has memory planned by the compiler.
-        inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
-        return cross_entropy_by_kernel(x, target, self.weight, self.weights(), dim, *self[1:], inplace)[0]
+        return cross_entropy_by_kernel(x, target, self.weight, self.weights(), dim, *self[1:], False)[0]
 
     def by_torch(self, x: Any, target: Any, dim: int) -> Any:
         """Return the same by functions of torch, which can be differentiated again."""
@@ -86,24 +85,42 @@ def cross_entropy(
     if inplace:
         _check_inplace(x)
     loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    ours = loss.has_kernels(x, target)
-    if not ours and not z_loss:
-        dtype = result_dtype(x)
-        if dtype != x.dtype or (weight is not None and weight.dtype != dtype):
+    by_torch = partial(_by_torch, loss, x, target, dim, reduction)
+    if not loss.has_kernels(x, target):
+        return by_torch()
+    # What is traced has memory planned by the compiler.
+    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+    dtype = result_dtype(x)
+    return cross_entropy_by_kernel.or_library(
+        by_torch, x, target, weight, loss.weights(), dim, *loss[1:], inplace,
+        kernels=partial(_by_kernels, reduction, dtype), further=(reduction, dtype),
+    )  # fmt: skip
+
+
+def _by_kernels(reduction: str, dtype: torch.dtype, x: Any, target: Any, weight: Any, *others: Any) -> Any:
+    """Return the loss from the arguments of the operator."""
+    losses = cross_entropy_by_kernel(x, target, weight, *others)[0]
+    _, dim, ignore_index, *_ = others
+    # What is traced is brought together by the compiler.
+    if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
+        numbers = x.shape[dim], ignore_index, reduction == "mean", dtype
+        return reduced_by_kernel(losses, target, weight, *numbers)[0]
+    divisor = RowLoss(weight, *others[2:5]).divisor(target, losses.dtype) if reduction == "mean" else None
+    return reduced(losses, divisor, reduction).to(dtype)
+
+
+def _by_torch(loss: RowLoss, x: Any, target: Any, dim: int, reduction: str) -> Any:
+    """Return the loss by functions of torch."""
+    dtype = result_dtype(x)
+    if not loss.z_loss:
+        if dtype != x.dtype or (loss.weight is not None and loss.weight.dtype != dtype):
             x, loss = loss.widened(x)
         return loss.native(x, target, dim, reduction).to(dtype)
-    if ours:
-        losses = loss.by_kernels(x, target, dim, inplace)
-        # What is traced is brought together by the compiler.
-        if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
-            numbers = x.shape[dim], ignore_index, reduction == "mean", result_dtype(x)
-            return reduced_by_kernel(losses, target, weight, *numbers)[0]
-    else:
-        losses = loss.by_torch(x, target, dim)
+    losses = loss.by_torch(x, target, dim)
     divisor: Any = None
     if reduction == "mean":
         divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
-    return reduced(losses, divisor, reduction).to(result_dtype(x))
+    return reduced(losses, divisor, reduction).to(dtype)
 
 
 def reduced(losses: Any, divisor: Any, reduction: str) -> Any:

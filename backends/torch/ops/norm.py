@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel, dtype_name, result_dtype
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch
+from einops_fast.backends.torch.ops.dropout import dropout_by_torch, later_seed, seeded
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.planning.layout import contiguous_strides
 
@@ -29,8 +28,11 @@ def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None
     if count > 1:
         x = x.view(*shape[:dim], -1)
         weight, bias = (None if each is None else each.reshape(-1) for each in (weight, bias))
-    dtype = dtype_name(result_dtype(x))
-    found = norm_by_kernel(x, None, weight, bias, None, dim, centred, _eps(x, eps), 0.0, dtype)[0]
+    dtype, eps = result_dtype(x), _eps(x, eps)
+    found = norm_by_kernel.or_library(
+        lambda: (norm_by_torch(x, dim, 1, weight, bias, eps, centred, dtype),),
+        x, None, weight, bias, None, dim, centred, eps, 0.0, dtype_name(dtype),
+    )[0]  # fmt: skip
     return found.view(shape) if count > 1 else found
 
 
@@ -64,7 +66,9 @@ def norm_by_torch(
     found: Any = F.layer_norm(moved, shape, weight, bias, eps) if centred else F.rms_norm(moved, shape, weight, eps)
     if apart:
         found = found + bias
-    return (found if moved is x else found.movedim(-1, dim)).to(dtype)
+    if moved is not x:
+        found = found.movedim(-1, dim)
+    return found if found.dtype == dtype else found.to(dtype)
 
 
 def dropout_add_norm(
@@ -72,18 +76,29 @@ def dropout_add_norm(
 ) -> tuple[Any, Any]:
     """The norm of ``h = dropout(x) + residual``, and ``h``; see :func:`einops_fast.ops.dropout_add_layer_norm`."""
     tensors = [each for each in (x, residual, weight, bias) if each is not None]
-    if not by_kernel(tensors):
+    dtype = result_dtype(x)
+
+    def by_torch() -> tuple[Any, Any]:
         summed = dropout_by_torch(x, p)
         if residual is not None:
             # Of a number, torch would take the kind of dtype only.
             summed = summed.to(torch.promote_types(x.dtype, residual.dtype)) + residual
-        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, result_dtype(x)), summed
+        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, dtype), summed
+
+    if not by_kernel(tensors):
+        return by_torch()
     if residual is None and not p:
         return norm(x, dim, 1, weight, bias, eps, centred), x
-    seed = seed_for(x) if p else None
-    dtype = dtype_name(result_dtype(x))
-    found = norm_by_kernel(x, residual, weight, bias, seed, dim, centred, _eps(x, eps), p, dtype)
+    found = norm_by_kernel.or_library(
+        by_torch, x, residual, weight, bias, later_seed(x, p), dim, centred, _eps(x, eps), p, dtype_name(dtype),
+        kernels=_with_seed,
+    )  # fmt: skip
     return found[0], found[1]
+
+
+def _with_seed(x: Any, residual: Any, weight: Any, bias: Any, seed: Any, *numbers: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = norm_by_kernel(x, residual, weight, bias, seeded(seed, x), *numbers)
+    return found
 
 
 def _layouts(

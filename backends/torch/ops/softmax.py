@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,11 @@ def softmax(
         scale: of the scores.
         dtype: of the result; that of ``x``, or autocast's, if ``None``.
     """
-    if by_kernel([x] if mask is None else [x, mask]):
-        return softmax_by_kernel(x, mask, dim, log, queries, shift, scale, dtype or dtype_name(result_dtype(x)))
-    return softmax_by_torch(x, dim, log, mask, queries, shift, scale, dtype)
+    by_torch = partial(softmax_by_torch, x, dim, log, mask, queries, shift, scale, dtype)
+    if not by_kernel([x] if mask is None else [x, mask]):
+        return by_torch()
+    dtype = dtype or dtype_name(result_dtype(x))
+    return softmax_by_kernel.or_library(by_torch, x, mask, dim, log, queries, shift, scale, dtype)
 
 
 def softmax_by_torch(

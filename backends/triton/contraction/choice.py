@@ -168,7 +168,7 @@ class StepProblem(Problem[Candidate]):
         at_once = choice.at_once
         self.library = self._by_calls if at_once is None else self._by_library(LibraryCalls("library einsum", at_once))
         # Whoever asks it waits, for as long as it takes.
-        self.chooser = Chooser[Candidate](self.kind, "wait" if self.mode == "auto" else self.mode)
+        self.chooser = Chooser[Candidate]("wait" if self.mode == "auto" else self.mode)
 
     @cached_property
     def tiers(self) -> Tiers[Candidate]:
@@ -202,9 +202,9 @@ class StepProblem(Problem[Candidate]):
 
         return decide(self, operands)
 
-    def settle(self) -> None:
+    def settle(self) -> Candidate:
         with self.memory.on_device(self.device):
-            self.choose([self.memory.sample(self.device, self.dtype, *layout) for layout in self._layouts])
+            return self.decide([self.memory.sample(self.device, self.dtype, *layout) for layout in self._layouts])
 
     def saves(self) -> float:
         step = replace(self.step, reads=tuple(range(len(self.step.reads))))
@@ -239,7 +239,8 @@ class StepProblem(Problem[Candidate]):
         return way
 
     def run(self, way: Candidate) -> Run:
-        return way.run(self.memory, self.device)
+        with self.memory.on_device(self.device):
+            return way.run(self.memory, self.device)
 
     def preferred(self, ways: Iterable[Candidate]) -> Collection[str]:
         return {way.name for way in ways if way.in_order}

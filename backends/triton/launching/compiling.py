@@ -20,7 +20,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -32,8 +32,9 @@ from triton.runtime import driver
 
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
+from einops_fast.runtime.plan_cache import keep
 
-__all__ = ["Signature", "compiled_for", "compiling", "signature", "unpromised", "untangled"]
+__all__ = ["Signature", "compiled_for", "compiling", "is_compiled", "signature", "unpromised", "untangled"]
 
 _Path = tuple[int, ...]
 """Where an argument is: its number, then places in tuples."""
@@ -105,17 +106,28 @@ def signature(
 
 def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> Any:
     """Compile a kernel for the current device, or take it from those compiled before, here or in Triton's own cache."""
-    return _compiled(function, given, options, driver.active.get_current_device(), driver.active.get_current_target())
+    key = function, given, options, driver.active.get_current_device()
+    found = _compiled.get(key)
+    if found is None:
+        found = _compile(function, given, options)
+        keep(_compiled, key, found)
+    return found
 
 
-@lru_cache(maxsize=512)
-def _compiled(function: Any, given: Signature, options: tuple[tuple[str, Any], ...], device: int, target: Any) -> Any:
-    """Compile a kernel for ``device``, the current one, which is a ``target``."""
+def is_compiled(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> bool:
+    """Return whether a kernel is loaded on the current device."""
+    return (function, given, options, driver.active.get_current_device()) in _compiled
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def _compile(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> Any:
     written_in = GluonASTSource if function.is_gluon() else ASTSource
     hints = {path: [["tt.divisibility", ALIGNMENT]] for path in given.aligned}
     source = written_in(function, dict(given.types), dict(given.constants), hints)
     with compiling():
-        compiled = triton.compile(source, target=target, options=dict(options))
+        compiled = triton.compile(source, target=driver.active.get_current_target(), options=dict(options))
     _ = compiled.run  # loads it on the device, which may fail
     return compiled
 

@@ -14,9 +14,10 @@ from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.device.tiling import LANES
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor, mapped
 from einops_fast.backends.triton.launching.bare_launch import Launch, launch_of
-from einops_fast.backends.triton.launching.compiling import compiled_for, signature
+from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, signature
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.launching.occupancy import ask_for_shared, clusters_at_a_time
+from einops_fast.backends.triton.launching.rehearsing import take_down
 
 __all__ = ["DeclaredCall", "KernelCall"]
 
@@ -108,10 +109,12 @@ class KernelCall:
         if not self.grid[0]:
             return _do_nothing, *self.grid, ()
         arrays = self._ordered(arrays)
+        described = self._described(memory.pointer, arrays)
+        if described is not None and take_down(self, described):
+            return _do_nothing, *self.grid, ()
         if self._interpreted:
             self.function[self.grid](*arrays, *self.tail, **self.constants)
             return _do_nothing, *self.grid, ()
-        described = self._described(memory.pointer, arrays)
         if described is None:
             return None
         launch = self._launches.get((device, described))
@@ -157,17 +160,25 @@ class KernelCall:
 
     def compile_for(self, *arrays: Any) -> Any:
         """Do so with an :class:`Array` in place of each array that the kernel takes."""
-        given = signature(self.function, (*arrays, *self.tail), tuple(self.constants.values()), self._even)
-        compiled = compiled_for(self.function, given, tuple(self.options.items()))
+        compiled = compiled_for(*self.source_for(*arrays))
         if self.options.get("num_ctas", 1) > 1:
             ask_for_shared(compiled.function, compiled.metadata.shared)
         return compiled
 
+    def source_for(self, *arrays: Any) -> tuple[Any, Signature, tuple[tuple[str, Any], ...]]:
+        """Return what is compiled for such arrays: the function, its signature, the compiler's options."""
+        given = signature(self.function, (*arrays, *self.tail), tuple(self.constants.values()), self._even)
+        return self.function, given, tuple(self.options.items())
+
     def at_a_time(self, *arrays: Any) -> int | None:
-        """Return how many of its programs run at a time, if these are clusters; ``None`` if that isn't known."""
+        """Return how many of its programs run at a time, if these are clusters; ``None`` if that isn't known.
+
+        Args:
+            arrays: as for :meth:`compile_for`.
+        """
         if self._interpreted:
             return None
-        compiled, threads = self.compile(*arrays), LANES * self.options["num_warps"]
+        compiled, threads = self.compile_for(*arrays), LANES * self.options["num_warps"]
         return clusters_at_a_time(compiled.function, self.options["num_ctas"], threads, compiled.metadata.shared)
 
 

@@ -5,29 +5,29 @@ The first of the ways is a rule's. It is taken where nothing may be timed or whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.launching.measuring import measure, works
+from einops_fast.backends.triton.launching.rehearsing import is_rehearsal
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
 
-__all__ = ["NONE", "Call", "ClusterWay", "Contest", "Launch", "Site", "Step", "Way"]
+__all__ = ["NONE", "Call", "ClusterWay", "Contest", "Site", "Step", "Way"]
 
-_SMALL = 8 << 20
-"""Bytes of all arrays below which the rule is good enough."""
+_LEAST = {"wait": 8 << 20, "always": 0}
+"""Bytes of all arrays, by mode, below which the rule is good enough."""
 
 NONE = -1
 """The position of an array that a kernel isn't given."""
-
-Launch = tuple[KernelCall, tuple[Any, ...]]
 
 Step = tuple[KernelCall, Sequence[int]]
 """A kernel, and which arrays it takes: positions among those of the call, the workspaces behind them, or ``NONE``."""
@@ -65,13 +65,19 @@ class Way:
         # In one attribute, which another thread sees as a whole.
         self._plan = [(kernel, itemgetter(*positions)) for kernel, positions in steps], work
 
-    def prepare(self, memory: Memory, *arrays: Any) -> None:
-        """Do what has to be done once before the first launch."""
+    def prepare(self, arrays: Sequence[Array | None]) -> None:
+        """Do what has to be done once before the first launch, for arrays such as these."""
 
-    def launches(self, memory: Memory, *arrays: Any) -> Sequence[Launch]:
-        """Return the kernels and their arrays; workspaces are new."""
+    def compile(self, arrays: Sequence[Array | None]) -> None:
+        """Compile the kernels for arrays such as these."""
+        self.prepare(arrays)
+        for kernel, given in self._kernels(arrays):
+            kernel.compile_for(*given)
+
+    def _kernels(self, arrays: Sequence[Array | None]) -> Sequence[tuple[KernelCall, tuple[Array | None, ...]]]:
+        """Return the kernels, and what is known of the arrays of each."""
         steps, work = self._plan
-        every = (*arrays, *[memory.workspace(arrays[0], *each) for each in work], None)
+        every = (*arrays, *[Array(dtype) for _, dtype in work], None)
         return [(kernel, take(every)) for kernel, take in steps]
 
     def queue(self, memory: Memory, device: int, *arrays: Any) -> None:
@@ -106,10 +112,10 @@ class ClusterWay(Way):
         super().__init__(name, *steps(clusters))
         self._clusters, self._several, self._steps_for = clusters, several, steps
 
-    def prepare(self, memory: Memory, *arrays: Any) -> None:
+    def prepare(self, arrays: Sequence[Array | None]) -> None:
         if self._several:
             self._several = False
-            kernel, given = self.launches(memory, *arrays)[0]
+            kernel, given = self._kernels(arrays)[0]
             clusters = min(self._clusters, kernel.at_a_time(*given) or self._clusters)
             super().__init__(self.name, *self._steps_for(clusters))
 
@@ -121,26 +127,22 @@ class Call:
     Attributes:
         problem: what it computes, in a line for people.
         details: all else about it that matters; ready for JSON.
-        kind: what it has in common with calls that differ in sizes only.
         in_place: a result is written over what is read, so that no run may be repeated.
     """
 
     problem: str
     details: Mapping[str, Any]
-    kind: Hashable = ""
     in_place: bool = False
 
 
 class _Trial:
     """A way on the arrays of a call, for whoever measures it."""
 
-    def __init__(self, way: Way, memory: Memory, arrays: Sequence[Any]) -> None:
-        self.name, self.way, self._memory, self._arrays = way.name, way, memory, arrays
+    def __init__(self, way: Way, arrays: Sequence[Array | None]) -> None:
+        self.name, self.way, self._arrays = way.name, way, arrays
 
     def compile(self) -> None:
-        self.way.prepare(self._memory, *self._arrays)
-        for kernel, arrays in self.way.launches(self._memory, *self._arrays):
-            kernel.compile(*arrays)
+        self.way.compile(self._arrays)
 
     def run(self, memory: Memory, device: int) -> Callable[..., Any]:
         return partial(self.way.queue, memory, device)
@@ -159,7 +161,7 @@ class Contest:
         self.site, self.call, self.ways = site, call, ways
         self.chosen: Way | None = None
         self._memory, self._device, self._current_device = site.memory, site.device, site.memory.current_device
-        self._chooser: Chooser[Way] = Chooser((call.kind, site.device), site.mode)
+        self._chooser: Chooser[Way] = Chooser(site.mode)
 
     def __call__(self, *arrays: Any) -> None:
         """Queue the kernels. Results are written by trials, too, if there are any."""
@@ -176,23 +178,34 @@ class Contest:
     def _first(self, arrays: Sequence[Any]) -> Way:
         with self._memory.on_device(self._device):
             way, final = self.choose(arrays)
-            way.prepare(self._memory, *arrays)
+            if is_rehearsal():  # its kernels aren't there yet
+                return way
+            way.prepare(self._described(arrays))
             if final:
                 self.chosen, self.ways = way, [way]  # the others are free to go
             return way
 
+    def _described(self, arrays: Sequence[Any]) -> list[Array | None]:
+        pointer = self._memory.pointer
+        return [None if each is None else Array(each.dtype, aligned=pointer(each) % ALIGNMENT == 0) for each in arrays]
+
     def choose(self, arrays: Sequence[Any]) -> tuple[Way, bool]:
-        """Return the way to run a call on these arrays, and whether it is the one for all that follow."""
+        """Return the way to run a call on these arrays, and whether it is the one for all that follow.
+
+        Where no call may wait, that is what was measured earlier, or the rule's.
+        """
         rule, memory, device = self.ways[0], self._memory, self._device
         if interpreted() or len(self.ways) == 1:
             return rule, True
-        if self._chooser.waits():
-            return rule, False
-        trials = {way.name: _Trial(way, memory, arrays) for way in self.ways}
+        described = self._described(arrays)
+        trials = {way.name: _Trial(way, described) for way in self.ways}
         moved = sum(each.nbytes for each in arrays if each is not None)
 
         def named(name: str) -> Way | None:
-            return trials[name].way if name in trials and works(trials[name]) else None
+            trial = trials.get(name)
+            if trial is None or (self.site.mode != "auto" and not works(trial)):
+                return None
+            return trial.way
 
         def measured(ways: Sequence[Way]) -> Record | None:
             return measure([trials[way.name] for way in ways], {rule.name}, arrays, memory, device, ROWS)
@@ -205,6 +218,6 @@ class Contest:
             meanwhile=rule,
             measure=measured,
             may_measure=memory.may_measure,
-            pays=not (self.call.in_place or (self.site.mode == "auto" and moved < _SMALL)),
+            pays=not self.call.in_place and self.site.mode in ("wait", "always") and moved >= _LEAST[self.site.mode],
         )
         return choice.way, choice.final

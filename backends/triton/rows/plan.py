@@ -206,7 +206,6 @@ class RowCall:
         return Call(
             ", ".join([text, *named, *apart]),
             {"dtype": dtypes[0], "arrays": dtypes, "features": values, "strides": strides, **details},
-            (self.name, *named, *dtypes),
             self.in_place,
         )
 

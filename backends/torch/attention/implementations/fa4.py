@@ -54,6 +54,7 @@ class Fa4(OnFourAxes):
     # them, and isn't used where nothing is timed, while torch.compile traces for one.
     efficiency = 0.68
     slow_to_begin = True
+    compiles = True
     may_refuse = True
     host = 2e-4, 2.5e-3
 

@@ -25,6 +25,7 @@ class Triton(Implementation):
     efficiencies = MappingProxyType({"float32": 0.2})  # Triton multiplies float32 slowly
     seeded = True
     preferred = True
+    compiles = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.dtype not in FLOATS:

@@ -82,7 +82,7 @@ def test_waiting_chooses_for_what_was_called(chosen: list[str]) -> None:
     first = fast_einsum(equation, *given)
     assert not chosen
     wait_for_kernels()
-    assert len(chosen) == 1
+    assert len(set(chosen)) == 1  # once with and once without gradients
     torch.testing.assert_close(fast_einsum(equation, *given), first, rtol=1e-2, atol=0.1)
 
 

@@ -21,10 +21,10 @@ from einops_fast.backends.triton.rows.plan import RowCall
 from einops_fast.backends.triton.rows.rows import rows_of
 from einops_fast.backends.triton.rows.softmax.kernel import SoftmaxFeatures
 from einops_fast.planning.target import Operand
-from einops_fast.runtime import budget, disk_cache
+from einops_fast.runtime import disk_cache
 from einops_fast.runtime.plan_cache import clear_plans
 
-LARGE = np.zeros(module._SMALL // 8)
+LARGE = np.zeros(module._LEAST["wait"] // 8)
 
 
 class TimedMemory(FakeMemory):
@@ -53,7 +53,7 @@ class FakeKernel:
     def __init__(self, name: str, seconds: float, broken: bool) -> None:
         self.name, self.seconds, self.broken = name, seconds, broken
 
-    def compile(self, *arrays: Any) -> None:
+    def compile_for(self, *arrays: Any) -> None:
         if self.broken:
             raise RuntimeError("too large a tile")
 
@@ -77,9 +77,9 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TimedMem
     clear_plans()
 
 
-def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "auto", in_place: bool = False, **details: Any) -> Contest:
+def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "wait", in_place: bool = False, **details: Any) -> Contest:
     details = {"dtype": "float64", **details}
-    call = Call("softmax, 8 rows of 4", details, "softmax", in_place)
+    call = Call("softmax, 8 rows of 4", details, in_place)
     return Contest(Site(memory, 0, (0, 1), mode), call, ways)
 
 
@@ -205,21 +205,13 @@ def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: 
     assert chosen(contest(memory, RULE, FAST)) == "rule"
 
 
-def test_time_is_up_for_ever_new_sizes(
-    memory: TimedMemory, passing: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure, reads = module.measure, []
-    monkeypatch.setattr(
-        module, "measure", lambda *arguments: (passing.append(1.4 * budget.AT_ONCE), measure(*arguments))[1]
-    )
-    monkeypatch.setattr(disk_cache, "read", lambda key: reads.append(key))
-    assert chosen(contest(memory, RULE, FAST, rows=1)) == "fast"
-    late = contest(memory, RULE, FAST, rows=2)
-    assert chosen(late) == chosen(late) == "the rule's, not for long"
-    assert len(reads) == 3  # twice where it was measured: another process may have been faster
-    assert chosen(contest(memory, RULE, FAST, rows=2, mode="always")) == "fast"
-    passing.append(1e4)
-    assert chosen(late) == "fast"
+def test_no_call_waits_for_a_measurement(memory: TimedMemory) -> None:
+    assert chosen(contest(memory, RULE, FAST, mode="auto")) == "rule"
+    assert not memory.measured
+    clear_plans()
+    chosen(contest(memory, RULE, FAST))
+    clear_plans()
+    assert chosen(contest(memory, RULE, FAST, mode="auto")) == "fast"  # which was measured earlier
 
 
 def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
@@ -241,7 +233,6 @@ def test_kinds_of_calls() -> None:
     assert call(9, 50) != call(9, 51)
     assert call(9, scale=2.0) == call(9, scale=0.5)
     assert call(9, log=True).problem == "softmax, 9 rows of 48, log"
-    assert call(9, log=True).kind == call(15, 100, log=True).kind != call(9).kind
     assert call(9, log=True).details["strides"] == ["16n 1", "1n 1"]
 
 

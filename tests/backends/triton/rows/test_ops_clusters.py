@@ -295,7 +295,7 @@ def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> No
 
         way = ClusterWay("clusters", 50, several, steps)
         for _ in range(2):
-            way.prepare(TorchMemory(), None)
+            way.prepare([None])
         assert tried == ([50, left] if several else [50])
 
 

@@ -1,0 +1,196 @@
+"""Row operators and attention from their first call on: right whatever runs, and by kernels in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+from einops_fast import attention, autotune, ops, wait_for_kernels  # noqa: E402
+from einops_fast.backends.torch import beginning  # noqa: E402
+from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  # noqa: E402
+from einops_fast.runtime import tiers  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+
+def test_tensors_without_memory_are_like_others() -> None:
+    x = torch.empty(3, 4, dtype=torch.float16, requires_grad=True).T
+    like = meta_like(x)
+    assert (like.shape, like.stride(), like.dtype, like.requires_grad) == (x.shape, x.stride(), x.dtype, True)
+    assert like.is_leaf
+
+
+def test_gradients_are_timed_from_the_result_to_the_operands() -> None:
+    x, residual, weight = (torch.ones(8, requires_grad=True) for _ in range(3))
+    inner = x * 2
+    result = F.layer_norm(inner.exp() + residual, (8,), weight)
+    names = [type(node).__name__.removesuffix("0") for node in _nodes(result, [inner, residual, weight, None])]
+    assert names == ["NativeLayerNormBackward", "AddBackward", "ExpBackward"]
+    assert _nodes(result.detach(), [inner]) == []
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    events: list[str] = []
+
+    class Watch:
+        def start(self) -> None:
+            events.append("start")
+
+        def stop(self) -> None:
+            events.append("stop")
+
+        def seconds(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
+    x = torch.ones(8, requires_grad=True)
+    result = (x * 2).exp() if kept else x.exp()
+    watch = beginning._GradientWatch.of((result, None), [x])
+    assert watch is not None
+    assert watch.seconds() is None
+    for _ in range(2):
+        result.sum().backward(retain_graph=True)
+    assert events == ["start", "stop"]
+    assert watch.seconds() == 1.0
+
+
+def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """What computes a call, and its operands, by name."""
+
+    def given(*shape: int, gradients: bool = True) -> Any:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_(gradients)
+
+    x, weight, scores = given(64, 128, 256), given(256), given(512, 1000)
+    target = torch.randint(0, 1000, (512,), device="cuda")
+    q, k, v = (given(2, 300, 4, 64) for _ in range(3))
+    return {
+        "layer_norm": (lambda x, weight: ops.layer_norm(x, weight=weight, bias=weight), (x, weight)),
+        "rms_norm": (lambda x, weight: ops.rms_norm(x, weight=weight), (x, weight)),
+        "sum_norm": (lambda x, weight: ops.dropout_add_layer_norm(x, x, weight, p=0.0)[0], (x, weight)),
+        "softmax": (lambda x: ops.softmax(x, dim=-1), (x,)),
+        "columns": (lambda x: ops.log_softmax(x, dim=1), (x,)),
+        "bias_gelu": (ops.bias_gelu, (x, weight)),
+        "cross_entropy": (lambda scores: ops.cross_entropy(scores, target), (scores,)),
+        "attention": (
+            lambda q, k, v: attention("b i h d, b j h d, b j h e -> b i h e", q, k, v, causal=True), (q, k, v)
+        ),
+        "inference": (lambda q, k, v: attention(q.detach(), k, v.detach(), layout="bshd"), (q, k.detach(), v)),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
+    names: list[str] = []
+    decide = Beginning.decide
+
+    def told(self: Any, way: Any, *rest: Any) -> None:
+        names.append(getattr(way, "name", way))
+        decide(self, way, *rest)
+
+    monkeypatch.setattr(Beginning, "decide", told)
+    monkeypatch.setattr(tiers, "PRICE", 0.0)
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    clear_plans()
+    with autotune("auto"):
+        yield names
+    clear_plans()
+
+
+def results(run: Callable[..., Any], operands: tuple[Any, ...], wide: bool = False) -> list[Any]:
+    """Return the result of a call and its gradients, from wider operands if asked for."""
+    given = [each.detach().double() if wide else each.detach() for each in operands]
+    given = [each.requires_grad_(own.requires_grad) for each, own in zip(given, operands, strict=True)]
+    result = run(*given)
+    leaves = [each for each in given if each.requires_grad and result.requires_grad]
+    seed = torch.arange(result.numel(), device="cuda").sin().view(result.shape).to(result.dtype)
+    return [result, *torch.autograd.grad(result, leaves, seed, allow_unused=True)] if leaves else [result]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layer_norm",
+        "rms_norm",
+        "sum_norm",
+        "softmax",
+        "columns",
+        "bias_gelu",
+        "cross_entropy",
+        "attention",
+        "inference",
+    ],
+)
+def test_every_call_is_right_and_a_way_is_decided_for(name: str, decided: list[str]) -> None:
+    run, operands = calls()[name]
+    with autotune("never"):
+        wanted = [each.double() for each in results(run, operands)]
+    clear_plans()
+    end = time.monotonic() + 120
+    for _ in range(100_000):
+        done = bool(decided) or time.monotonic() > end
+        for found, expected in zip(results(run, operands), wanted, strict=True):
+            assert (found.double() - expected).abs().max() <= 2e-2 * expected.abs().max()
+        if done:
+            break
+    assert decided
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["layer_norm", "attention"])
+def test_waiting_decides_for_kernels(name: str, decided: list[str]) -> None:
+    run, operands = calls()[name]
+    first = results(run, operands)
+    assert not decided
+    wait_for_kernels()
+    assert len(decided) == 1
+    for found, expected in zip(results(run, operands), first, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.gpu
+def test_other_lengths_of_a_class_share_what_was_decided(decided: list[str]) -> None:
+    weight = torch.ones(256, device="cuda")
+    for rows in (1000, 1001, 900):
+        x = torch.randn(rows, 256, device="cuda")
+        ops.layer_norm(x, weight=weight)
+        wait_for_kernels()
+        torch.testing.assert_close(ops.layer_norm(x, weight=weight), F.layer_norm(x, (256,), weight))
+    assert len(decided) == 1
+
+
+@pytest.mark.gpu
+def test_the_bits_stay_where_determinism_is_asked_for(decided: list[str]) -> None:
+    run, operands = calls()["attention"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = results(run, operands)
+        for _ in range(100):
+            assert all(torch.equal(*pair) for pair in zip(results(run, operands), first, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not decided
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "attention"])
+def test_a_graph_is_captured_of_the_library_s_calls(name: str, decided: list[str]) -> None:
+    run, operands = calls()[name]
+    given = [each.detach() for each in operands]
+    first = run(*given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(*given)
+    graph.replay()
+    torch.testing.assert_close(captured, first)
+    assert not decided

@@ -1,0 +1,94 @@
+"""A rehearsal lists what a call and its gradients launch, and makes what it plans for the call that follows."""
+
+from __future__ import annotations
+
+from ctypes.util import find_library
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compiling import FINISH, printed
+
+pytest.importorskip("torch")
+triton: Any = pytest.importorskip("triton")
+
+PROGRAM = (
+    FINISH
+    + """
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from einops_fast.attention.attend import plan_of
+from einops_fast.attention.choice import Undecided
+from einops_fast.attention.options import Options, Request
+from einops_fast.backends.torch.attention.beginning import _AttentionProblem
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.backends.torch.beginning import meta_like
+from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
+from einops_fast.backends.torch.ops.dropout import later_seed
+from einops_fast.backends.torch.ops.row_operator import _RowProblem
+from einops_fast.backends.triton.launching.elsewhere import aimed_at
+
+def tensor(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
+
+x, w, target = tensor(4, 100, 256), tensor(256), tensor(100, dtype=torch.int64)
+CALLS = {
+    "norm": (norm.norm_by_kernel, None, x, None, w, w, None, 2, True, 1e-5, 0.0, "bfloat16"),
+    "dropped norm": (
+        norm.norm_by_kernel, norm._with_seed, x, x, w, None, later_seed(x, 0.1), 2, False, 1e-5, 0.1, "bfloat16"
+    ),
+    "softmax": (softmax.softmax_by_kernel, None, x, None, 2, False, None, 0, 1.0, "bfloat16"),
+    "activation": (activation.activation_by_kernel, activation._with_seed, x, w, None, "gelu", 0.0),
+    "loss": (
+        cross_entropy.cross_entropy_by_kernel, partial(cross_entropy._by_kernels, "mean", torch.float32),
+        tensor(100, 512), target, None, None, 1, -100, 0.0, 0.0, False,
+    ),
+}
+
+def attention_problem(*shape, **options):
+    q, k, v = (tensor(*shape) for _ in range(3))
+    request = Request("b i h d, b j h d, b j h e -> b i h e", None, Options(**options))
+    plan = plan_of(request, {"q": q, "k": k, "v": v}, "torch")
+    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
+    undecided = Undecided([Triton()], {"triton": 1.0}, {}, "attention")
+    return _AttentionProblem(plan, undecided, {}, [meta_like(each) for each in (q, k, v)])
+
+with aimed_at(90):
+    problems = {
+        name: ("kernels", _RowProblem(operator, arguments, run or operator, name, {}))
+        for name, (operator, run, *arguments) in CALLS.items()
+    }
+    problems["attention"] = "triton", attention_problem(2, 300, 4, 64)
+    problems["dropped attention"] = "triton", attention_problem(2, 300, 4, 64, dropout_p=0.1)
+    for name, (way, problem) in problems.items():
+        launches = problem.rehearsed(way)
+        print(name, *sorted({each.call.function.__name__ for each in launches}), sep=",")
+        assert not problem.is_loaded(way)
+    finish(False)
+    way, problem = problems["softmax"]
+    for each in problem.rehearsed(way):
+        each.compile()
+    print(problem.is_loaded(way), problems["norm"][1].is_loaded("kernels"), problem.saves() > 0)
+"""
+)
+
+
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6.") and find_library("cuda") is None,
+    reason="Triton 3.6 links what launches a kernel against the driver",
+)
+def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
+    *listed, loaded = printed(PROGRAM, tmp_path)
+    assert [line.split(",") for line in listed] == [
+        ["norm", "column_sums_kernel", "norm_gradient_kernel", "norm_kernel"],
+        ["dropped norm", "column_sums_kernel", "norm_gradient_kernel", "norm_kernel"],
+        ["softmax", "softmax_gradient_kernel", "softmax_kernel"],
+        ["activation", "activation_gradient_kernel", "activation_kernel", "column_sums_kernel"],
+        ["loss", "cross_entropy_gradient_kernel", "cross_entropy_kernel", "loss_sums_kernel", "loss_total_kernel"],
+        ["attention", "delta_kernel", "hopper_kernel", "hopper_keys_kernel", "hopper_queries_kernel"],
+        ["dropped attention", "delta_kernel", "forward_kernel", "keys_kernel", "queries_kernel"],
+    ]
+    assert loaded == "True False True"
