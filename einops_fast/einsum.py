@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from einops_fast.arguments import (
@@ -240,9 +239,9 @@ def plan_call(
     operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
     if order == "C":
-        target = replace(target, in_order=True)
+        target = target.replace(in_order=True)
     elif memory:
-        target = replace(target, memory="".join([subscripts.output[at] for at in memory]))
+        target = target.replace(memory="".join([subscripts.output[at] for at in memory]))
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

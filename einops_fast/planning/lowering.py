@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, takewhile
 from math import prod
 
@@ -80,7 +79,7 @@ class _Lowering:
         self.any_order = not target.in_order
         # Nobody wants an intermediate in any order but the next step.
         ordered = target.in_order or target.memory
-        self.between = replace(target, in_order=False, memory="") if ordered else target
+        self.between = target.replace(in_order=False, memory="") if ordered else target
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
@@ -95,7 +94,7 @@ class _Lowering:
             return tuple(self.steps)
         if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
             # Nothing is computed: a view needs no other dtype.
-            self.numerics = replace(self.numerics, compute=self.numerics.result)
+            self.numerics = self.numerics.replace(compute=self.numerics.result)
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
         if self.target.drops_expanded:
             self.drop_expanded(terms)
@@ -244,11 +243,11 @@ class _Lowering:
         self, terms: Sequence[Term], given: Sequence[Term], operands: Sequence[Operand], path: Path
     ) -> tuple[Step, ...]:
         """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
-        plain = replace(self.target, kernels=frozenset())
+        plain = self.target.replace(kernels=frozenset())
         steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
         order = [term.slot for term in terms]
         places = {at: order.index(term.slot) for at, term in enumerate(given)}
-        return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
+        return tuple(step.replace(reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
     def fused(
         self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool, row: int = 0
@@ -267,7 +266,7 @@ class _Lowering:
         if row:
             strides = padded_strides(shape, row, ITEM_SIZES[self.numerics.compute])
         step = Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library)
-        slot = self.add(step if strides == contiguous else replace(step, strides=strides))
+        slot = self.add(step if strides == contiguous else step.replace(strides=strides))
         return Term(slot, axes_of(wanted, shape, strides))
 
     def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
@@ -304,7 +303,7 @@ class _Lowering:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])
             any_order = self.any_order and not rest
-            own = step if step.reads == reads else replace(step, reads=reads)
+            own = step if step.reads == reads else step.replace(reads=reads)
             library = self.in_order(own, wanted, any_order)
             row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)

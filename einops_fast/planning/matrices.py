@@ -8,7 +8,6 @@ the other operand lacks (its stride there is 0), or the operand can be copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from einops_fast.planning import cost
@@ -145,7 +144,7 @@ class GemmChoice(NamedTuple):
         shape = tuple(map(roles.size, groups))
         how = arranged(perm, side.term.shape, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
-        return how if all(batch) else replace(how, shape=shape)
+        return how if all(batch) else how.replace(shape=shape)
 
 
 def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None:

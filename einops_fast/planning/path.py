@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from math import inf, prod
@@ -13,6 +12,7 @@ from typing import Any, SupportsIndex
 
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
+from einops_fast.record import Record
 
 __all__ = ["MOST_TIMES", "Path", "candidate_paths", "explicit_path"]
 
@@ -37,8 +37,7 @@ _OVER = 1e30
 """Makes each pair over the limit cost more than any within it."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(Record):
     """A path and what it takes.
 
     Attributes:
