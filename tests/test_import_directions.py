@@ -77,7 +77,7 @@ IMPORTED = {
 """What the files of a folder import when they are imported themselves. A new direction is a decision: add it here."""
 
 IN_FUNCTIONS = {
-    "face": "profiles",
+    "face": "profiles backends.torch",
     "runtime": "backends.torch backends.torch.einsum",
     "patching": "attention",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
