@@ -8,8 +8,8 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import chain, takewhile
+from collections.abc import Hashable, Sequence
+from itertools import chain, count, takewhile
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
@@ -37,6 +37,12 @@ from einops_fast.planning.target import Numerics, Operand, Target
 __all__ = ["lower"]
 
 Path = Sequence[tuple[int, ...]]
+
+_FEW = 8
+"""Operands of which no two pairs are looked up as alike."""
+
+_FIRST_NUMBER = ord("0")
+"""A character that stands for the first label of a pair, where only the pattern of labels counts."""
 
 _AT_ONCE = 8
 """Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
@@ -75,6 +81,7 @@ class _Lowering:
         self.target = target
         self.numerics = numerics
         self.steps: list[Step] = []
+        self.alike: dict[Hashable, tuple[Step, bool, str]] = {}
         self.first = len(subscripts.inputs)
         self.any_order = not target.in_order
         # Nobody wants an intermediate in any order but the next step.
@@ -305,7 +312,7 @@ class _Lowering:
             partner = rest.partner(keep)
             wanted = self.hint(left, right, keep, partner, rest)
             target = self.between
-        step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+        step = self.contracted(left, right, wanted, target)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])
@@ -315,6 +322,35 @@ class _Lowering:
             row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)
         return Term(self.add(step), step.labels, step.shape, contiguous_strides(step.shape))
+
+    def contracted(self, left: Term, right: Term, wanted: str, target: Target) -> Step:
+        """The step that contracts two terms: that of an earlier pair, if it was like this one but for its labels."""
+        if self.first <= _FEW:
+            return contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+        labels = dict.fromkeys(left.labels + right.labels)
+        numbers = dict(zip(map(ord, labels), count(_FIRST_NUMBER), strict=False))
+        ours, theirs = left.labels.translate(numbers), right.labels.translate(numbers)
+        shapes, strides = (left.shape, right.shape), (*left.strides.values(), *right.strides.values())
+        key = (
+            ours,
+            theirs,
+            wanted.translate(numbers),
+            shapes,
+            strides,
+            left.unnamed,
+            right.unnamed,
+            target is self.target,
+        )
+        known = self.alike.get(key)
+        if known is None:
+            step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+            if not isinstance(step, Native):  # its equation has letters
+                self.alike[key] = step, step.reads[0] == left.slot, step.labels.translate(numbers)
+            return step
+        step, in_turn, numbered = known
+        letters = dict(zip(numbers.values(), labels, strict=True))
+        slots = (left.slot, right.slot) if in_turn else (right.slot, left.slot)
+        return step.at(slots, numbered.translate(letters))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""

@@ -52,10 +52,6 @@ class Side(NamedTuple):
     inner: int = 0
     free_last: bool | None = None
 
-    def copy_seconds(self, dtype: str, on: cost.Ceilings) -> float:
-        """Predict the seconds of the copy."""
-        return cost.copy_seconds(self.term.size, self.in_runs, dtype, on, self.inner)
-
 
 class GemmChoice(NamedTuple):
     """A priced way to do a pair as a GEMM. ``groups`` are the batch axes, each a run of merged labels."""
@@ -155,14 +151,18 @@ def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None
     roles = _oriented(roles, target)
     best: GemmChoice | None = None
     left, right = roles.left, roles.right
+    least = 0.0  # what no way without demoted axes can be below
     for contracted in _orders(roles.contracted, left, right):
         for batch in _orders(roles.batch, left, right, roles.wanted):
             lefts = _sides(left, batch, roles.rows, contracted, roles, target, False)
             rights = _sides(right, batch, roles.columns, contracted, roles, target, True)
             for one in lefts:
                 for two in rights:
-                    if best is not None and best.seconds <= _least_seconds(one, two, roles, target, dtype):
-                        continue
+                    if best is not None and not (one.demoted or two.demoted):
+                        least = least or cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)
+                        copies = _copy_seconds(one, two, dtype, target.ceilings)
+                        if best.seconds <= least + copies:
+                            continue
                     choice = _price(one, two, batch, contracted, roles, target, dtype)
                     if choice is None or (best is not None and best.seconds <= choice.seconds):
                         continue
@@ -297,15 +297,11 @@ def _strides_in(order: str, sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(zip(order, contiguous_strides([sizes[label] for label in order]), strict=True))
 
 
-def _least_seconds(left: Side, right: Side, roles: Roles, target: Target, dtype: str) -> float:
-    """Return what :func:`_price` can't be below, in a fraction of its time; 0 where no bound is known."""
-    if left.demoted or right.demoted:
-        return 0.0
-    seconds = cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)
-    for side in (left, right):
-        if side.moves:
-            seconds += side.copy_seconds(dtype, target.ceilings)
-    return seconds
+def _copy_seconds(left: Side, right: Side, dtype: str, on: cost.Ceilings) -> float:
+    """Predict the seconds of all copies."""
+    return sum(
+        [cost.copy_seconds(side.term.size, side.in_runs, dtype, on, side.inner) for side in (left, right) if side.moves]
+    )
 
 
 def _price(
@@ -335,9 +331,8 @@ def _price(
             # Whoever reads the result pays for its order.
             seconds += cost.copy_seconds(roles.size(roles.wanted), True, dtype, on) / 2
     seconds += cost.gemm_seconds(product, loops, dtype, on)
-    for side in (left, right):
-        if side.moves:
-            seconds += side.copy_seconds(dtype, on)
+    if left.moves or right.moves:
+        seconds += _copy_seconds(left, right, dtype, on)
     copies = not target.strided or (target.in_order and not (target.writes and target.writes_strided))
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
