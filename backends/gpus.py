@@ -1,62 +1,118 @@
-"""What known GPUs reach, for the cost model, and which driver they have."""
+"""What GPUs reach, for the cost model: as measured on this machine, as known, or as of the nearest that is known."""
 
 from __future__ import annotations
 
-import ctypes
-import re
-from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
+from math import hypot, log
+from typing import NamedTuple
 
+from einops_fast.backends.gpu_driver import GpuProperties, gpu_properties
+from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, recall_rates
 from einops_fast.planning.cost import Ceilings
 
-__all__ = ["driver_version", "gpu_ceilings"]
+__all__ = ["Told", "gpu_ceilings", "told_rates"]
 
 
-def _gpu(bandwidth: float, half: float, single: float, double: float, units: int) -> Ceilings:
-    flops = {"float16": half, "bfloat16": half, "float32": single, "float64": double}
+class _Known(NamedTuple):
+    rates: Rates
+    properties: GpuProperties
+
+
+def _known(properties: GpuProperties, bandwidth: float, half: float, single: float, double: float) -> _Known:
+    tf32 = half / 2
+    flops = dict(zip(MEASURED_DTYPES, (half, half, tf32, single, double), strict=True))
+    # A loop of small GEMMs is bound by what the host needs to launch one.
+    return _Known(Rates(bandwidth, flops, 4e-6, 1e-5, properties.multiprocessors), properties)
+
+
+_GPUS = {
+    "H200": _known(GpuProperties("H200", (9, 0), 132, 1.98e9, 3.201e9, 6144, 50 << 20), 4.2e12, 7.0e14, 5.0e13, 5.0e13),
+    "H100": _known(GpuProperties("H100", (9, 0), 132, 1.98e9, 2.619e9, 5120, 50 << 20), 3.0e12, 7.0e14, 5.0e13, 5.0e13),
+    "A100": _known(GpuProperties("A100", (8, 0), 108, 1.41e9, 1.215e9, 5120, 40 << 20), 1.4e12, 2.5e14, 1.9e13, 1.8e13),
+}
+"""Rates as measured by hand, and what the driver says of these devices."""
+
+
+class Told(NamedTuple):
+    """The rates of a device.
+
+    Attributes:
+        rates: all of them.
+        assumed: says where those are from that weren't measured.
+        measured: whether anything was; of products, the dtypes in ``multiplied`` were.
+        multiplied: dtypes.
+    """
+
+    rates: Rates
+    assumed: str
+    measured: bool = False
+    multiplied: frozenset[str] = frozenset()
+
+
+@cache
+def gpu_ceilings(name: str) -> Ceilings:
+    """Return the ceilings of the GPU of this name.
+
+    A process keeps what it has begun with, also when the device has been measured since: choices must not flip.
+    """
+    return _ceilings(told_rates(name).rates)
+
+
+def told_rates(name: str) -> Told:
+    """Return the rates of a device: those that were measured, and for the others the table's."""
+    measured, told = recall_rates(name), _known_rates(name)
+    if measured is None:
+        return told
+    # A framework may not have been set to multiply in all dtypes.
+    flops = {**told.rates.flops, **measured.flops}
+    return Told(replace(measured, flops=flops), told.assumed, True, frozenset(measured.flops))
+
+
+def _known_rates(name: str) -> Told:
+    """Return the rates in the table, or the nearest device's in proportion to its properties and this one's."""
+    for key, known in _GPUS.items():
+        if key in name:
+            return Told(known.rates, "known of this device")
+    own = next((each for each in gpu_properties() if each.name == name), None)
+    if own is None or not (own.computes and own.moves):
+        return Told(_GPUS["A100"].rates, "known of the A100")
+    return _nearest(own)
+
+
+def _nearest(own: GpuProperties) -> Told:
+    def apart(known: _Known) -> float:
+        theirs = known.properties
+        return hypot(log(own.computes / theirs.computes), log(own.moves / theirs.moves))
+
+    rates, theirs = min(_GPUS.values(), key=apart)
+    scaled = replace(
+        rates,
+        bandwidth=rates.bandwidth * own.moves / theirs.moves,
+        flops={dtype: rate * own.computes / theirs.computes for dtype, rate in rates.flops.items()},
+        units=own.multiprocessors,
+    )
+    return Told(scaled, f"in proportion to the {theirs.name}")
+
+
+def _ceilings(rates: Rates) -> Ceilings:
+    flops = {dtype: rate for dtype, rate in rates.flops.items() if dtype != "tf32"}
     return Ceilings(
-        bandwidth,
+        rates.bandwidth,
         # As measured for copies that permute axes; where another one becomes the fastest, they read whole lines
         # for single elements.
-        runs=bandwidth / 2.7,
-        gather=bandwidth / 7,
+        runs=rates.bandwidth / 2.7,
+        gather=rates.bandwidth / 7,
         flops=flops,
-        call=4e-6,
-        # A loop of small GEMMs is bound by what the host needs to launch one.
-        again=1e-5,
+        call=rates.call,
+        again=rates.again,
         item=0.0,
-        broadcast=bandwidth / 2.5,
+        broadcast=rates.bandwidth / 2.5,
         tile=0.0,
         depth=48.0,
         blocks={"float16": 128, "bfloat16": 128, "float32": 32, "float64": 32},
         dots=dict.fromkeys(flops, 8e10),
         dot_kernels=frozenset(flops),
-        units=units,
+        units=rates.units,
         overlaps=True,
     )
-
-
-_GPUS = {
-    "H200": _gpu(4.2e12, 7.0e14, 5.0e13, 5.0e13, 132),
-    "H100": _gpu(3.0e12, 7.0e14, 5.0e13, 5.0e13, 132),
-    "A100": _gpu(1.4e12, 2.5e14, 1.9e13, 1.8e13, 108),
-}
-
-
-def gpu_ceilings(name: str) -> Ceilings:
-    """Ceilings of the GPU of this name; one that isn't known counts as an A100."""
-    return next((found for key, found in _GPUS.items() if key in name), _GPUS["A100"])
-
-
-@lru_cache(maxsize=1)
-def driver_version() -> str:
-    """Version of NVIDIA's driver, or of the CUDA that it is for where it doesn't tell its own."""
-    with suppress(OSError):
-        told = re.search(r"\b\d+(\.\d+)+\b", Path("/proc/driver/nvidia/version").read_text("utf-8"))
-        if told:
-            return told[0]
-    version = ctypes.c_int(0)
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return str(version.value)

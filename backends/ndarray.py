@@ -40,12 +40,14 @@ class NdarrayBackend(Backend):
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         xp = self.xp
-        result = xp.dtype(dtype) if dtype is not None else xp.result_type(*operands)
-        for at, operand in enumerate(operands):
-            if operand.dtype != result and not xp.can_cast(operand, result, casting):
-                raise OperandError(
-                    f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {result}"
-                )
+        result = operands[0].dtype
+        if dtype is not None or not result.isnative or any(operand.dtype is not result for operand in operands):
+            result = xp.dtype(dtype) if dtype is not None else xp.result_type(*operands)
+            for at, operand in enumerate(operands):
+                if operand.dtype != result and not xp.can_cast(operand, result, casting):
+                    raise OperandError(
+                        f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {result}"
+                    )
         name = _name_of(result)
         if name == "float16":
             # There is no half GEMM in BLAS, and einsum itself accumulates in float32.

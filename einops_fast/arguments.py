@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
@@ -28,8 +27,7 @@ _ORDERS = ("C", "F", "A", "K")
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of an einsum in either form.
 
     Attributes:

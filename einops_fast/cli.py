@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return profile(arguments[1:], "einops-fast profile")
     parser, run_parser = _parsers()
     options = parser.parse_args(arguments)
-    printing = {"explain": _explain, "cache": _cache, "metrics": _metrics}.get(options.command)
+    printing = {"explain": _explain, "cache": _cache, "device": _device, "metrics": _metrics}.get(options.command)
     if printing is not None:
         return _printed(printing, options)
     if not (options.patch or options.profile):
@@ -135,6 +135,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     show.add_argument("--json", action="store_true", help="print JSON, with all that is known")
     actions.add_parser("clear", help="remove all entries")
     actions.add_parser("path", help="print the folder that they are in")
+
+    device = commands.add_parser(
+        "device",
+        help="show the GPUs, and the rates that plans are priced by",
+        description="Print the GPUs and their rates: as measured on this machine, or as assumed until they are.",
+        allow_abbrev=False,
+    )
+    device.add_argument("--measure", action="store_true", help="measure now, by torch, on devices that are idle")
+    device.add_argument("--json", action="store_true", help="print JSON")
 
     metrics = commands.add_parser("metrics", help="sum up tables of metrics", allow_abbrev=False)
     of_metrics = metrics.add_subparsers(dest="action", required=True)
@@ -280,6 +289,48 @@ def _cache(options: argparse.Namespace) -> int:
         else:
             print(f"there are no entries in {folder}")
     return 0
+
+
+def _device(options: argparse.Namespace) -> int:
+    from einops_fast.backends.gpu_driver import driver_version, gpu_properties
+    from einops_fast.backends.gpus import told_rates
+
+    devices = gpu_properties()
+    if not devices:
+        return _refuse("NVIDIA's driver finds no GPU here; the rates of CPUs aren't measured")
+    undone = _measure_devices([each.name for each in devices]) if options.measure else []
+    told = {each: told_rates(each.name) for each in devices}
+    if options.json:
+        listed = [each._asdict() | vars(rates.rates) | {"measured": rates.measured} for each, rates in told.items()]
+        print(json.dumps(listed, indent=2))
+    for device, (rates, assumed, measured, multiplied) in () if options.json else told.items():
+        major, minor = device.capability
+        print(f"{device.name}: compute capability {major}.{minor}, {device.multiprocessors} multiprocessors,")
+        print(f"{device.cache >> 20} MiB of L2 cache, driver {driver_version()}")
+        origin = f"measured on {rates.date}" if measured else assumed
+        rows = [["copy, reads and writes", origin, "GB/s", f"{rates.bandwidth / 1e9:.0f}"]]
+        for dtype, rate in rates.flops.items():
+            known = origin if dtype in multiplied else assumed
+            rows.append([f"matrix product in {dtype}", known, "TFLOP/s", f"{rate / 1e12:.1f}"])
+        rows.append(["short kernel in a queue", origin, "µs", f"{rates.call * 1e6:.2f}"])
+        rows.append(["library call, the host's time", origin, "µs", f"{rates.again * 1e6:.2f}"])
+        _print_table(["rate", "from", "unit", "value"], rows)
+    return _refuse(f"other work disturbed the measuring of {', '.join(undone)}") if undone else 0
+
+
+def _measure_devices(names: Sequence[str]) -> list[str]:
+    """Measure one device of each name by torch; return the names of those that couldn't be."""
+    from einops_fast.backends.gpu_rates import keep_rates, measured_rates
+    from einops_fast.backends.torch.rates import TorchBench
+
+    undone = []
+    for name in dict.fromkeys(names):
+        rates = measured_rates(TorchBench(names.index(name), sets_precision=True))
+        if rates is None:
+            undone.append(name)
+        else:
+            keep_rates(name, rates)
+    return undone
 
 
 def _cells(entry: disk_cache.Entry) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from einops_fast.arguments import (
@@ -19,15 +18,14 @@ from einops_fast.arguments import (
 from einops_fast.backends import Backend, awake_types
 from einops_fast.errors import EinsumError
 from einops_fast.foreign import dispatch, hand_over
-from einops_fast.patching.small_calls import loops_suffice, read_alike
+from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.runtime import tuning
+from einops_fast.runtime import tracing, tuning
 from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
-from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once"]
 
@@ -82,7 +80,7 @@ def fast_einsum(
         >>> fast_einsum('batch head i d, batch head j d -> batch head i j', q, k).shape
         (2, 3, 5, 6)
     """
-    if is_tracing():
+    if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
@@ -96,16 +94,23 @@ def fast_einsum(
     in_text = type(equation) is str
     if out is None and dtype is None:
         spelled = equation if in_text else type(equation)
-        if spelled in read_alike and order == "K" and casting == "safe" and optimize == "auto":
-            kind, loops = read_alike[spelled]
-            plain = (
-                type(operands[-1]) is kind
-                and type(operands[1]) is kind
-                and (len(operands) <= 3 or (len(operands) == 4 and type(operands[2]) is kind))
-                if in_text
-                else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
-            )
-            if plain and loops_suffice(operands):
+        if spelled in known_loops and order == "K" and casting == "safe" and optimize == "auto":
+            kind, loops, most = known_loops[spelled]
+            if in_text and 2 <= len(operands) <= 3:
+                # Written out: each call that is made here takes 3% of a small einsum.
+                one, other = operands[1], operands[-1]
+                plain = type(one) is kind is type(other)
+                small = (
+                    plain and one.size <= most >= other.size and one.dtype is other.dtype and 0 <= one.dtype.num <= REAL
+                )
+            else:
+                plain = (
+                    type(operands[-1]) is kind and len(operands) == 4 and type(operands[1]) is kind is type(operands[2])
+                    if in_text
+                    else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
+                )
+                small = False
+            if small or (plain and loops_suffice(operands)):
                 try:
                     return loops(*operands)
                 except Exception:  # a plan says what is wrong
@@ -240,9 +245,9 @@ def plan_call(
     operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
     if order == "C":
-        target = replace(target, in_order=True)
+        target = target.replace(in_order=True)
     elif memory:
-        target = replace(target, memory="".join([subscripts.output[at] for at in memory]))
+        target = target.replace(memory="".join([subscripts.output[at] for at in memory]))
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
     return make_plan(subscripts, operands, target, numerics, optimize, room)

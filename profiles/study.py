@@ -297,8 +297,8 @@ class Study(ABC):
 
     @property
     def name(self) -> str:
-        """The study's folder."""
-        return type(self).__module__.split(".")[-2]
+        """What commands call the study: its folder, spelled with dashes."""
+        return type(self).__module__.split(".")[-2].replace("_", "-")
 
     def ahead(self, framework: Any, job: Sequence[Any]) -> None:
         """Call one way of one case once."""

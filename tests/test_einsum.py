@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import prod
@@ -178,7 +178,7 @@ def plan_runner(
         plan = make_plan(
             parse(case.equation, case.ranks),
             [backend.inspect(array) for array in arrays],
-            replace(backend.target(arrays), **abilities),
+            backend.target(arrays).replace(**abilities),
             backend.numerics(arrays, None, "safe"),
             optimize,
         )

@@ -18,6 +18,7 @@ ROOMS = {
     "einops_fast._version": "words",
     "einops_fast.dtypes": "words",
     "einops_fast.errors": "words",
+    "einops_fast.record": "words",
     "einops_fast.planning": "planning",
     "einops_fast.runtime": "runtime",
     "einops_fast.observing": "observing",
@@ -51,7 +52,7 @@ IMPORTED = {
     "attention": "face words planning runtime observing backends",
     "ops": "words runtime attention backends",
     "nn": "words observing attention ops backends.torch",
-    "profiles": "face words runtime attention",
+    "profiles": "face words runtime attention ops",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",
@@ -76,12 +77,12 @@ IMPORTED = {
 """What the files of a folder import when they are imported themselves. A new direction is a decision: add it here."""
 
 IN_FUNCTIONS = {
-    "face": "profiles",
+    "face": "profiles backends.torch",
     "runtime": "backends.torch backends.torch.einsum",
     "patching": "attention",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
-    "profiles": "planning ops nn backends.mxnet backends.triton.launching",
+    "profiles": "planning nn backends.mxnet backends.triton.launching",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.triton.contraction backends.triton.launching",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -208,7 +207,7 @@ class TorchBackend(TorchSteps):
             return self._numerics(found, operands, whole=True)
         # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.
         by_pairs = len(operands) > 2 and numerics.native == _AUTOCAST and not any(map(any, ones))
-        return replace(numerics, native=_BY_PAIRS) if by_pairs else numerics
+        return numerics.replace(native=_BY_PAIRS) if by_pairs else numerics
 
     def _numerics(self, name: str, operands: Sequence[Any], *, whole: bool) -> Numerics:
         """Computing in the dtype of this name, to which all operands are brought."""

@@ -11,6 +11,7 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.steps import without_onednn
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.cost import Ceilings
+from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["ceilings_of"]
 
@@ -29,6 +30,10 @@ def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings
         writes: whether results may be written block by block.
     """
     if device.type == "cuda":
+        if current_mode() == "auto":
+            from einops_fast.backends.torch.rates import measure_when_idle
+
+            measure_when_idle(torch.cuda.current_device() if device.index is None else device.index)
         return gpu_ceilings(torch.cuda.get_device_name(device))
     # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
     # half-precision products, takes longer to set each one up.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.gpus import driver_version
+from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.queueing import EventStopwatch, gpu_times
 from einops_fast.backends.triton_support import interpreting

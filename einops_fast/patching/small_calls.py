@@ -16,7 +16,16 @@ from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
-__all__ = ["FIRST_OF_OTHERS", "SmallCalls", "leave_to_loops", "loops_suffice", "own_loops", "read_alike"]
+__all__ = [
+    "FIRST_OF_OTHERS",
+    "REAL",
+    "SmallCalls",
+    "know_loops",
+    "known_loops",
+    "leave_to_loops",
+    "loops_suffice",
+    "own_loops",
+]
 
 
 class _Rule(NamedTuple):
@@ -53,7 +62,7 @@ _LISTS = 26 * 26, 26 * 26
 
 _NEVER = -1, -1
 
-_REAL = 13
+REAL = 13
 """Number of the last dtype of real numbers, but for half precision."""
 
 FIRST_OF_OTHERS = 256
@@ -62,11 +71,17 @@ FIRST_OF_OTHERS = 256
 _rules: dict[str | int, _Rule] = emptied_with_plans({})
 """By equation, or by the count of arguments of a call with lists."""
 
-read_alike: dict[Hashable, tuple[type, Callable[..., Any]]] = emptied_with_plans({})
-"""The type of plain arrays and the loops, by equations that mean the same to these as to ``fast_einsum``.
+known_loops: dict[Hashable, tuple[type, Callable[..., Any], int]] = emptied_with_plans({})
+"""By equations that mean the same to loops as to ``fast_einsum``: the type of plain arrays, the loops, and the most
+elements of each of one or two arrays of real numbers that they are the fastest for.
 
-Lists of labels that the loops take always do: they are there by the type of the arrays.
+Lists of labels that the loops take always mean the same: they are there by the type of the arrays.
 """
+
+
+def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any]) -> None:
+    """Keep an equation, or the type of arrays between lists of labels, in :data:`known_loops`."""
+    keep(known_loops, spelled, (kind, loops, _learn(spelled).most if isinstance(spelled, str) else -1))
 
 
 def loops_suffice(operands: Sequence[Any]) -> bool:
@@ -96,7 +111,7 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
         size, other_size, dtype = one.size, other.size, one.dtype
         if size <= most >= other_size:
             number = dtype.num
-            if 0 <= number <= _REAL and (dtype is other.dtype or 0 <= other.dtype.num <= _REAL):
+            if 0 <= number <= REAL and (dtype is other.dtype or 0 <= other.dtype.num <= REAL):
                 return True
             # There are none of other packages' dtypes, some of which have no number.
             of_numpy = 0 <= number < FIRST_OF_OTHERS > other.dtype.num >= 0

@@ -7,11 +7,11 @@ matrix, writes nothing but the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
 from einops_fast.planning.steps import Loop
+from einops_fast.record import Record
 
 __all__ = ["MOST_MATRICES", "Chain", "chain_of", "chain_order", "padded_extent", "products"]
 
@@ -61,8 +61,7 @@ def chain_order(inputs: Sequence[str], output: str) -> tuple[int, ...] | None:
     return tuple(order[::-1] if output[-1] in own[0] else order)
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(Record):
     """The loops of a step whose operands are a chain, by role.
 
     Attributes:

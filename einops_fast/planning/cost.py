@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from einops_fast.planning.chains import Chain, chain_of, padded_extent, products
 from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
+from einops_fast.record import Record
 
 __all__ = [
     "ITEM_SIZES",
@@ -275,8 +276,7 @@ def native_seconds(
     return on.native_call + max(loops, item * sum(elements) / on.bandwidth)
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(Record):
     """What one step does.
 
     Attributes:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, count
 from math import prod
-from typing import NamedTuple
+from operator import mul
 
-from einops_fast.planning.steps import Arrange
+from einops_fast.planning.steps import AS_IS, Arrange
 
 __all__ = [
     "VECTOR",
-    "Axis",
     "Strides",
     "Term",
     "arranged",
     "as_one",
-    "axes_of",
-    "by_stride",
     "compact_strides",
     "contiguous_in_order",
     "contiguous_strides",
@@ -39,79 +34,60 @@ _MOST_EMPTY = 1.5
 """How many times as long as a row its place may be."""
 
 
-class Axis(NamedTuple):
-    """One axis of an array.
-
-    Attributes:
-        label: canonical letter; empty for an axis of size 1 that carries no name any more.
-        size: extent.
-        stride: distance between neighbours, in elements; 0 where the array was expanded.
-        position: index of the axis in the array.
-    """
-
-    label: str
-    size: int
-    stride: int
-    position: int
-
-
-def axes_of(labels: Iterable[str], shape: Iterable[int], strides: Iterable[int]) -> tuple[Axis, ...]:
-    """Return the axes of an array, in the order of its shape."""
-    return tuple(map(_new_axis, zip(labels, shape, strides, count(), strict=False)))
-
-
-_new_axis: Callable[[tuple[str, int, int, int]], Axis] = partial(tuple.__new__, Axis)
-"""Makes an axis of a tuple in C."""
-
-
-@dataclass(eq=False)
 class Term:
     """An array in a plan. It is never changed.
 
     Attributes:
         slot: the slot that holds it.
-        axes: its axes in the order of the array's shape.
-        labels: the labels of the axes.
-        shape: the extents of the axes.
+        labels: the labels of its axes; an axis of size 1 may carry no label any more.
+        shape: the extents of all axes.
         size: number of elements.
-        strides: distance between neighbours by label, in elements.
+        strides: distance between neighbours by label, in elements; 0 where the array was expanded.
+        places: the axis of each label.
+        unnamed: the axes without a label.
     """
 
-    slot: int
-    axes: tuple[Axis, ...]
-    labels: str = field(init=False)
-    shape: tuple[int, ...] = field(init=False)
-    size: int = field(init=False)
-    strides: dict[str, int] = field(init=False)
-    _by_label: dict[str, Axis] = field(init=False)
+    __slots__ = ("_in_memory", "labels", "places", "shape", "size", "slot", "strides", "unnamed")
 
-    def __post_init__(self) -> None:
-        axes = self.axes
-        self._by_label = {axis.label: axis for axis in axes}
-        self.strides = {axis.label: axis.stride for axis in axes}
-        self.labels = "".join([axis.label for axis in axes])
-        self.shape = shape = tuple([axis.size for axis in axes])
+    def __init__(self, slot: int, labels: Sequence[str], shape: Strides, strides: Strides) -> None:
+        self.slot = slot
+        self.labels = "".join(labels)
+        self.shape = shape
         self.size = prod(shape)
-
-    @property
-    def unnamed(self) -> tuple[int, ...]:
-        """Positions of the axes without a label."""
-        if "" not in self._by_label:
-            return ()
-        return tuple([axis.position for axis in self.axes if not axis.label])
+        self.strides = dict(zip(labels, strides, strict=True))
+        self.places = dict(zip(labels, count(), strict=False))
+        self.unnamed: tuple[int, ...] = ()
+        if "" in self.places:
+            self.unnamed = tuple([at for at, label in enumerate(labels) if not label])
+            del self.places[""], self.strides[""]
+        self._in_memory = ""
 
     @property
     def fastest(self) -> str:
         """Label of the axis whose neighbours are next to each other in memory; empty if there is none."""
-        for axis in self.axes:
-            if axis.stride == 1 and axis.size > 1:
-                return axis.label
+        for label, stride in self.strides.items():
+            if stride == 1 and self.shape[self.places[label]] > 1:
+                return label
         return ""
 
-    def pick(self, labels: Iterable[str]) -> list[Axis]:
-        """The axes with these labels, in the order of ``labels``."""
-        by_label = self._by_label
-        return [by_label[label] for label in labels]
+    def in_memory(self, labels: str) -> str:
+        """The labels as their axes lie in memory, outermost first."""
+        if len(labels) < 2:
+            return labels
+        every = self._in_memory
+        if not every:
+            strides, shape, places = self.strides, self.shape, self.places
+            every = "".join(sorted(self.labels, key=lambda label: (-strides[label], -shape[places[label]])))
+            self._in_memory = every
+        return every if len(labels) == len(every) else "".join([label for label in every if label in labels])
+
+    def unlabelled(self, labels: Sequence[str]) -> Term:
+        """The same array, of which axes of size 1 carry no label any more."""
+        every = [""] * len(self.shape)
+        strides = [1] * len(self.shape)
+        for label, at in self.places.items():
+            every[at], strides[at] = "" if label in labels else label, self.strides[label]
+        return Term(self.slot, every, self.shape, tuple(strides))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -120,7 +96,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     >>> contiguous_strides((2, 3, 4))
     (12, 4, 1)
     """
-    return contiguous_in_order(shape, range(len(shape)))
+    if 0 in shape:
+        return contiguous_in_order(shape, range(len(shape)))
+    return tuple([*accumulate(shape[:0:-1], mul, initial=1)][::-1]) if shape else ()
 
 
 def contiguous_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -195,34 +173,32 @@ def arranged(perm: tuple[int, ...], sizes: Sequence[int], shape: tuple[int, ...]
     >>> arranged((0, 1), (2, 3), (6,))
     Arrange(perm=None, shape=(6,), moves='')
     """
-    permuted = tuple([sizes[at] for at in perm])
     identity = perm == tuple(range(len(perm)))
+    permuted = tuple(sizes) if identity else tuple([sizes[at] for at in perm])
+    if identity and shape == permuted and not moves:
+        return AS_IS
     return Arrange(None if identity else perm, None if shape == permuted else shape, moves)
 
 
-def by_stride(axes: Sequence[Axis]) -> list[Axis]:
-    """The axes as they lie in memory, outermost first."""
-    if len(axes) < 2:
-        return list(axes)
-    return sorted(axes, key=lambda axis: (-axis.stride, -axis.size))
-
-
-def as_one(axes: Sequence[Axis]) -> tuple[int, int | None]:
+def as_one(labels: str, strides: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, int | None]:
     """Return extent and stride of the single axis that these axes form in this order; ``None`` if they form none.
 
     Axes of size 1 merge with anything. No axes at all, or only such, give stride 1.
 
-    >>> as_one([Axis("b", 4, 12, 0), Axis("i", 3, 4, 1)])
+    >>> as_one("bi", {"b": 12, "i": 4}, {"b": 4, "i": 3})
     (12, 4)
     """
     size, stride, reach, merges = 1, None, 0, True
-    for axis in reversed(axes):
-        if axis.size != 1:
+    for label in reversed(labels):
+        extent = sizes[label]
+        if extent != 1:
+            own = strides[label]
             if stride is None:
-                stride = axis.stride
-            elif axis.stride != reach:
+                stride = own
+            elif own != reach:
                 merges = False
-            size, reach = size * axis.size, axis.stride * axis.size
+            size *= extent
+            reach = own * extent
     if not merges:
         return size, None
     return size, 1 if stride is None else stride

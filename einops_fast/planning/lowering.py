@@ -8,15 +8,14 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, takewhile
+from collections.abc import Hashable, Sequence
+from itertools import chain, count, takewhile
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.layout import Term, arranged, axes_of, compact_strides, contiguous_strides, padded_strides
+from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
 from einops_fast.planning.remaining import Remaining
@@ -38,6 +37,12 @@ from einops_fast.planning.target import Numerics, Operand, Target
 __all__ = ["lower"]
 
 Path = Sequence[tuple[int, ...]]
+
+_FEW = 8
+"""Operands of which no two pairs are looked up as alike."""
+
+_FIRST_NUMBER = ord("0")
+"""A character that stands for the first label of a pair, where only the pattern of labels counts."""
 
 _AT_ONCE = 8
 """Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
@@ -76,11 +81,12 @@ class _Lowering:
         self.target = target
         self.numerics = numerics
         self.steps: list[Step] = []
+        self.alike: dict[Hashable, tuple[Step, bool, str]] = {}
         self.first = len(subscripts.inputs)
         self.any_order = not target.in_order
         # Nobody wants an intermediate in any order but the next step.
         ordered = target.in_order or target.memory
-        self.between = replace(target, in_order=False, memory="") if ordered else target
+        self.between = target.replace(in_order=False, memory="") if ordered else target
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
@@ -95,7 +101,7 @@ class _Lowering:
             return tuple(self.steps)
         if len(operands) == 1 and operands[0].dtype == self.numerics.result and set(inputs[0]) == set(output):
             # Nothing is computed: a view needs no other dtype.
-            self.numerics = replace(self.numerics, compute=self.numerics.result)
+            self.numerics = self.numerics.replace(compute=self.numerics.result)
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
         if self.target.drops_expanded:
             self.drop_expanded(terms)
@@ -107,8 +113,8 @@ class _Lowering:
                 library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
-        users = Counter("".join([output, *[term.labels for term in terms]]))
-        terms = [self.sum_alone(term, users, len(terms) == 1) for term in terms]
+        every = "".join([output, *[term.labels for term in terms]])
+        terms = [self.sum_alone(term, every, len(terms) == 1) for term in terms]
         if len(terms) <= 2:
             self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
             return tuple(self.steps)
@@ -186,8 +192,8 @@ class _Lowering:
         if 1 in shape:
             sizes = self.sizes
             named = ["" if size == 1 != sizes[label] else label for label, size in zip(labels, shape, strict=True)]
-            return Term(slot, axes_of(named, shape, strides))
-        return Term(slot, axes_of(labels, shape, strides))
+            return Term(slot, named, shape, strides)
+        return Term(slot, labels, shape, strides)
 
     def converted(self, operand: Operand) -> Operand:
         """An operand in the compute dtype."""
@@ -203,19 +209,26 @@ class _Lowering:
             return
         users = Counter("".join([term.labels for term in terms]))
         for at, term in enumerate(terms):
-            dropped = [axis for axis in term.axes if axis.stride == 0 and axis.size > 1 and users[axis.label] > 1]
+            expanded = [label for label, stride in term.strides.items() if stride == 0 and self.sizes[label] > 1]
+            dropped = [label for label in expanded if users[label] > 1]
             if dropped:
-                users.subtract([axis.label for axis in dropped])
-                terms[at] = self.without(term, tuple([axis.position for axis in dropped]), Select)
+                users.subtract(dropped)
+                terms[at] = self.without(term, tuple([term.places[label] for label in dropped]), Select)
 
-    def sum_alone(self, term: Term, users: Mapping[str, int], alone: bool) -> Term:
-        """Sum over the labels that only this term has and the result doesn't; ``alone``: there is no other term."""
-        summed = tuple([axis.position for axis in term.axes if axis.label and users[axis.label] == 1])
+    def sum_alone(self, term: Term, every: str, alone: bool) -> Term:
+        """Sum over the labels that only this term has and the result doesn't.
+
+        Args:
+            term: one of the operands.
+            every: the labels of the result and of all operands.
+            alone: there is no other operand.
+        """
+        summed = tuple([at for label, at in term.places.items() if every.count(label) == 1])
         if not summed:
             return term
         if self.fuses:
-            kept = "".join(axis.label for axis in term.axes if axis.label and axis.position not in summed)
-            unnamed = tuple(at for at in term.unnamed if at not in summed)
+            kept = "".join([label for label, at in term.places.items() if at not in summed])
+            unnamed = tuple([at for at in term.unnamed if at not in summed])
             total = Sum((0,), kept, self.shape(kept), (*summed, *unnamed))
             wanted, any_order = (self.subscripts.output, self.any_order) if alone else (kept, False)
             return self.fused([term], wanted, self.in_order(total, wanted, any_order), any_order)
@@ -244,11 +257,11 @@ class _Lowering:
         self, terms: Sequence[Term], given: Sequence[Term], operands: Sequence[Operand], path: Path
     ) -> tuple[Step, ...]:
         """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
-        plain = replace(self.target, kernels=frozenset())
+        plain = self.target.replace(kernels=frozenset())
         steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
         order = [term.slot for term in terms]
         places = {at: order.index(term.slot) for at, term in enumerate(given)}
-        return tuple(replace(step, reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
+        return tuple(step.replace(reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
 
     def fused(
         self, terms: Sequence[Term], wanted: str, library: tuple[Step, ...], any_order: bool, row: int = 0
@@ -267,8 +280,8 @@ class _Lowering:
         if row:
             strides = padded_strides(shape, row, ITEM_SIZES[self.numerics.compute])
         step = Fused(tuple(term.slot for term in terms), wanted, shape, loops, any_order, library)
-        slot = self.add(step if strides == contiguous else replace(step, strides=strides))
-        return Term(slot, axes_of(wanted, shape, strides))
+        slot = self.add(step if strides == contiguous else step.replace(strides=strides))
+        return Term(slot, wanted, shape, strides)
 
     def loops(self, terms: Sequence[Term], wanted: str) -> tuple[Loop, ...]:
         """All axes of the terms, those that are wanted first."""
@@ -283,32 +296,61 @@ class _Lowering:
         )
 
     def without(self, term: Term, positions: tuple[int, ...], kind: type[Select] | type[Sum]) -> Term:
-        rest = [axis for axis in term.axes if axis.position not in positions]
-        shape = tuple(axis.size for axis in rest)
-        strides = tuple(axis.stride for axis in rest) if kind is Select else contiguous_strides(shape)
-        labels = [axis.label for axis in rest]
-        return Term(self.add(kind((term.slot,), "".join(labels), shape, positions)), axes_of(labels, shape, strides))
+        names, own = [""] * len(term.shape), [0] * len(term.shape)
+        for label, at in term.places.items():
+            names[at], own[at] = label, term.strides[label]
+        rest = [at for at in range(len(term.shape)) if at not in positions]
+        labels, shape = [names[at] for at in rest], tuple([term.shape[at] for at in rest])
+        strides = tuple([own[at] for at in rest]) if kind is Select else contiguous_strides(shape)
+        return Term(self.add(kind((term.slot,), "".join(labels), shape, positions)), labels, shape, strides)
 
     def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
         """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
         wanted, target, partner = self.subscripts.output, self.target, None
-        keep = set(wanted)
         if rest:
-            users = rest.users
-            keep = {label for label in left.labels + right.labels if users[label] > 0}
+            keep = [label for label in dict.fromkeys(left.labels + right.labels) if rest.needs(label)]
             partner = rest.partner(keep)
             wanted = self.hint(left, right, keep, partner, rest)
             target = self.between
-        step, strides = contract_pair(left, right, keep, wanted, target, self.numerics)
+        step = self.contracted(left, right, wanted, target)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])
             any_order = self.any_order and not rest
-            own = step if step.reads == reads else replace(step, reads=reads)
+            own = step if step.reads == reads else step.replace(reads=reads)
             library = self.in_order(own, wanted, any_order)
             row = self.row(wanted, partner) if partner is not None else 0
             return self.fused([left, right], wanted, library, any_order, row)
-        return Term(self.add(step), axes_of(step.labels, step.shape, strides))
+        return Term(self.add(step), step.labels, step.shape, contiguous_strides(step.shape))
+
+    def contracted(self, left: Term, right: Term, wanted: str, target: Target) -> Step:
+        """The step that contracts two terms: that of an earlier pair, if it was like this one but for its labels."""
+        if self.first <= _FEW:
+            return contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+        labels = dict.fromkeys(left.labels + right.labels)
+        numbers = dict(zip(map(ord, labels), count(_FIRST_NUMBER), strict=False))
+        ours, theirs = left.labels.translate(numbers), right.labels.translate(numbers)
+        shapes, strides = (left.shape, right.shape), (*left.strides.values(), *right.strides.values())
+        key = (
+            ours,
+            theirs,
+            wanted.translate(numbers),
+            shapes,
+            strides,
+            left.unnamed,
+            right.unnamed,
+            target is self.target,
+        )
+        known = self.alike.get(key)
+        if known is None:
+            step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+            if not isinstance(step, Native):  # its equation has letters
+                self.alike[key] = step, step.reads[0] == left.slot, step.labels.translate(numbers)
+            return step
+        step, in_turn, numbered = known
+        letters = dict(zip(numbers.values(), labels, strict=True))
+        slots = (left.slot, right.slot) if in_turn else (right.slot, left.slot)
+        return step.at(slots, numbered.translate(letters))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""
@@ -323,33 +365,28 @@ class _Lowering:
         """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
         labels = dict.fromkeys(chain(self.subscripts.output, *(term.labels for term in terms)))
         held = set(chain(*(term.labels for term in terms)))
-        wanted = "".join([label for label in labels if label in held and rest.users[label] > 0])
+        wanted = "".join([label for label in labels if label in held and rest.needs(label)])
         full = prod([self.sizes[label] for label in held])
         shape = self.shape(wanted)
         slot = self.add(native_step(terms, wanted, shape, "no order of pairs keeps to the limit", full))
-        return Term(slot, axes_of(wanted, shape, contiguous_strides(shape)))
+        return Term(slot, wanted, shape, contiguous_strides(shape))
 
-    def hint(self, left: Term, right: Term, keep: set[str], partner: Term | None, rest: Remaining) -> str:
+    def hint(self, left: Term, right: Term, keep: Sequence[str], partner: Term | None, rest: Remaining) -> str:
         """Axis order of an intermediate in which the next step is most likely to need no copy.
 
         The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
         order that the partner has them. A kernel of ours reads them as fast where they go before the free ones, and
         has them there if it would else write too few neighbours at once.
         """
-        labels = [label for label in dict.fromkeys(left.labels + right.labels) if label in keep]
-        output = self.subscripts.output
-
-        def rank(label: str) -> tuple[int, int]:
-            if partner is None or label not in partner.labels:
-                return free, output.find(label)
-            return (contracted if rest.users[label] == 1 else 0), partner.labels.index(label)
-
-        free, contracted = 1, 2
-        usual = "".join(sorted(labels, key=rank))
+        shared = () if partner is None else partner.strides
+        free = "".join(sorted([label for label in keep if label not in shared], key=self.subscripts.output.find))
+        both = [label for label in shared if label in keep]
+        contracted = "".join([label for label in both if rest.is_last(label)])
+        batch = "".join([label for label in both if label not in contracted])
+        usual = batch + free + contracted
         if not self.fuses:
             return usual
-        free, contracted = 2, 1
-        other = "".join(sorted(labels, key=rank))
+        other = batch + contracted + free
         return max((usual, other), key=lambda order: min(self.neighbours(order, left, right), _AT_ONCE))
 
     def row(self, labels: str, partner: Term) -> int:
@@ -371,10 +408,14 @@ class _Lowering:
         """Put the axes in the order of the output; the answer never *is* an operand."""
         output = self.subscripts.output
         shape, moves = self.shape(output), "" if self.target.strided else "arrays have no strides"
-        how = arranged(tuple([axis.position for axis in term.pick(output)]), term.shape, shape, moves)
-        makes_new = (Sum, Native, Cast, Fused) if self.target.strided else (Sum, Native, Cast, Diagonal)
-        if how.perm is not None or not any(isinstance(step, makes_new) or len(step.reads) == 2 for step in self.steps):
+        how = arranged(tuple([term.places[label] for label in output]), term.shape, shape, moves)
+        if how.perm is not None or not any(map(self.makes_new, self.steps)):
             self.add(View((term.slot,), output, shape, how))
         if self.numerics.result != self.numerics.compute or self.numerics.widens:
             slot = self.first + len(self.steps) - 1
             self.add(Cast((slot,), output, self.shape(output), self.numerics.result))
+
+    def makes_new(self, step: Step) -> bool:
+        """Whether the result of a step is an array of its own."""
+        others = Fused if self.target.strided else Diagonal
+        return len(step.reads) == 2 or isinstance(step, (Sum, Native, Cast, others))

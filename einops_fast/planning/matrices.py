@@ -7,21 +7,11 @@ the other operand lacks (its stride there is 0), or the operand can be copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from einops_fast.planning import cost
-from einops_fast.planning.layout import (
-    Axis,
-    Term,
-    arranged,
-    as_one,
-    axes_of,
-    by_stride,
-    contiguous_strides,
-    readable_by_gemm,
-)
+from einops_fast.planning.layout import Term, arranged, as_one, contiguous_strides, readable_by_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Gemm
 from einops_fast.planning.target import Target
@@ -56,15 +46,11 @@ class Side(NamedTuple):
     term: Term
     free: str
     demoted: str
-    strides: dict[str, int]
+    strides: Mapping[str, int]
     moves: str = ""
     in_runs: bool = False
     inner: int = 0
     free_last: bool | None = None
-
-    def copy_seconds(self, dtype: str, on: cost.Ceilings) -> float:
-        """Predict the seconds of the copy."""
-        return cost.copy_seconds(self.term.size, self.in_runs, dtype, on, self.inner)
 
 
 class GemmChoice(NamedTuple):
@@ -77,15 +63,15 @@ class GemmChoice(NamedTuple):
     contracted: str
     looped: bool
 
-    def step(self, roles: Roles, target: Target) -> tuple[Gemm, tuple[int, ...]]:
-        """The step, and the strides of its result."""
+    def step(self, roles: Roles, target: Target) -> Gemm:
+        """The step."""
         if self.left.term is not roles.left:
             roles = roles.swapped()
         if target.folds_batch and self._plain():
             groups = tuple("".join(self.groups))
             split = self._replace(groups=groups)._step(roles, target)
             # Written in place, each of several batch axes but one would be looped over.
-            if split[0].buffer is None or len(groups) == 1:
+            if split.buffer is None or len(groups) == 1:
                 return split
         return self._step(roles, target)
 
@@ -95,9 +81,10 @@ class GemmChoice(NamedTuple):
         moved = left.moves or right.moves or left.demoted or right.demoted or self.looped
         return not moved and len(left.free) == len(right.free) == len(self.contracted) == 1
 
-    def _step(self, roles: Roles, target: Target) -> tuple[Gemm, tuple[int, ...]]:
-        rows, columns = self.left.free, self.right.free
-        labels = "".join(self.groups) + rows + columns
+    def _step(self, roles: Roles, target: Target) -> Gemm:
+        left, right, groups, contracted = self.left, self.right, self.groups, self.contracted
+        rows, columns, size = left.free, right.free, roles.size
+        labels = "".join(groups) + rows + columns
         buffer = None
         if target.writes and (labels != roles.wanted or self.looped):
             if target.writes_strided:
@@ -106,46 +93,54 @@ class GemmChoice(NamedTuple):
                 labels = roles.wanted
             elif self.looped:
                 buffer = self._buffer(labels, roles)
-        step = Gemm(
+        turn_left, turn_right = left.free_last is True, right.free_last is False
+        batch, m, n, k = tuple([size(group) for group in groups]), size(rows), size(columns), size(contracted)
+        one = (contracted, rows, k, m) if turn_left else (rows, contracted, m, k)
+        two = (columns, contracted, n, k) if turn_right else (contracted, columns, k, n)
+        return Gemm(
             roles.slots,
             labels,
-            roles.sizes(labels),
-            self._arrange(self.left, roles, self.left.free_last is True),
-            self._arrange(self.right, roles, self.right.free_last is not False),
-            tuple(map(roles.size, self.groups)),
-            roles.size(rows),
-            roles.size(columns),
-            roles.size(self.contracted),
-            self.left.free_last is True,
-            self.right.free_last is False,
+            roles.shape(labels),
+            self._arrange(left, batch, *one),
+            self._arrange(right, batch, *two),
+            batch,
+            m,
+            n,
+            k,
+            turn_left,
+            turn_right,
             buffer,
         )
-        return step, contiguous_strides(roles.sizes(labels))
 
     def _buffer(self, order: str, roles: Roles) -> Arrange | None:
         """How a C-ordered array with axes in ``order`` is seen as ``(*batch, m, n)``; ``None`` if it can't."""
-        sizes = roles.sizes(order)
-        axes = dict(zip(order, axes_of(order, sizes, contiguous_strides(sizes)), strict=True))
+        shape = roles.shape(order)
+        strides = dict(zip(order, contiguous_strides(shape), strict=True))
         groups = (*self.groups, self.left.free, self.right.free)
-        strides = [as_one([axes[label] for label in group])[1] for group in groups]
-        row_stride, column_stride = strides[-2:]
-        if None in strides or row_stride is None or column_stride is None:
+        *batch, (m, row_stride), (n, column_stride) = [as_one(group, strides, roles.sizes) for group in groups]
+        if row_stride is None or column_stride is None or any(stride is None for _, stride in batch):
             return None
-        if not readable_by_gemm(roles.size(self.left.free), row_stride, roles.size(self.right.free), column_stride):
+        if not readable_by_gemm(m, row_stride, n, column_stride):
             return None
-        perm = tuple(axes[label].position for group in groups for label in group)
-        return arranged(perm, sizes, tuple(map(roles.size, groups)))
+        perm = tuple([order.index(label) for group in groups for label in group])
+        return arranged(perm, shape, (*[size for size, _ in batch], m, n))
 
-    def _arrange(self, side: Side, roles: Roles, contracted_first: bool) -> Arrange:
-        """How an operand is seen as a stack of matrices."""
-        matrix = (self.contracted, side.free) if contracted_first else (side.free, self.contracted)
-        batch = [group if group[0] in side.strides else "" for group in self.groups]
-        groups = (*batch, *matrix)
-        perm = (*side.term.unnamed, *[axis.position for axis in side.term.pick("".join(groups))])
-        shape = tuple(map(roles.size, groups))
-        how = arranged(perm, side.term.shape, shape, side.moves)
+    def _arrange(self, side: Side, batch: tuple[int, ...], first: str, second: str, rows: int, columns: int) -> Arrange:
+        """How an operand is seen as a stack of matrices with these axes and extents."""
+        term, strides = side.term, side.strides
+        order, shape, missing = "", (*batch, rows, columns), False
+        for at, group in enumerate(self.groups):
+            if group[0] in strides:
+                order += group
+            else:
+                missing = True
+                shape = (*shape[:at], 1, *shape[at + 1 :])
+        order += first + second
+        places = term.places
+        perm = (*term.unnamed, *[places[label] for label in order])
+        how = arranged(perm, term.shape, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
-        return how if all(batch) else replace(how, shape=shape)
+        return how.replace(shape=shape) if missing and how.shape is None else how
 
 
 def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None:
@@ -156,14 +151,18 @@ def cheapest_gemm(roles: Roles, target: Target, dtype: str) -> GemmChoice | None
     roles = _oriented(roles, target)
     best: GemmChoice | None = None
     left, right = roles.left, roles.right
+    least = 0.0  # what no way without demoted axes can be below
     for contracted in _orders(roles.contracted, left, right):
         for batch in _orders(roles.batch, left, right, roles.wanted):
-            lefts = list(_sides(left, batch, roles.rows, contracted, roles.wanted, target, False))
-            rights = list(_sides(right, batch, roles.columns, contracted, roles.wanted, target, True))
+            lefts = _sides(left, batch, roles.rows, contracted, roles, target, False)
+            rights = _sides(right, batch, roles.columns, contracted, roles, target, True)
             for one in lefts:
                 for two in rights:
-                    if best is not None and best.seconds <= _least_seconds(one, two, roles, target, dtype):
-                        continue
+                    if best is not None and not (one.demoted or two.demoted):
+                        least = least or cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)
+                        copies = _copy_seconds(one, two, dtype, target.ceilings)
+                        if best.seconds <= least + copies:
+                            continue
                     choice = _price(one, two, batch, contracted, roles, target, dtype)
                     if choice is None or (best is not None and best.seconds <= choice.seconds):
                         continue
@@ -183,16 +182,16 @@ def _oriented(roles: Roles, target: Target) -> Roles:
     """
     if roles.rows and roles.columns:
         plain = roles.batch + roles.rows + roles.columns
-        turned = roles.batch + roles.columns + roles.rows
-        if roles.wanted in (plain, turned) and plain != turned:
-            return roles if roles.wanted == plain else roles.swapped()
+        if roles.wanted == plain:
+            return roles
+        if roles.wanted == roles.batch + roles.columns + roles.rows:
+            return roles.swapped()
         transposed = roles.left.fastest in roles.rows
         return roles.swapped() if transposed and roles.left.size > roles.right.size else roles
     vector_last = roles if roles.rows else roles.swapped()
     if not vector_last.rows or not target.strided:
         return vector_last
-    matrix = vector_last.left
-    fastest = matrix.fastest
+    fastest = vector_last.left.fastest
     return vector_last if fastest in vector_last.contracted else vector_last.swapped()
 
 
@@ -200,135 +199,131 @@ def _orders(labels: str, left: Term, right: Term, wanted: str = "") -> list[str]
     """Orders of shared labels that may merge: by the strides of either term, and as the result wants them."""
     if len(labels) < 2:
         return [labels]
-    orders = ["".join([axis.label for axis in by_stride(term.pick(labels))]) for term in (left, right)]
+    orders = [left.in_memory(labels), right.in_memory(labels)]
     return list(dict.fromkeys([*orders, labels] if wanted else orders))
 
 
 def _sides(
-    term: Term, batch: str, free: str, contracted: str, wanted: str, target: Target, is_right: bool
-) -> Iterator[Side]:
+    term: Term, batch: str, free: str, contracted: str, roles: Roles, target: Target, is_right: bool
+) -> list[Side]:
     """The ways in which one operand can be a stack of matrices, views first."""
+    sizes, strides = roles.sizes, term.strides
     if not target.strided:
-        yield from _unstrided(term, batch, free, contracted)
-        return
-    strides = term.strides
-    inner, own = term.pick(contracted), by_stride(term.pick(free))
-    k, k_stride = as_one(inner)
-    reason = "its axes don't merge to a matrix that a GEMM can read"
+        return _unstrided(term, batch, free, contracted, sizes)
+    sides = []
+    k, k_stride = as_one(contracted, strides, sizes)
+    reason = "the contracted axes don't merge"
     if k_stride is not None:
-        m, m_stride = as_one(own)
+        own = term.in_memory(free)
+        m, m_stride = as_one(own, strides, sizes)
+        reason = "its axes don't merge to a matrix that a GEMM can read"
         if m_stride is not None and readable_by_gemm(m, m_stride, k, k_stride):
             # A column vector is handed over as a transposed row: some libraries are slow at the other.
-            yield Side(term, _joined(own), "", strides, free_last=False if is_right and m == 1 else None)
+            sides.append(Side(term, own, "", strides, free_last=False if is_right and m == 1 else None))
             if len(batch) <= target.batch_axes:
-                return
+                return sides
             reason = "its batch axes don't merge"
-        run = _largest_run(own, k, k_stride) if target.broadcasts else ()
+        run = _largest_run(own, strides, sizes, k, k_stride) if target.broadcasts else ""
         if run and len(run) < len(own):
-            labels = _joined(run)
-            demoted = "".join([label for label in wanted if label in free and label not in labels])
-            yield Side(term, labels, demoted, strides)
-    else:
-        reason = "the contracted axes don't merge"
-    yield from _copies(term, batch, free, contracted, reason)
+            demoted = "".join([label for label in roles.wanted if label in free and label not in run])
+            sides.append(Side(term, run, demoted, strides))
+    return sides + _copies(term, batch, free, contracted, reason, sizes)
 
 
-def _joined(axes: Sequence[Axis]) -> str:
-    return "".join([axis.label for axis in axes])
-
-
-def _largest_run(axes: Sequence[Axis], k: int, k_stride: int) -> Sequence[Axis]:
+def _largest_run(axes: str, strides: Mapping[str, int], sizes: Mapping[str, int], k: int, k_stride: int) -> str:
     """The longest stretch of neighbouring axes that forms, with the contracted axis, a readable matrix."""
-    best: Sequence[Axis] = ()
-    largest = -1
+    best, largest = "", -1
     for start in range(len(axes)):
-        for stop in range(start, len(axes)):
-            size, stride = as_one(axes[start : stop + 1])
+        for stop in range(start + 1, len(axes) + 1):
+            size, stride = as_one(axes[start:stop], strides, sizes)
             if stride is None:
                 break  # nor do more axes form one
             if size > largest and readable_by_gemm(size, stride, k, k_stride):
-                best, largest = axes[start : stop + 1], size
+                best, largest = axes[start:stop], size
     return best
 
 
-def _copies(term: Term, batch: str, free: str, contracted: str, reason: str) -> Iterator[Side]:
+def _copies(term: Term, batch: str, free: str, contracted: str, reason: str, sizes: Mapping[str, int]) -> list[Side]:
     """The operand in new memory, the fastest of its own or the contracted axes last where that keeps runs."""
     fastest = term.fastest
-    yield _copied(term, batch, free, contracted, reason, fastest)
+    sides = [_copied(term, batch, free, contracted, reason, fastest, sizes)]
     if fastest and fastest in free[:-1]:
-        yield _copied(term, batch, free.replace(fastest, "") + fastest, contracted, reason, fastest)
+        sides.append(_copied(term, batch, free.replace(fastest, "") + fastest, contracted, reason, fastest, sizes))
+    return sides
 
 
-def _copied(term: Term, batch: str, free: str, contracted: str, reason: str, fastest: str) -> Side:
+def _copied(
+    term: Term, batch: str, free: str, contracted: str, reason: str, fastest: str, sizes: Mapping[str, int]
+) -> Side:
     # Whichever group ends in the smaller stride goes innermost, for the copy then reads with more locality; unless only
     # the other one makes loops that are long enough.
     strides = term.strides
     free_last = bool(free) and abs(strides[free[-1]]) < abs(strides[contracted[-1]])
-    inner = _inner(term, free if free_last else contracted)
+    inner = _inner(free if free_last else contracted, strides, sizes)
     if free and inner < _SHORT_LOOP:
-        other = _inner(term, contracted if free_last else free)
+        other = _inner(contracted if free_last else free, strides, sizes)
         if other > inner:
             free_last, inner = not free_last, other
     order = batch + (contracted + free if free_last else free + contracted)
     in_runs = bool(fastest) and order.endswith(fastest)
-    return Side(term, free, "", _strides_in(order, term), reason, in_runs, inner, free_last)
+    return Side(term, free, "", _strides_in(order, sizes), reason, in_runs, inner, free_last)
 
 
-def _inner(term: Term, labels: str) -> int:
+def _inner(labels: str, strides: Mapping[str, int], sizes: Mapping[str, int]) -> int:
     """How many elements of a copy, with these labels last, one loop writes."""
-    axes = term.pick(labels)
-    run = 1
-    for at in range(len(axes) - 1, -1, -1):
-        size, stride = as_one(axes[at:])
-        if stride is None:
-            break
-        run = size
+    run, reach = 1, None
+    for label in reversed(labels):
+        extent, stride = sizes[label], strides[label]
+        if extent != 1:
+            if reach is not None and stride != reach:
+                break
+            run *= extent
+            reach = stride * extent
     return run
 
 
-def _unstrided(term: Term, batch: str, free: str, contracted: str) -> Iterator[Side]:
+def _unstrided(term: Term, batch: str, free: str, contracted: str, sizes: Mapping[str, int]) -> list[Side]:
     """The operand of a framework without strides: as it is, if its axes stand in one of the two orders."""
-    sizes = {axis.label: axis.size for axis in term.axes}
-    stored = [axis.label for axis in term.axes if axis.size > 1]
+    stored = [label for label in term.labels if sizes[label] > 1]
     for free_last in (False, True):
         order = batch + (contracted + free if free_last else free + contracted)
         if stored == [label for label in order if sizes[label] > 1]:
-            yield Side(term, free, "", _strides_in(order, term), free_last=free_last)
-            return
-    yield from _copies(term, batch, free, contracted, "arrays have no strides")
+            return [Side(term, free, "", _strides_in(order, sizes), free_last=free_last)]
+    return _copies(term, batch, free, contracted, "arrays have no strides", sizes)
 
 
-def _strides_in(order: str, term: Term) -> dict[str, int]:
-    """Strides by label of the term in C order with its axes in ``order``."""
-    return dict(zip(order, contiguous_strides([axis.size for axis in term.pick(order)]), strict=True))
+def _strides_in(order: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Strides by label of an array in C order with its axes in ``order``."""
+    return dict(zip(order, contiguous_strides([sizes[label] for label in order]), strict=True))
 
 
-def _least_seconds(left: Side, right: Side, roles: Roles, target: Target, dtype: str) -> float:
-    """Return what :func:`_price` can't be below, in a fraction of its time; 0 where no bound is known."""
-    if left.demoted or right.demoted:
-        return 0.0
-    seconds = cost.gemm_seconds(roles.product, 1, dtype, target.ceilings)
-    for side in (left, right):
-        if side.moves:
-            seconds += side.copy_seconds(dtype, target.ceilings)
-    return seconds
+def _copy_seconds(left: Side, right: Side, dtype: str, on: cost.Ceilings) -> float:
+    """Predict the seconds of all copies."""
+    return sum(
+        [cost.copy_seconds(side.term.size, side.in_runs, dtype, on, side.inner) for side in (left, right) if side.moves]
+    )
 
 
 def _price(
     left: Side, right: Side, batch: str, contracted: str, roles: Roles, target: Target, dtype: str
 ) -> GemmChoice | None:
-    groups = _merged_batch(batch + left.demoted + right.demoted, left, right, roles)
-    product = roles.product
+    product, on = roles.product, target.ceilings
     if left.demoted or right.demoted:
-        stack = product.batch * roles.size(left.demoted) * roles.size(right.demoted)
-        product = cost.Product(stack, roles.size(left.free), roles.size(right.free), product.k)
-    on = target.ceilings
+        batch += left.demoted + right.demoted
+        product = cost.Product(roles.size(batch), roles.size(left.free), roles.size(right.free), product.k)
+    groups = _merged_batch(batch, left, right, roles) if len(batch) > 1 else [batch] if batch else []
     # What stays in the cache may be walked through again.
-    if product.full > max(on.block, _CACHED) and on.streams(dtype) and not _keeps_up(product, left, right, batch):
+    if (
+        (product.m == 1 or product.n == 1)
+        and product.full > max(on.block, _CACHED)
+        and on.streams(dtype)
+        and not _keeps_up(left, right, batch, roles.sizes)
+    ):
         return None
     loops = 1
     seconds = 0.0
-    if len(groups) > target.batch_axes:
+    looped = len(groups) > target.batch_axes
+    if looped:
         if not target.writes:
             return None
         groups, loops = _loop_order(groups, left.free + right.free, roles)
@@ -336,35 +331,31 @@ def _price(
             # Whoever reads the result pays for its order.
             seconds += cost.copy_seconds(roles.size(roles.wanted), True, dtype, on) / 2
     seconds += cost.gemm_seconds(product, loops, dtype, on)
-    for side in (left, right):
-        if side.moves:
-            seconds += side.copy_seconds(dtype, on)
+    if left.moves or right.moves:
+        seconds += _copy_seconds(left, right, dtype, on)
     copies = not target.strided or (target.in_order and not (target.writes and target.writes_strided))
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
-    return GemmChoice(seconds, left, right, tuple(groups), contracted, len(groups) > target.batch_axes)
+    return GemmChoice(seconds, left, right, tuple(groups), contracted, looped)
 
 
-def _keeps_up(product: cost.Product, left: Side, right: Side, batch: str) -> bool:
-    """Whether BLAS does a product as fast as memory gives it the operands.
+def _keeps_up(left: Side, right: Side, batch: str, sizes: Mapping[str, int]) -> bool:
+    """Whether BLAS does the product of a matrix and a vector as fast as memory gives it the operands.
 
-    A matrix times a vector is one call that does (GEMV), and so is a stack of them, as long as each matrix has memory
-    of its own, or long rows. Where short rows of all matrices lie between each other, BLAS walks through the whole
-    memory for each matrix; and it reads the same matrix again for each vector.
+    It is one call that does (GEMV), and so is a stack of them, as long as each matrix has memory of its own, or long
+    rows. Where short rows of all matrices lie between each other, BLAS walks through the whole memory for each matrix;
+    and it reads the same matrix again for each vector.
     """
-    if product.m > 1 and product.n > 1:
-        return True
     large, small = (left, right) if left.term.size > right.term.size else (right, left)
     if small.demoted:
         return False
     if large.moves:
         return True
-    batch += large.demoted
-    axes = [axis for axis in large.term.axes if axis.label and axis.size > 1]
-    matrix = [axis for axis in axes if axis.label not in batch]
-    end = max([axis.stride * axis.size for axis in matrix], default=1)
-    alone = all(axis.stride >= end for axis in axes if axis.label in batch)
-    return alone or any(axis.stride == 1 and axis.size >= _LONG_ROW for axis in matrix)
+    axes = [(label, stride, sizes[label]) for label, stride in large.term.strides.items() if sizes[label] > 1]
+    matrix = [(stride, size) for label, stride, size in axes if label not in batch]
+    end = max([stride * size for stride, size in matrix], default=1)
+    alone = all(stride >= end for label, stride, _ in axes if label in batch)
+    return alone or any(stride == 1 and size >= _LONG_ROW for stride, size in matrix)
 
 
 def _loop_order(groups: list[str], matrix: str, roles: Roles) -> tuple[list[str], int]:
@@ -384,7 +375,7 @@ def _merged_batch(labels: str, left: Side, right: Side, roles: Roles) -> list[st
     """Batch axes, neighbours merged where both operands (or the one that has them) allow it."""
     groups: list[str] = []
     for label in labels:
-        size = roles.size_of[label]
+        size = roles.sizes[label]
         if groups and all(_follows(side.strides, groups[-1][-1], label, size) for side in (left, right)):
             groups[-1] += label
         else:
@@ -392,7 +383,7 @@ def _merged_batch(labels: str, left: Side, right: Side, roles: Roles) -> list[st
     return groups
 
 
-def _follows(strides: dict[str, int], outer: str, inner: str, inner_size: int) -> bool:
+def _follows(strides: Mapping[str, int], outer: str, inner: str, inner_size: int) -> bool:
     if (outer in strides) != (inner in strides):
         return False
     return outer not in strides or strides[outer] == strides[inner] * inner_size

@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
 from string import ascii_letters, ascii_lowercase, ascii_uppercase
+from typing import NamedTuple
 
 from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import (
@@ -42,8 +42,7 @@ from einops_fast.planning.terms import (
 __all__ = ["Subscripts", "bind_sizes", "parse", "parse_interleaved"]
 
 
-@dataclass(frozen=True, slots=True)
-class Subscripts:
+class Subscripts(NamedTuple):
     """Which axis of which operand is which, with one letter (a single character) per axis.
 
     A label that the caller wrote as one ASCII letter keeps it. Any other (a word, an axis under an ellipsis,

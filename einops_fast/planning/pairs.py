@@ -8,11 +8,12 @@ own einsum is chosen, whichever is predicted to take least time. A contracted ax
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from string import ascii_letters
 
 from einops_fast.planning import cost
-from einops_fast.planning.layout import Term, arranged, as_one, by_stride, contiguous_strides
+from einops_fast.planning.layout import Term, arranged, as_one
 from einops_fast.planning.matrices import cheapest_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Multiply, Native, Step
@@ -22,67 +23,68 @@ __all__ = ["contract_pair", "native_step"]
 
 
 def contract_pair(
-    left: Term, right: Term, keep: set[str], wanted: str, target: Target, numerics: Numerics
-) -> tuple[Step, tuple[int, ...]]:
-    """The cheapest step that contracts two terms, and the strides of its result.
+    left: Term, right: Term, wanted: str, sizes: Mapping[str, int], target: Target, numerics: Numerics
+) -> Step:
+    """The cheapest step that contracts two terms. Its result lies in C order.
 
     Args:
-        left, right: the terms. A label that only one of them has is in ``keep``.
-        keep: labels that the result, or a later pair, needs.
-        wanted: labels of the result in the order that suits whoever reads it.
+        left, right: the terms. A label that only one of them has is in ``wanted``.
+        wanted: labels that the result, or a later pair, needs, in the order that suits whoever reads it.
+        sizes: extent of every label.
         target: what can be done where the plan will run.
         numerics: the dtypes of the call.
     """
-    roles = Roles.of(left, right, keep, wanted)
-    single = [label for label in roles.contracted if roles.size_of[label] == 1]
+    roles = Roles(left, right, wanted, sizes)
+    single = [label for label in roles.contracted if sizes[label] == 1]
     if single:
-        left, right = (_unnamed(term, single) for term in (left, right))
-        roles = Roles.of(left, right, keep, wanted)
+        left, right = left.unlabelled(single), right.unlabelled(single)
+        roles = Roles(left, right, wanted, sizes)
     # Sums of products are written in the order of their labels, anything else lies in memory as the operands do.
-    written = Roles.of(left, right, keep, target.memory) if target.memory and roles.contracted else roles
+    written = Roles(left, right, target.memory, sizes) if target.memory and roles.contracted else roles
     dtype, on = numerics.compute, target.ceilings
-    strides = contiguous_strides(roles.sizes(wanted))
     summed = bool(roles.contracted)
     if numerics.native and (summed or dtype == "bool"):
-        return _native(roles, numerics.native), strides
-    product = roles.product
-    elements = (left.size, right.size, product.batch * product.m * product.n)
-    multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on)
-    native = float("inf")
-    is_vector = product.m == 1 or product.n == 1
+        return _native(roles, numerics.native)
+    batch, m, n, k = roles.product
+    full = batch * m * n * k
+    elements = (left.size, right.size, batch * m * n)
+    multiply = cost.multiply_seconds(full, elements, summed, dtype, on)
+    native = inf
+    is_vector = m == 1 or n == 1
     is_complex = dtype.startswith("complex")
     # Loops are a match for BLAS only where every element of the larger operand is used once, or all run along a batch.
-    if not summed or is_vector or roles.lies_along_batch:
+    if on.native and (not summed or is_vector or roles.lies_along_batch):
         inner = _innermost(roles) if (summed or is_complex) and on.native_run else 0
-        native = cost.native_seconds(product.full, elements, summed, dtype, on, inner, summed and not is_vector)
+        native = cost.native_seconds(full, elements, summed, dtype, on, inner, summed and not is_vector)
     gemm = cheapest_gemm(written, target, dtype) if summed and numerics.gemm else None
     runs = 0
     begins = on.run and (summed or (is_complex and on.native_complex))
     if begins and multiply <= min(native, gemm.seconds if gemm else native):
-        runs = product.full // max(1, _innermost(roles))
-        multiply = cost.multiply_seconds(product.full, elements, summed, dtype, on, runs)
+        runs = full // max(1, _innermost(roles))
+        multiply = cost.multiply_seconds(full, elements, summed, dtype, on, runs)
     if gemm is not None and gemm.seconds <= min(multiply, native):
         return gemm.step(written, target)
     if multiply <= native:
         return _multiply(written, target, dtype, runs)
-    return _native(roles, "its loops are predicted to be fastest here"), strides
-
-
-def _unnamed(term: Term, labels: list[str]) -> Term:
-    """The term with axes of size 1 that carry no label any more."""
-    return Term(term.slot, tuple([axis._replace(label="") if axis.label in labels else axis for axis in term.axes]))
+    return _native(roles, "its loops are predicted to be fastest here")
 
 
 def _innermost(roles: Roles) -> int:
     """Length of the innermost loop over both terms: over neighbours in the larger one that merge in either."""
-    larger, smaller = sorted((roles.left, roles.right), key=lambda term: -term.size)
+    larger, smaller = roles.left, roles.right
+    if smaller.size > larger.size:
+        larger, smaller = smaller, larger
+    sizes, both = roles.sizes, smaller.strides
     run, shared = "", False
-    for axis in reversed(by_stride([axis for axis in larger.axes if axis.label and axis.size > 1])):
-        label = axis.label
-        if run and ((label in smaller.labels) != shared or (label in roles.wanted) != (run[0] in roles.wanted)):
+    for label in reversed(larger.in_memory(larger.labels)):
+        if sizes[label] < 2:
+            continue
+        if run and ((label in both) != shared or (label in roles.wanted) != (run[0] in roles.wanted)):
             break
-        shared = label in smaller.labels
-        if any(as_one(term.pick(label + run))[1] is None for term in ((larger, smaller) if shared else (larger,))):
+        shared = label in both
+        if any(
+            as_one(label + run, each.strides, sizes)[1] is None for each in ((larger, smaller) if shared else (larger,))
+        ):
             break
         run = label + run
     return roles.size(run)
@@ -94,24 +96,23 @@ _LONG_LINES, _CROSSED = 128, 1 << 16
 """Extents of the axes that the operands lie along, and elements, from which on a crossed product is made in pieces."""
 
 
-def _multiply(roles: Roles, target: Target, dtype: str, runs: int) -> tuple[Multiply, tuple[int, ...]]:
+def _multiply(roles: Roles, target: Target, dtype: str, runs: int) -> Multiply:
     summed, full, block = len(roles.contracted), roles.product.full, target.ceilings.block
     if summed and roles.left.size < roles.right.size:
         roles = roles.swapped()  # frameworks lay the product out as the first operand lies
     in_memory = summed and target.strided and not target.kernels
     wanted = _as_stored(roles) if in_memory else roles.wanted
     order = wanted + roles.contracted
-    left, right = (_spread(term, order, roles) for term in (roles.left, roles.right))
+    left, right = _spread(roles.left, order, roles), _spread(roles.right, order, roles)
     if not summed or (full <= block and not (dtype in _REAL and _is_crossed(roles))):
         block = 0
-    step = Multiply(roles.slots, wanted, roles.sizes(wanted), left, right, summed, full, block, runs)
-    return step, contiguous_strides(roles.sizes(wanted))
+    return Multiply(roles.slots, wanted, roles.shape(wanted), left, right, summed, full, block, runs)
 
 
 def _is_crossed(roles: Roles) -> bool:
     """Return whether the operands have the same axes and lie along different ones, both long."""
     across = roles.left.fastest + roles.right.fastest
-    long = len(set(across)) == 2 and min([roles.size_of[label] for label in across]) >= _LONG_LINES
+    long = len(set(across)) == 2 and min([roles.sizes[label] for label in across]) >= _LONG_LINES
     return long and not (roles.rows or roles.columns) and roles.product.full >= _CROSSED
 
 
@@ -122,28 +123,31 @@ def _as_stored(roles: Roles) -> str:
     """
     if roles.left.fastest not in roles.wanted:
         return roles.wanted
-    stride = {axis.label: abs(axis.stride) for term in (roles.right, roles.left) for axis in term.axes if axis.stride}
-    return "".join(sorted(roles.wanted, key=lambda label: stride.get(label, 0), reverse=True))
+    left, right = roles.left.strides, roles.right.strides
+    return "".join(sorted(roles.wanted, key=lambda label: abs(left.get(label, 0) or right.get(label, 0)), reverse=True))
 
 
 def _spread(term: Term, order: str, roles: Roles) -> Arrange:
     """An operand with its axes in ``order`` and size 1 where it lacks one; leading ones are left out."""
-    labels = term.labels
-    present = [label for label in order if label in labels]
-    perm = (*term.unnamed, *(axis.position for axis in term.pick(present)))
-    inner = order[order.index(present[0]) :] if present else ""
-    shape = tuple(roles.size(label) if label in labels else 1 for label in inner)
-    return arranged(perm, term.shape, shape)
+    places, sizes = term.places, roles.sizes
+    inner = order.lstrip("".join([label for label in order if label not in places]))
+    perm = (*term.unnamed, *[places[label] for label in inner if label in places])
+    return arranged(perm, term.shape, tuple([sizes[label] if label in places else 1 for label in inner]))
 
 
 def _native(roles: Roles, reason: str) -> Native:
     terms = roles.left, roles.right
-    return native_step(terms, roles.wanted, roles.sizes(roles.wanted), reason, roles.product.full)
+    return native_step(terms, roles.wanted, roles.shape(roles.wanted), reason, roles.product.full)
 
 
 def native_step(terms: Sequence[Term], wanted: str, shape: tuple[int, ...], reason: str, full: int) -> Native:
     """The terms in an einsum of its own; an axis of size 1 that has lost its label is summed away."""
     used = {label for term in terms for label in term.labels}
     spare = iter([letter for letter in ascii_letters if letter not in used])
-    inputs = ["".join(axis.label or next(spare) for axis in term.axes) for term in terms]
+    inputs = []
+    for term in terms:
+        labels = list(term.labels)
+        for at in term.unnamed:
+            labels.insert(at, next(spare))
+        inputs.append("".join(labels))
     return Native.of(tuple([term.slot for term in terms]), inputs, wanted, shape, reason, full)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf, prod
 from operator import attrgetter, index
 from typing import Any, SupportsIndex
 
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
+from einops_fast.record import Record
 
 __all__ = ["MOST_TIMES", "Path", "candidate_paths", "explicit_path"]
 
@@ -37,8 +37,7 @@ _OVER = 1e30
 """Makes each pair over the limit cost more than any within it."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(Record):
     """A path and what it takes.
 
     Attributes:
@@ -72,15 +71,16 @@ class _Network:
     def contractions(self, path: Path) -> Iterator[tuple[list[frozenset[str]], frozenset[str]]]:
         """The terms that each step contracts, and the labels of its result."""
         terms = list(self.inputs)
-        users = Counter(self.output)
-        for term in terms:
-            users.update(term)
+        users = Counter(chain(self.output, *terms))
         for positions in path:
             group = [terms.pop(at) for at in reversed(positions)][::-1]
-            for term in group:
-                users.subtract(term)
-            result = frozenset([label for label in frozenset().union(*group) if users[label] > 0])
-            users.update(result)
+            kept = []
+            for label in frozenset().union(*group):
+                others = users[label] - sum([label in term for term in group])
+                if others:
+                    kept.append(label)
+                    users[label] = others + 1
+            result = frozenset(kept)
             terms.append(result)
             yield group, result
 

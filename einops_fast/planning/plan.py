@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import attrgetter
@@ -18,6 +17,7 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, explicit_path
 from einops_fast.planning.steps import Step
 from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.record import Record
 
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "compile_plan", "in_turn", "make_plan"]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """What will be done for operands of these shapes, strides and dtypes. Pure data; prints with ``explain``."""
 
     subscripts: Subscripts

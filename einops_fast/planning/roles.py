@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Mapping
 
 from einops_fast.planning.cost import Product
 from einops_fast.planning.layout import Term
@@ -11,7 +10,6 @@ from einops_fast.planning.layout import Term
 __all__ = ["Roles"]
 
 
-@dataclass(eq=False)
 class Roles:
     """The two terms of a pair and the role of every label. It is never changed.
 
@@ -19,53 +17,52 @@ class Roles:
         left, right: the terms; ``left`` gives the rows of the result, ``right`` the columns.
         batch, rows, columns, contracted: the labels of each role, the first three as ``wanted`` has them.
         wanted: labels of the result in the order that suits whoever reads it.
-        size_of: extent by label.
+        sizes: extent by label.
         product: the extent of each role.
     """
 
-    left: Term
-    right: Term
-    batch: str
-    rows: str
-    columns: str
-    contracted: str
-    wanted: str
-    size_of: dict[str, int]
-    product: Product
+    __slots__ = ("batch", "columns", "contracted", "left", "product", "right", "rows", "sizes", "wanted")
 
-    @classmethod
-    def of(cls, left: Term, right: Term, keep: set[str], wanted: str) -> Roles:
-        one, two = set(left.labels), set(right.labels)
-        batch = "".join([label for label in wanted if label in one and label in two])
-        rows = "".join([label for label in wanted if label not in two])
-        columns = "".join([label for label in wanted if label not in one])
-        contracted = "".join([label for label in left.labels if label in two and label not in keep])
-        size_of = {axis.label: axis.size for axis in left.axes + right.axes}
-        product = Product(*[prod([size_of[label] for label in each]) for each in (batch, rows, columns, contracted)])
-        return cls(left, right, batch, rows, columns, contracted, wanted, size_of, product)
+    def __init__(self, left: Term, right: Term, wanted: str, sizes: Mapping[str, int]) -> None:
+        one, two = left.strides, right.strides
+        batch = rows = columns = contracted = ""
+        stack = m = n = k = 1
+        for label in wanted:
+            if label not in two:
+                rows += label
+                m *= sizes[label]
+            elif label in one:
+                batch += label
+                stack *= sizes[label]
+            else:
+                columns += label
+                n *= sizes[label]
+        for label in one:
+            if label in two and label not in wanted:
+                contracted += label
+                k *= sizes[label]
+        self.left, self.right, self.wanted, self.sizes = left, right, wanted, sizes
+        self.batch, self.rows, self.columns, self.contracted = batch, rows, columns, contracted
+        self.product = Product(stack, m, n, k)
 
     def swapped(self) -> Roles:
         """The same product with the terms in the other order."""
+        other = Roles.__new__(Roles)
+        other.left, other.right, other.wanted, other.sizes = self.right, self.left, self.wanted, self.sizes
+        other.batch, other.contracted = self.batch, self.contracted
+        other.rows, other.columns = self.columns, self.rows
         batch, m, n, k = self.product
-        return Roles(
-            self.right,
-            self.left,
-            self.batch,
-            self.columns,
-            self.rows,
-            self.contracted,
-            self.wanted,
-            self.size_of,
-            Product(batch, n, m, k),
-        )
+        other.product = Product(batch, n, m, k)
+        return other
 
-    def sizes(self, labels: str) -> tuple[int, ...]:
-        return tuple([self.size_of[label] for label in labels])
+    def shape(self, labels: str) -> tuple[int, ...]:
+        sizes = self.sizes
+        return tuple([sizes[label] for label in labels])
 
     def size(self, labels: str) -> int:
         product = 1
         for label in labels:
-            product *= self.size_of[label]
+            product *= self.sizes[label]
         return product
 
     @property
@@ -75,5 +72,7 @@ class Roles:
     @property
     def lies_along_batch(self) -> bool:
         """Whether neighbours in either term, and so in the result, belong to neighbouring products of the batch."""
+        if not self.batch:
+            return False
         fastest = self.left.fastest
         return bool(fastest) and fastest in self.batch and fastest == self.right.fastest

@@ -8,9 +8,13 @@ its result (one letter each) and the result's shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from string import ascii_letters
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from einops_fast.record import Record
+
+if TYPE_CHECKING:
+    from einops_fast.planning.epilogue import Epilogue
 
 __all__ = [
     "AS_IS",
@@ -18,7 +22,6 @@ __all__ = [
     "Cast",
     "Contraction",
     "Diagonal",
-    "Epilogue",
     "Fused",
     "Gemm",
     "Loop",
@@ -31,8 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Arrange:
+class Arrange(Record):
     """How a step reads an array: permute its axes, then reshape. Both are optional.
 
     Attributes:
@@ -54,14 +56,19 @@ class Arrange:
 AS_IS = Arrange()
 
 
-@dataclass(frozen=True)
-class _Base:
+B = TypeVar("B", bound="_Base")
+
+
+class _Base(Record):
     reads: tuple[int, ...]
     labels: str
     shape: tuple[int, ...]
 
+    def at(self: B, reads: tuple[int, ...], labels: str) -> B:
+        """The same of other slots, with other labels of the result."""
+        return type(self)(reads, labels, *list(self)[2:])  # type: ignore[call-overload]
 
-@dataclass(frozen=True)
+
 class Cast(_Base):
     """Convert the operand to another dtype (a name such as ``'float32'``); ``in_order`` if to C order, too."""
 
@@ -69,14 +76,12 @@ class Cast(_Base):
     in_order: bool = False
 
 
-@dataclass(frozen=True)
 class Diagonal(_Base):
     """Take the diagonal over repeated axes: result axis ``i`` runs along all of ``groups[i]`` at once."""
 
     groups: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
 class Select(_Base):
     """Drop ``axes`` by taking index 0 of each: expanded axes, whose stride is 0."""
 
@@ -89,21 +94,18 @@ class Select(_Base):
         return tuple([0 if at in self.axes else slice(None) for at in range(rank)])
 
 
-@dataclass(frozen=True)
 class Sum(_Base):
     """Sum over ``axes``, keeping the operand's dtype."""
 
     axes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class View(_Base):
     """Rearrange one operand; where ``how.moves`` is empty the result shares the operand's memory."""
 
     how: Arrange
 
 
-@dataclass(frozen=True)
 class Multiply(_Base):
     """Elementwise product with broadcasting, then a sum over the last ``summed`` axes of the product.
 
@@ -121,7 +123,6 @@ class Multiply(_Base):
     runs: int = 0
 
 
-@dataclass(frozen=True)
 class Gemm(_Base):
     """A batched matrix product.
 
@@ -148,7 +149,6 @@ class Gemm(_Base):
 E = TypeVar("E", bound="_Equation")
 
 
-@dataclass(frozen=True)
 class _Equation(_Base):
     equation: str
 
@@ -164,7 +164,6 @@ class _Equation(_Base):
         return cls(reads, output, shape, equation, *more)
 
 
-@dataclass(frozen=True)
 class Native(_Equation):
     """The framework's own einsum on ``equation`` (letters), because of ``reason``.
 
@@ -175,7 +174,6 @@ class Native(_Equation):
     full: int
 
 
-@dataclass(frozen=True)
 class Contraction(_Equation):
     """A contraction of one or two operands by operators that hold for all sizes, not only those of the plan.
 
@@ -185,8 +183,7 @@ class Contraction(_Equation):
     full: int
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(Record):
     """One axis of a loop nest.
 
     Attributes:
@@ -202,22 +199,6 @@ class Loop:
     kept: bool
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done to a matrix product before it is written: ``activation(product + bias)``.
-
-    Attributes:
-        activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`.
-        bias: strides of the bias along the axes of the result, in elements, 0 where it lacks one; ``None`` for no bias.
-        keeps: ``product + bias`` is written, too, as a second result.
-    """
-
-    activation: str
-    bias: tuple[int, ...] | None = None
-    keeps: bool = False
-
-
-@dataclass(frozen=True)
 class Fused(_Base):
     """A sum of products, in one kernel that takes every operand with the strides it has.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
+from einops_fast.record import Record
 
 __all__ = ["Numerics", "Operand", "Target"]
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(Record):
     """An array as the planner sees it: shape, strides in elements, dtype name (as in NumPy)."""
 
     shape: tuple[int, ...]
@@ -34,8 +32,7 @@ class Operand:
         )
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record):
     """Where a plan will run, and what can be done there.
 
     Attributes:
@@ -73,8 +70,7 @@ class Target:
     gradients: bool = False
 
 
-@dataclass(frozen=True)
-class Numerics:
+class Numerics(Record):
     """The dtypes of a call.
 
     Attributes:

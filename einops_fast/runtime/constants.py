@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 from math import inf, prod
 from typing import Any
@@ -14,14 +13,14 @@ from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.path import Path, explicit_path
 from einops_fast.planning.plan import Plan, make_plan
 from einops_fast.planning.target import Operand
+from einops_fast.record import Record
 
 __all__ = ["Folding", "cheapest_folding"]
 
 Groups = list[tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Folding:
+class Folding(Record):
     """An equation with groups of constants that are contracted beforehand.
 
     Attributes:

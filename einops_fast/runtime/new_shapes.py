@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from einops_fast.backends import Backend
 from einops_fast.observing.observers import observed
-from einops_fast.patching.small_calls import read_alike
+from einops_fast.patching.small_calls import know_loops
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
@@ -153,8 +153,7 @@ def native_first(
     shapes = came_with(question)
     if backend.loops is not None and (as_given or not isinstance(question[0], str)):
         kind = type(operands[0])
-        spelled: Any = question[0] if as_given else kind
-        keep(read_alike, spelled, (kind, backend.loops))
+        know_loops(str(question[0]) if as_given else kind, kind, backend.loops)
     if not subscripts.equation.isascii():
         return None
     if not shapes.notice(operands, backend.at_once if as_given else None):

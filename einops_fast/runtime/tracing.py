@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ask_torch", "is_followed", "is_tracing", "known"]
+__all__ = ["ask_torch", "is_compiling", "is_followed", "is_tracing", "known"]
 
 
 def _asked_of_torch() -> bool:
@@ -20,19 +20,20 @@ _asked_of_torch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 # A function from the start: torch.compile can't remember that it has read something else here, if torch is asked for
 # the first time by what it traces.
-_is_compiling: Callable[[], bool] = _asked_of_torch
+is_compiling: Callable[[], bool] = _asked_of_torch
+"""As :func:`is_tracing`, with one call less. Look it up in this module each time."""
 
 
-def ask_torch(is_compiling: Callable[[], bool], is_followed_now: Callable[[], bool]) -> None:
+def ask_torch(is_compiling_now: Callable[[], bool], is_followed_now: Callable[[], bool]) -> None:
     """Hand over what torch.compile answers by itself while it traces. Until then it is looked for in each call."""
-    global _is_compiling, is_followed
-    _is_compiling = is_compiling
+    global is_compiling, is_followed
+    is_compiling = is_compiling_now
     is_followed = is_followed_now
 
 
 def is_tracing() -> bool:
     """Whether torch.compile is tracing the caller (then torch is imported already)."""
-    return _is_compiling()
+    return is_compiling()
 
 
 #: The same of what torch.compile follows line by line, at less expense: it leaves out torch.export's other way, where

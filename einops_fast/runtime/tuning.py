@@ -36,7 +36,7 @@ def autotune(mode: str) -> Setting:
     :mod:`einops_fast.ops` and of attention.
 
     Args:
-        mode: ``'auto'`` lets no call wait: calls begin with the framework's own functions; kernels are compiled in other
+        mode: ``'auto'`` lets no call wait: it begins with the framework's own functions; kernels are compiled in other
             processes when they pay, and calls find out which way is the fastest while they run. ``'wait'`` compiles and
             measures at the first call, where the predicted times are too close to choose by; tiles of
             :mod:`einops_fast.ops`, where arrays are large. ``'never'`` times nothing; what was measured before, and

@@ -100,6 +100,7 @@ class Row:
         error: the largest of the result, or of result and gradients, relative to their size.
         peak_bytes: the most that the call holds at once beside its operands, its result included.
         kernel_seconds: seconds of one call by kernel; by operator on a CPU.
+        phases: seconds by part of a program whose calls don't all take the same time.
         details: the traceback of the failure.
         chosen: which implementation ours was.
     """
@@ -127,6 +128,7 @@ class Row:
     error: float | None = None
     peak_bytes: int | None = None
     kernel_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    phases: dict[str, float] = field(default_factory=dict, hash=False)
     details: str = ""
     chosen: str = ""
 

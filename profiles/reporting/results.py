@@ -81,7 +81,7 @@ class Result:
 
     def write_csv(self, path: Path) -> Path:
         """Write a line per row: every field but kernels by name and tracebacks."""
-        columns = [each.name for each in fields(Row) if each.name not in ("kernel_seconds", "details")]
+        columns = [each.name for each in fields(Row) if each.name not in ("kernel_seconds", "phases", "details")]
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)

@@ -47,7 +47,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Price BLAS with one thread. With several, another product may be worth more than the order."""
     backend: Any = get_backend("numpy")
     ceilings = replace(backend._target.ceilings, fork=0.0)
-    monkeypatch.setattr(backend, "_target", replace(backend._target, ceilings=ceilings))
+    monkeypatch.setattr(backend, "_target", backend._target.replace(ceilings=ceilings))
     clear_plans()
     yield
     clear_plans()

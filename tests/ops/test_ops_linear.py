@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +89,7 @@ def test_no_part_of_a_sum_is_activated() -> None:
     step = finished_step(tensors, "relu")
     of = problem(step, contiguous_strides(step.shape))
     assert all(tiling.split == 1 for _, tiling in tilings(of, "float16", ON))
-    plain = problem(replace(step, epilogue=None), contiguous_strides(step.shape))
+    plain = problem(step.replace(epilogue=None), contiguous_strides(step.shape))
     assert any(tiling.split > 1 for _, tiling in tilings(plain, "float16", ON))
 
 

@@ -97,7 +97,7 @@ def test_the_cheaper_plan_is_taken() -> None:
     assert len(whole.steps) == 1 < len(pairs.steps)
     assert whole.seconds < pairs.seconds
     assert sum(cost.moved for cost in whole.costs) < sum(cost.moved for cost in pairs.costs)
-    slow = replace(TARGET, ceilings=replace(TARGET.ceilings, call=0.0, flops={"float16": 1e11, "float32": 1e11}))
+    slow = TARGET.replace(ceilings=replace(TARGET.ceilings, call=0.0, flops={"float16": 1e11, "float32": 1e11}))
     terms, sizes = ["ai", "ij", "jk", "kb"], {"a": 4096, "b": 4096, "i": 128, "j": 128, "k": 16}
     shapes = [tuple(sizes[label] for label in term) for term in terms]
     operands = [Operand(shape, contiguous_strides(shape), "float16") for shape in shapes]

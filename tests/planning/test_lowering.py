@@ -39,7 +39,7 @@ CEILINGS = Ceilings(
     bandwidth=1e10, runs=5e9, gather=2e9, flops={"float32": 1e11}, call=1e-6, again=1e-6, item=1e-8, broadcast=5e9
 )
 STRIDED = Target("pure", "cpu", CEILINGS)
-UNSTRIDED = replace(STRIDED, strided=False, broadcasts=False, writes=False, drops_expanded=False)
+UNSTRIDED = STRIDED.replace(strided=False, broadcasts=False, writes=False, drops_expanded=False)
 FLOAT = Numerics("float32", "float32")
 
 
@@ -120,7 +120,7 @@ def test_steps_form_a_program(target: Target, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_plans_for_any_size_know_nothing_but_equations(data: st.DataObject) -> None:
     case = data.draw(contractions(max_operands=4, max_size=40))
-    made = pure_plan(data, case, replace(UNSTRIDED, any_size=True))
+    made = pure_plan(data, case, UNSTRIDED.replace(any_size=True))
     assert set(kinds(made.steps)) <= {Contraction, Cast}
     assert all(len(step.reads) <= 2 for step in made.steps)
     assert made.steps[-1].labels == made.subscripts.output
@@ -171,7 +171,7 @@ def test_expanded_axes_stay_where_nothing_else_has_them() -> None:
 
 
 def test_expanded_axes_stay_where_their_gradient_is_wanted() -> None:
-    target = replace(STRIDED, drops_expanded=False)
+    target = STRIDED.replace(drops_expanded=False)
     assert kinds(steps("bij,bjk->bik", "ij", "bjk", target=target)) == [Gemm]
 
 
@@ -253,7 +253,7 @@ SCORES = "bind,bjnd->bnij"
 
 
 def test_two_batch_axes_at_once() -> None:
-    step = only_gemm(steps(SCORES, target=replace(STRIDED, batch_axes=2)))
+    step = only_gemm(steps(SCORES, target=STRIDED.replace(batch_axes=2)))
     assert not copies([step])
     assert (step.batch, step.buffer) == ((SIZE, SIZE), None)
 
@@ -267,14 +267,14 @@ def test_two_batch_axes_where_one_is_allowed_are_looped_over() -> None:
 
 
 def test_two_batch_axes_are_merged_by_a_copy_where_loops_cost_more() -> None:
-    target = replace(STRIDED, ceilings=replace(CEILINGS, call=1.0, again=1.0))
+    target = STRIDED.replace(ceilings=replace(CEILINGS, call=1.0, again=1.0))
     step = only_gemm(steps(SCORES, target=target))
     assert step.batch == (SIZE * SIZE,)
     assert copies([step])
 
 
 def test_two_batch_axes_are_merged_by_a_copy_where_nothing_can_be_written_in_place() -> None:
-    step = only_gemm(steps(SCORES, target=replace(STRIDED, writes=False)))
+    step = only_gemm(steps(SCORES, target=STRIDED.replace(writes=False)))
     assert step.batch == (SIZE * SIZE,)
     assert copies([step])
 
@@ -296,7 +296,7 @@ def test_result_is_written_in_the_order_asked_for() -> None:
 
 
 def test_result_is_a_view_where_nothing_can_be_written_in_place() -> None:
-    product, view = steps("bik,bkj->ibj", target=replace(STRIDED, writes=False))
+    product, view = steps("bik,bkj->ibj", target=STRIDED.replace(writes=False))
     assert isinstance(product, Gemm)
     assert product.buffer is None
     assert isinstance(view, View)
@@ -324,7 +324,7 @@ def test_native_einsum_takes_over() -> None:
     assert (pair.equation, pair.reason) == ("ij,jk->ik", "int8 has no GEMM")
     three = parse("ij,jk,kl->il", (2, 2, 2))
     assert kinds(make_plan(three, operands, STRIDED, numerics).steps) == [Native, Native]
-    assert kinds(make_plan(three, operands, STRIDED, replace(numerics, whole=True)).steps) == [Native]
+    assert kinds(make_plan(three, operands, STRIDED, numerics.replace(whole=True)).steps) == [Native]
 
 
 def test_native_einsum_gets_the_dtype_asked_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +12,17 @@ from kernel_tensors import MEMORY
 pytest.importorskip("triton")
 
 from einops_fast.backends.triton.contraction.ways import Candidate
-from einops_fast.planning.steps import Epilogue, Fused
+from einops_fast.planning.epilogue import Epilogue
+from einops_fast.planning.steps import Fused
 
 
 def finished_step(tensors: Sequence[Any], activation: str, keeps: bool = False) -> Fused:
     """The step of ``linear`` for an input, a weight and perhaps a bias."""
     x, _, *bias = tensors
     leading = "abc"[: x.dim() - 1]
-    step = replace(fused_step(f"{leading}k,nk->{leading}n", tensors[:2]), any_order=False)
+    step = fused_step(f"{leading}k,nk->{leading}n", tensors[:2]).replace(any_order=False)
     strides = (0,) * (x.dim() - 1) + bias[0].stride() if bias else None
-    return replace(step, epilogue=Epilogue(activation, strides, keeps))
+    return step.replace(epilogue=Epilogue(activation, strides, keeps))
 
 
 def finished(way: Candidate, tensors: Sequence[Any], keeps: bool) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ torch record its own calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -126,7 +126,7 @@ def product_order(inputs: Sequence[str], output: str) -> str:
 
 def _gradient(plan: Plan, of: int, output: str) -> Run:
     """The gradient of operand ``of`` of two, as a callable of the result's, with axes ``output``, and the other."""
-    subscripts = replace(plan.subscripts, output=output)
+    subscripts = plan.subscripts._replace(output=output)
     labels, shape = subscripts.inputs[of], plan.operands[of].shape
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
     # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.

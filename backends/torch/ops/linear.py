@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from string import ascii_letters
 from typing import Any
@@ -23,9 +22,10 @@ from einops_fast.backends.torch.ops.activation import (
 )
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.einsum import fast_einsum
+from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Epilogue, Fused
+from einops_fast.planning.steps import Fused
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.runtime.tuning import current_mode
 
@@ -107,7 +107,7 @@ def _way(
     from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
     bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
-    step = replace(step, epilogue=Epilogue(activation, bias, keeps))
+    step = step.replace(epilogue=Epilogue(activation, bias, keeps))
     return chosen_run(Choice(step, library, MEMORY, precision, mode))
 
 

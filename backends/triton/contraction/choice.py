@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -19,8 +18,9 @@ from einops_fast.backends.triton.contraction.library import Candidate, LibraryCa
 from einops_fast.backends.triton_support import circumstances, interpreting
 from einops_fast.planning.chains import products
 from einops_fast.planning.cost import step_costs
+from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import VECTOR
-from einops_fast.planning.steps import Epilogue, Fused, Multiply
+from einops_fast.planning.steps import Fused, Multiply
 from einops_fast.runtime import background
 from einops_fast.runtime.choosing import Chooser
 from einops_fast.runtime.measuring import CONTRACTIONS, Stopwatch
@@ -207,7 +207,7 @@ class StepProblem(Problem[Candidate]):
             return self.decide([self.memory.sample(self.device, self.dtype, *layout) for layout in self._layouts])
 
     def saves(self) -> float:
-        step = replace(self.step, reads=tuple(range(len(self.step.reads))))
+        step = self.step.replace(reads=tuple(range(len(self.step.reads))))
         (kernel,) = step_costs([step], [prod(shape) for shape, _ in self._layouts], self.dtype, self.on)
         return max(self.library.seconds - kernel.seconds, _LEAST_SAVED * self.library.seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from einops_fast.backends.triton.contraction.matrix_tiles import RIGHT, loaded_bytes
@@ -137,7 +137,7 @@ def _copied(step: Fused, at: int, order: Sequence[Loop], strides: tuple[int, ...
     labels, shape = "".join(loop.label for loop in order), tuple(loop.size for loop in order)
     source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
     copy = Copy(Fused((0,), labels, shape, source, False, ()), strides)
-    return copy, replace(step, loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
+    return copy, step.replace(loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
 
 
 def _in_order(step: Fused, at: int, contracted_last: bool) -> list[Loop]:
@@ -179,5 +179,5 @@ def _read_through(loops: Sequence[Loop], at: int, strides: dict[str, int]) -> tu
     for loop in loops:
         own = list(loop.strides)
         own[at] = strides.get(loop.label, 0)
-        changed.append(replace(loop, strides=tuple(own)))
+        changed.append(loop.replace(strides=tuple(own)))
     return tuple(changed)

@@ -11,11 +11,14 @@ from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.contraction.threads.kernel import fma_kernel
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.device.generic import Pattern, generic
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
 from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, interpreted
+from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.layout import VECTOR
 
-__all__ = ["BoxKernel", "Kernel"]
+__all__ = ["GENERIC", "BoxKernel", "Kernel"]
 
 _KERNELS = {
     ReductionTiling: reduce_kernel,
@@ -23,6 +26,9 @@ _KERNELS = {
     ContractionTiling: contract_kernel,
     FmaTiling: fma_kernel,
 }
+
+GENERIC = ContractionTiling, ReductionTiling
+"""Tilings of the kernels that may be told sizes and strides when they run."""
 
 _WARPS = 4
 """Warps of the first warp group, where boxes are copied."""
@@ -39,6 +45,14 @@ def _order(tiling: BoxTiling | ContractionTiling, swapped: bool) -> tuple[int, .
     return int(swapped), 1 - swapped, 2, out, out + (epilogue is not None and epilogue.keeps)
 
 
+def _patterned(
+    tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str
+) -> tuple[Pattern, tuple[int, ...]]:
+    """Return what the kernel is compiled for, and the numbers that it is told."""
+    in_chunks = dtype == "float32" and isinstance(tiling, ContractionTiling) and tiling.precision == "ieee"
+    return generic(tiling, VECTOR // ITEM_SIZES[dtype], in_chunks)
+
+
 class Kernel(DeclaredCall):
     """A kernel that takes addresses, for one tiling.
 
@@ -47,6 +61,7 @@ class Kernel(DeclaredCall):
         dtype: of the operands.
         result: of the result.
         swapped: whether the second operand of a call is the left one.
+        told: the kernel is told sizes and strides when it runs, so that one is compiled for many.
     """
 
     def __init__(
@@ -55,10 +70,12 @@ class Kernel(DeclaredCall):
         dtype: str,
         result: str,
         swapped: bool = False,
+        told: bool = False,
     ) -> None:
         self.tiling = tiling
         operand, out = Array(dtype), Array(result)
-        constants: dict[str, Any] = {"tiling": tiling, "acc_type": DTYPES[accumulator(dtype)]}
+        pattern, numbers = _patterned(tiling, dtype) if told else (tiling, None)
+        constants: dict[str, Any] = {"tiling": pattern, "acc_type": DTYPES[accumulator(dtype)]}
         if not isinstance(tiling, ReductionTiling):
             constants["upcast"] = interpreted() and dtype == "bfloat16"
         arrays: tuple[Any, ...]
@@ -72,7 +89,8 @@ class Kernel(DeclaredCall):
             options |= tiling.options
         if tiling.follows:
             options["launch_pdl"] = True
-        super().__init__(_KERNELS[type(tiling)], tiling.grid[:2], arrays, (), constants, options, order=order)
+        tail = (numbers,) if type(tiling) in GENERIC else ()
+        super().__init__(_KERNELS[type(tiling)], tiling.grid[:2], arrays, tail, constants, options, order=order)
 
 
 class BoxKernel(DeclaredCall):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import prod
 
 from einops_fast.backends.triton.contraction.chain.tilings import ChainProblem, chain_problem
@@ -59,7 +58,7 @@ def with_more_rows(step: Fused) -> tuple[Fused, bool]:
     rows, columns = (prod(loop.size for loop in step.loops if _role(loop) == role) for role in ("rows", "columns"))
     if rows >= columns:
         return step, False
-    return replace(step, loops=tuple(replace(loop, strides=loop.strides[::-1]) for loop in step.loops)), True
+    return step.replace(loops=tuple(loop.replace(strides=loop.strides[::-1]) for loop in step.loops)), True
 
 
 def problem(step: Fused, strides: Sequence[int]) -> ChainProblem | Contraction | Reduction:

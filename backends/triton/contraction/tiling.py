@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from einops_fast.backends.triton.device.tiling import Axis, Role, needs_64_bits
-from einops_fast.planning.steps import Epilogue
+from einops_fast.planning.epilogue import Epilogue
 
 __all__ = ["MatrixTiling", "Product", "Tiling", "even_parts", "listed"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
-from einops_fast.backends.triton.contraction.launch import BoxKernel, Kernel
+from einops_fast.backends.triton.contraction.launch import GENERIC, BoxKernel, Kernel
 from einops_fast.backends.triton.contraction.library import Candidate, Run
 from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, accumulator, follow_early
@@ -57,10 +57,12 @@ class KernelCandidate(Candidate):
         order: what is computed, and how the result lies.
         seconds: predicted time.
         tiling: what the kernel is specialised for.
+        generic: it isn't for sizes and strides, which it is told when it runs.
     """
 
-    def __init__(self, order: Order, seconds: float, tiling: Any) -> None:
+    def __init__(self, order: Order, seconds: float, tiling: Any, generic: bool = False) -> None:
         self.name = f"{tiling.name}{ORDER}{order.number}" if order.number else tiling.name
+        self._order, self._generic = order, generic
         self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)
         _, self.step, self.strides, self.swapped, self.dtype = order
@@ -70,18 +72,25 @@ class KernelCandidate(Candidate):
     def _kernel(self) -> Kernel | BoxKernel:
         """The kernel, which takes the operands as the step has them, then what it writes."""
         result = self.dtype if self.tiling.split == 1 else accumulator(self.dtype)
-        return Kernel(self._in_turn(), self.dtype, result, self.swapped)
+        return Kernel(self._in_turn(), self.dtype, result, self.swapped, self._generic)
 
     @cached_property
     def _addition(self) -> Kernel:
         """What adds up the parts of a sum that was cut."""
         then = replace(sum_of_parts(self.tiling.split, self.tiling.reach), follows=follow_early())
-        return Kernel(then, accumulator(self.dtype), self.dtype)
+        return Kernel(then, accumulator(self.dtype), self.dtype, told=self._generic)
 
     def compile(self, aligned: bool = True) -> None:
         self._kernel.compile(aligned)
         if self.tiling.split > 1:
             self._addition.compile()
+
+    @property
+    def told(self) -> KernelCandidate | None:
+        """The same kernel for any sizes and strides of its class; ``None`` if there's no such one."""
+        if self.kind not in GENERIC:
+            return None
+        return KernelCandidate(self._order, self.seconds, self.tiling, True)
 
     def _in_turn(self) -> Any:
         """The tiling, which says to the kernel whether it leads and follows."""

@@ -1,4 +1,7 @@
-"""Device functions from a tile's number to memory offsets. All extents and strides are known while compiling.
+"""Device functions from a tile's number to memory offsets.
+
+Extents and strides are known while compiling, or the kernel is told some when it runs: ``numbers`` are these, see
+:mod:`~einops_fast.backends.triton.device.generic`.
 
 A role always has two groups here (see :mod:`~einops_fast.backends.triton.device.tiling`); one without axes and with
 block 1 stands for a group that isn't needed.
@@ -12,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.device.generic import Nest, Number
+
 __all__ = [
     "counted",
     "field",
@@ -21,10 +26,12 @@ __all__ = [
     "inside",
     "inside_at",
     "lacks",
+    "may_exceed",
     "offsets_at",
     "run_inside",
     "run_offsets",
     "tile_offsets",
+    "told",
 ]
 
 
@@ -35,6 +42,8 @@ def _steps(axes, array):
     Where the array steps through two as through one, others needn't; and what is a neighbour of what can't be seen by
     the compiler once a position is taken apart.
     """
+    if isinstance(axes, Nest):
+        return axes.steps[array] if axes.steps else ()
     joined = axes[0].joined(axes[1:], array) if axes else ()
     return tuple((axis.size, axis.strides[array]) for axis in joined)
 
@@ -72,8 +81,63 @@ def lacks(role, at, array):
     return role.groups[at].missing(array)
 
 
+@triton.constexpr_function
+def _told_late(value):
+    return isinstance(value, Number)
+
+
+@triton.constexpr_function
+def _at(number, further):
+    return number.at + further
+
+
+@triton.constexpr_function
+def _unit(number):
+    return number.unit
+
+
+@triton.constexpr_function
+def _run(number):
+    """How many neighbours among the positions of a tile have the same quotient."""
+    return number.run
+
+
+@triton.constexpr_function
+def may_exceed(value, least):
+    """Whether a number isn't known, or is greater."""
+    return isinstance(value, Number) or value > least
+
+
 @triton.jit
-def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+def told(numbers, value: tl.constexpr):
+    """A number that is known while compiling, or that the kernel is told."""
+    if _told_late(value):
+        return numbers[_at(value, 0)] * _unit(value)
+    else:
+        return value
+
+
+@triton.jit
+def _divided(index, size: tl.constexpr, numbers, wide: tl.constexpr):
+    """Positions divided by a size: the quotient and the remainder."""
+    if _told_late(size):
+        if wide:
+            quotient = index // told(numbers, size)
+        else:
+            multiplier = numbers[_at(size, 1)].to(tl.uint32, bitcast=True)
+            quotient = tl.umulhi(index.to(tl.uint32), multiplier) >> numbers[_at(size, 2)].to(tl.uint32)
+            if _run(size) > 1:
+                quotient = tl.max_constancy(quotient, _run(size))
+            quotient = quotient.to(tl.int32)
+        rest = index - quotient * told(numbers, size)
+    else:
+        rest = index % size
+        quotient = index // size
+    return quotient, rest
+
+
+@triton.jit
+def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None):
     """Offsets, in one array, of positions in the loop nest ``axes``, whose last axis is the fastest."""
     offset = index * 0
     if wide:
@@ -83,56 +147,68 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
     for at in tl.static_range(_length(steps) - 1, -1, -1):
         digit = index
         if at > 0:
-            digit = index % _size(steps, at)
-            index = index // _size(steps, at)
+            index, digit = _divided(index, _size(steps, at), numbers, wide)
         if _stride(steps, at) != 0:
             if wide:
-                offset += digit * tl.full((), _stride(steps, at), tl.int64)
+                offset += digit * tl.cast(told(numbers, _stride(steps, at)), tl.int64)
             else:
-                offset += digit * _stride(steps, at)
+                offset += digit * told(numbers, _stride(steps, at))
     return offset
 
 
+@triton.constexpr_function
+def _alone(role, at):
+    """Whether tiles are counted along this group only."""
+    axes = role.outer.steps if isinstance(role.outer, Nest) else role.outer
+    return at == 1 and not axes and role.groups[0].tiles == 1
+
+
 @triton.jit
-def _first(tile, role: tl.constexpr, at: tl.constexpr):
+def _first(tile, role: tl.constexpr, at: tl.constexpr, numbers):
     """Position in group ``at`` where tile number ``tile`` begins."""
     if at == 0:
-        tile = tile // group_field(role, 1, "tiles")
-    return (tile % group_field(role, at, "tiles")) * group_field(role, at, "step") + group_field(role, at, "start")
-
-
-@triton.jit
-def _outside(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
-    """Offset of the tile by the outer axes."""
-    return counted(
-        tile // (group_field(role, 0, "tiles") * group_field(role, 1, "tiles")), field(role, "outer"), array, wide
+        tile = tile // told(numbers, group_field(role, 1, "tiles"))
+    if _alone(role, at):
+        return tile * group_field(role, at, "step") + group_field(role, at, "start")
+    return (tile % told(numbers, group_field(role, at, "tiles"))) * group_field(role, at, "step") + group_field(
+        role, at, "start"
     )
 
 
 @triton.jit
-def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+def _outside(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers):
+    """Offset of the tile by the outer axes."""
+    tiles = told(numbers, group_field(role, 0, "tiles")) * told(numbers, group_field(role, 1, "tiles"))
+    return counted(tile // tiles, field(role, "outer"), array, wide, numbers)
+
+
+@triton.jit
+def group_offsets(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None):
     """Offsets of a tile's run along one group; those of the outer axes are in that of group 0."""
     if lacks(role, at, array):
         offset = counted(tl.arange(0, 1), (), array, wide)
     else:
         offset = counted(
-            _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")),
+            _first(tile, role, at, numbers) + tl.arange(0, group_field(role, at, "block")),
             group_field(role, at, "axes"),
             array,
             wide,
+            numbers,
         )
     if at == 0:
-        offset += _outside(tile, role, array, wide)
+        offset += _outside(tile, role, array, wide, numbers)
     return offset
 
 
 @triton.jit
-def group_inside(tile, role: tl.constexpr, at: tl.constexpr):
+def group_inside(tile, role: tl.constexpr, at: tl.constexpr, numbers=None):
     """Which positions of a tile's run along one group exist."""
     if group_field(role, at, "even"):
         found = tl.full((group_field(role, at, "block"),), True, tl.int1)
     else:
-        found = _first(tile, role, at) + tl.arange(0, group_field(role, at, "block")) < group_field(role, at, "extent")
+        found = _first(tile, role, at, numbers) + tl.arange(0, group_field(role, at, "block")) < told(
+            numbers, group_field(role, at, "extent")
+        )
     return found
 
 
@@ -148,55 +224,62 @@ def _digit(run, role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
 
 
 @triton.jit
-def offsets_at(run, tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+def offsets_at(
+    run, tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr, numbers=None
+):
     """Offsets of some positions along a tile, both groups counted through as one; a single one if all are the same."""
-    offset = _outside(tile, role, array, wide)
+    offset = _outside(tile, role, array, wide, numbers)
     for at in tl.static_range(2):
         if not lacks(role, at, array):
             offset += counted(
-                _first(tile, role, at) + _digit(run, role, at, turned), group_field(role, at, "axes"), array, wide
+                _first(tile, role, at, numbers) + _digit(run, role, at, turned),
+                group_field(role, at, "axes"),
+                array,
+                wide,
+                numbers,
             )
     return offset
 
 
 @triton.jit
-def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr):
+def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr, numbers=None):
     """Offsets of all positions along a tile."""
-    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, turned, wide)
+    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, turned, wide, numbers)
     return offset + tl.zeros((field(role, "block"),), offset.dtype)
 
 
 @triton.jit
-def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None):
     """The same, but a single offset where the array has none of the groups' axes."""
     if lacks(role, 0, array) and lacks(role, 1, array):
-        offset = counted(tl.arange(0, 1), (), array, wide) + _outside(tile, role, array, wide)
+        offset = counted(tl.arange(0, 1), (), array, wide) + _outside(tile, role, array, wide, numbers)
     else:
-        offset = tile_offsets(tile, role, array, False, wide)
+        offset = tile_offsets(tile, role, array, False, wide, numbers)
     return offset
 
 
 @triton.jit
-def inside_at(run, found, tile, role: tl.constexpr, turned: tl.constexpr):
+def inside_at(run, found, tile, role: tl.constexpr, turned: tl.constexpr, numbers=None):
     """Which of some positions along a tile exist, among those where ``found`` is true already."""
     for at in tl.static_range(2):
         if not group_field(role, at, "even"):
-            found &= _first(tile, role, at) + _digit(run, role, at, turned) < group_field(role, at, "extent")
+            position = _first(tile, role, at, numbers) + _digit(run, role, at, turned)
+            found &= position < told(numbers, group_field(role, at, "extent"))
     return found
 
 
 @triton.jit
-def inside(tile, role: tl.constexpr, turned: tl.constexpr):
+def inside(tile, role: tl.constexpr, turned: tl.constexpr, numbers=None):
     """Which positions along a tile exist."""
     block: tl.constexpr = field(role, "block")
-    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, turned)
+    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, turned, numbers)
 
 
 @triton.jit
-def run_inside(tile, role: tl.constexpr, array: tl.constexpr):
+def run_inside(tile, role: tl.constexpr, array: tl.constexpr, numbers=None):
     """Which of the positions that :func:`run_offsets` gives exist."""
     if lacks(role, 0, array) and lacks(role, 1, array):
         found = tl.full((1,), True, tl.int1)
     else:
-        found = inside(tile, role, False)
+        found = inside(tile, role, False, numbers)
     return found

@@ -20,7 +20,7 @@ __all__ = ["store_tile"]
 
 
 @triton.jit
-def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers=None):
     """A tile of the result, in its own dtype and order of axes."""
     rows: tl.constexpr = field(tiling, "rows")
     wide: tl.constexpr = field(tiling, "wide")
@@ -35,22 +35,22 @@ def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, column
             )
         )
         place = (
-            group_offsets(row_tile, rows, 0, 2, wide)[:, None, None, None]
-            + group_offsets(row_tile, rows, 1, 2, wide)[None, :, None, None]
-            + group_offsets(column_tile, columns, 0, 2, wide)[None, None, :, None]
-            + group_offsets(column_tile, columns, 1, 2, wide)[None, None, None, :]
+            group_offsets(row_tile, rows, 0, 2, wide, numbers)[:, None, None, None]
+            + group_offsets(row_tile, rows, 1, 2, wide, numbers)[None, :, None, None]
+            + group_offsets(column_tile, columns, 0, 2, wide, numbers)[None, None, :, None]
+            + group_offsets(column_tile, columns, 1, 2, wide, numbers)[None, None, None, :]
         )
         exists = (
-            group_inside(row_tile, rows, 0)[:, None, None, None]
-            & group_inside(row_tile, rows, 1)[None, :, None, None]
-            & group_inside(column_tile, columns, 0)[None, None, :, None]
-            & group_inside(column_tile, columns, 1)[None, None, None, :]
+            group_inside(row_tile, rows, 0, numbers)[:, None, None, None]
+            & group_inside(row_tile, rows, 1, numbers)[None, :, None, None]
+            & group_inside(column_tile, columns, 0, numbers)[None, None, :, None]
+            & group_inside(column_tile, columns, 1, numbers)[None, None, None, :]
         )
         tl.store(out + place, value, mask=exists)
     else:
         place = (
-            tile_offsets(row_tile, rows, 2, False, wide)[:, None]
-            + tile_offsets(column_tile, columns, 2, False, wide)[None, :]
+            tile_offsets(row_tile, rows, 2, False, wide, numbers)[:, None]
+            + tile_offsets(column_tile, columns, 2, False, wide, numbers)[None, :]
         )
-        exists = inside(row_tile, rows, False)[:, None] & inside(column_tile, columns, False)[None, :]
+        exists = inside(row_tile, rows, False, numbers)[:, None] & inside(column_tile, columns, False, numbers)[None, :]
         tl.store(out + place, value, mask=exists)

@@ -139,7 +139,7 @@ def test_compiled_order(order: str, dynamic: bool) -> None:
 
 def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process whose first call of ours is compiled."""
-    monkeypatch.setattr(tracing, "_is_compiling", tracing._asked_of_torch)
+    monkeypatch.setattr(tracing, "is_compiling", tracing._asked_of_torch)
     monkeypatch.setattr(tracing, "is_followed", tracing.is_tracing)
 
     def ask() -> bool:

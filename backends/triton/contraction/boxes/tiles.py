@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import in_swaths
-from einops_fast.planning.steps import Epilogue
+from einops_fast.planning.epilogue import Epilogue
 
 __all__ = [
     "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",

@@ -16,7 +16,15 @@ import triton.language as tl
 
 from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.following import take_turn
-from einops_fast.backends.triton.device.indexing import field, group_field, group_inside, group_offsets, lacks
+from einops_fast.backends.triton.device.indexing import (
+    field,
+    group_field,
+    group_inside,
+    group_offsets,
+    lacks,
+    may_exceed,
+    told,
+)
 from einops_fast.backends.triton.device.tiling import Role, reach
 
 __all__ = ["ReductionTiling", "reduce_kernel"]
@@ -71,32 +79,32 @@ def _policy(tiling, at):
 
 
 @triton.jit
-def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr):
+def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers):
     return (
-        group_offsets(tile, free, 0, array, wide)[:, None, None, None]
-        + group_offsets(tile, free, 1, array, wide)[None, :, None, None]
-        + group_offsets(step, summed, 0, array, wide)[None, None, :, None]
-        + group_offsets(step, summed, 1, array, wide)[None, None, None, :]
+        group_offsets(tile, free, 0, array, wide, numbers)[:, None, None, None]
+        + group_offsets(tile, free, 1, array, wide, numbers)[None, :, None, None]
+        + group_offsets(step, summed, 0, array, wide, numbers)[None, None, :, None]
+        + group_offsets(step, summed, 1, array, wide, numbers)[None, None, None, :]
     )
 
 
 @triton.jit
-def _run(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr):
+def _run(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, numbers):
     """Which positions along a group exist; a single one where the array has no axis of the group."""
     if lacks(role, at, array):
         found = tl.full((1,), True, tl.int1)
     else:
-        found = group_inside(tile, role, at)
+        found = group_inside(tile, role, at, numbers)
     return found
 
 
 @triton.jit
-def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr):
+def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, numbers):
     return (
-        _run(tile, free, 0, array)[:, None, None, None]
-        & _run(tile, free, 1, array)[None, :, None, None]
-        & _run(step, summed, 0, array)[None, None, :, None]
-        & _run(step, summed, 1, array)[None, None, None, :]
+        _run(tile, free, 0, array, numbers)[:, None, None, None]
+        & _run(tile, free, 1, array, numbers)[None, :, None, None]
+        & _run(step, summed, 0, array, numbers)[None, None, :, None]
+        & _run(step, summed, 1, array, numbers)[None, None, None, :]
     )
 
 
@@ -104,18 +112,17 @@ def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.cons
 def _ragged(tiling):
     """Whether a summed position that doesn't exist may be multiplied with an operand that has no such axis."""
     return any(
-        group.extent % group.block != 0 and any(group.missing(at) for at in range(tiling.operands))
-        for group in tiling.summed.groups
+        not group.even and any(group.missing(at) for at in range(tiling.operands)) for group in tiling.summed.groups
     )
 
 
 @triton.jit
-def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
+def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.constexpr):
     """Write the tiles of the result, or of ``split`` partial results one after the other."""
     free: tl.constexpr = field(tiling, "free")
     summed: tl.constexpr = field(tiling, "summed")
     wide: tl.constexpr = field(tiling, "wide")
-    split: tl.constexpr = field(tiling, "split")
+    split = told(numbers, field(tiling, "split"))
     operands: tl.constexpr = field(tiling, "operands")
     take_turn(tiling)
     tile = tl.program_id(0)
@@ -128,37 +135,42 @@ def reduce_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr):
     f1: tl.constexpr = group_field(free, 1, "block")
     s0: tl.constexpr = group_field(summed, 0, "block")
     s1: tl.constexpr = group_field(summed, 1, "block")
-    begin = part * ((field(summed, "tiles") + split - 1) // split)
-    end = min(begin + (field(summed, "tiles") + split - 1) // split, field(summed, "tiles"))
+    all_steps = told(numbers, field(summed, "tiles"))
+    steps = (all_steps + split - 1) // split
+    begin = part * steps
+    end = min(begin + steps, all_steps)
     total = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
         product = tl.load(
-            arrays[0] + _place(tile, step, free, summed, 0, wide),
-            mask=_exists(tile, step, free, summed, 0),
+            arrays[0] + _place(tile, step, free, summed, 0, wide, numbers),
+            mask=_exists(tile, step, free, summed, 0, numbers),
             other=0,
             eviction_policy=_policy(tiling, 0),
         ).to(acc_type)
         for at in tl.static_range(1, operands):
             product *= tl.load(
-                arrays[at] + _place(tile, step, free, summed, at, wide),
-                mask=_exists(tile, step, free, summed, at),
+                arrays[at] + _place(tile, step, free, summed, at, wide, numbers),
+                mask=_exists(tile, step, free, summed, at, numbers),
                 other=0,
                 eviction_policy=_policy(tiling, at),
             ).to(acc_type)
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.
-            exists = group_inside(step, summed, 0)[:, None] & group_inside(step, summed, 1)[None, :]
+            exists = group_inside(step, summed, 0, numbers)[:, None] & group_inside(step, summed, 1, numbers)[None, :]
             product = tl.where(exists[None, None, :, :], product, 0)
         total += product
     if s1 > 1:
         total = tl.sum(total, 3, keep_dims=True)
     if s0 > 1:
         total = tl.sum(total, 2, keep_dims=True)
-    if split > 1:
-        out += part.to(tl.int64) * field(tiling, "reach")
+    if may_exceed(field(tiling, "split"), 1):
+        out += part.to(tl.int64) * told(numbers, field(tiling, "reach"))
     place = (
-        group_offsets(tile, free, 0, operands, wide)[:, None, None, None]
-        + group_offsets(tile, free, 1, operands, wide)[None, :, None, None]
+        group_offsets(tile, free, 0, operands, wide, numbers)[:, None, None, None]
+        + group_offsets(tile, free, 1, operands, wide, numbers)[None, :, None, None]
     )
-    exists = group_inside(tile, free, 0)[:, None, None, None] & group_inside(tile, free, 1)[None, :, None, None]
+    exists = (
+        group_inside(tile, free, 0, numbers)[:, None, None, None]
+        & group_inside(tile, free, 1, numbers)[None, :, None, None]
+    )
     tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)

@@ -25,9 +25,11 @@ from einops_fast.backends.triton.device.indexing import (
     field,
     group_field,
     inside,
+    may_exceed,
     run_inside,
     run_offsets,
     tile_offsets,
+    told,
 )
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.storing import store_tile
@@ -90,7 +92,7 @@ class ContractionTiling(MatrixTiling):
 
 @triton.jit
 def contract_kernel(
-    left, right, third, out, before, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr
+    left, right, third, out, before, numbers, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr
 ):  # fmt: skip
     """Write the tiles of the result, or of ``split`` partial results one after the other.
 
@@ -103,11 +105,11 @@ def contract_kernel(
     contracted: tl.constexpr = field(tiling, "contracted")
     wide: tl.constexpr = field(tiling, "wide")
     in_two: tl.constexpr = field(tiling, "in_two")
-    split: tl.constexpr = field(tiling, "split")
+    split = told(numbers, field(tiling, "split"))
     swath: tl.constexpr = field(tiling, "swath")
 
-    row_tiles: tl.constexpr = field(rows, "tiles")
-    column_tiles: tl.constexpr = field(columns, "tiles")
+    row_tiles = told(numbers, field(rows, "tiles"))
+    column_tiles = told(numbers, field(columns, "tiles"))
     take_turn(tiling)
     program = tl.program_id(0)
     part = tl.program_id(1)
@@ -116,67 +118,69 @@ def contract_kernel(
         program = program.to(tl.int64)
         part = part.to(tl.int64)
     batch = program // (row_tiles * column_tiles)
-    program = program % (row_tiles * column_tiles)
+    program -= batch * (row_tiles * column_tiles)
     row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, swath)
 
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
-    left += counted(batch, field(tiling, "batch"), 0, True)
-    right += counted(batch, field(tiling, "batch"), 1, True)
-    placed = counted(batch, field(tiling, "batch"), 2, True)
+    left += counted(batch, field(tiling, "batch"), 0, True, numbers)
+    right += counted(batch, field(tiling, "batch"), 1, True, numbers)
+    placed = counted(batch, field(tiling, "batch"), 2, True, numbers)
     out += placed
     if field(tiling, "factored") or has_bias(tiling):
-        third += counted(batch, field(tiling, "batch"), 3, True)
-    left_rows = tile_offsets(row_tile, rows, 0, False, wide)[:, None]
-    row_inside = inside(row_tile, rows, False)[:, None]
+        third += counted(batch, field(tiling, "batch"), 3, True, numbers)
+    left_rows = tile_offsets(row_tile, rows, 0, False, wide, numbers)[:, None]
+    row_inside = inside(row_tile, rows, False, numbers)[:, None]
 
-    product = _beginning(third, row_tile, column_tile, tiling, columns, acc_type)
+    product = _beginning(third, row_tile, column_tile, tiling, columns, numbers, acc_type)
     if in_two:
-        further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), acc_type)
+        further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), numbers, acc_type)
     chunk: tl.constexpr = _chunk(tiling, left.dtype.element_ty)
-    if chunk > 0:
+    in_chunks: tl.constexpr = may_exceed(chunk, 0)
+    if in_chunks:
         total = tl.zeros_like(product)
         if in_two:
             further_total = tl.zeros_like(further)
-    steps: tl.constexpr = (field(contracted, "tiles") + split - 1) // split
+    all_steps = told(numbers, field(contracted, "tiles"))
+    steps = (all_steps + split - 1) // split
     begin = part * steps
-    for step in range(begin, min(begin + steps, field(contracted, "tiles"))):
+    for step in range(begin, min(begin + steps, all_steps)):
         a = tl.load(
-            left + left_rows + tile_offsets(step, contracted, 0, False, wide)[None, :],
-            mask=row_inside & inside(step, contracted, False)[None, :],
+            left + left_rows + tile_offsets(step, contracted, 0, False, wide, numbers)[None, :],
+            mask=row_inside & inside(step, contracted, False, numbers)[None, :],
             other=0,
         )
         if field(tiling, "factored"):
             # Where it lacks the axes of the tile, one element serves the whole run.
             other = tl.load(
                 third
-                + tile_offsets(row_tile, rows, 3, False, wide)[:, None]
-                + run_offsets(step, contracted, 3, wide)[None, :],
-                mask=row_inside & run_inside(step, contracted, 3)[None, :],
+                + tile_offsets(row_tile, rows, 3, False, wide, numbers)[:, None]
+                + run_offsets(step, contracted, 3, wide, numbers)[None, :],
+                mask=row_inside & run_inside(step, contracted, 3, numbers)[None, :],
                 other=0,
             )
             multiplied = a.to(acc_type) * other.to(acc_type)
-            a = tl.where(inside(step, contracted, False)[None, :], multiplied, 0).to(a.dtype)
-        b = _right_tile(right, step, column_tile, tiling, columns)
+            a = tl.where(inside(step, contracted, False, numbers)[None, :], multiplied, 0).to(a.dtype)
+        b = _right_tile(right, step, column_tile, tiling, columns, numbers)
         product = _with_product(product, a, b, tiling, acc_type, upcast)
         if in_two:
-            b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"))
+            b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"), numbers)
             further = _with_product(further, a, b, tiling, acc_type, upcast)
-        if chunk > 0 and (step - begin) % chunk == chunk - 1:
+        if in_chunks and (step - begin) % told(numbers, chunk) == told(numbers, chunk) - 1:
             total += product
             product = tl.zeros_like(product)
             if in_two:
                 further_total += further
                 further = tl.zeros_like(further)
 
-    if chunk > 0:
+    if in_chunks:
         product += total
         if in_two:
             further += further_total
-    if split > 1:
-        out += part.to(tl.int64) * field(tiling, "reach")
-    _finish(out, before + placed, product, row_tile, column_tile, tiling, columns)
+    if may_exceed(field(tiling, "split"), 1):
+        out += part.to(tl.int64) * told(numbers, field(tiling, "reach"))
+    _finish(out, before + placed, product, row_tile, column_tile, tiling, columns, numbers)
     if in_two:
-        _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"))
+        _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"), numbers)
 
 
 @triton.constexpr_function
@@ -186,27 +190,32 @@ def _chunk(tiling, dtype):
 
 
 @triton.jit
-def _beginning(bias, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, acc_type: tl.constexpr):
+def _beginning(
+    bias, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers, acc_type: tl.constexpr
+):
     """What the products are added to: the bias, if there is one."""
     rows: tl.constexpr = field(tiling, "rows")
     wide: tl.constexpr = field(tiling, "wide")
     found = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
     if has_bias(tiling):
-        place = run_offsets(row_tile, rows, 3, wide)[:, None] + run_offsets(column_tile, columns, 3, wide)[None, :]
-        exists = run_inside(row_tile, rows, 3)[:, None] & run_inside(column_tile, columns, 3)[None, :]
+        place = (
+            run_offsets(row_tile, rows, 3, wide, numbers)[:, None]
+            + run_offsets(column_tile, columns, 3, wide, numbers)[None, :]
+        )
+        exists = run_inside(row_tile, rows, 3, numbers)[:, None] & run_inside(column_tile, columns, 3, numbers)[None, :]
         found += tl.load(bias + place, mask=exists, other=0).to(acc_type)
     return found
 
 
 @triton.jit
-def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers):
     """Store a tile as its epilogue says."""
     epilogue: tl.constexpr = field(tiling, "epilogue")
     if epilogue is not None:
         if field(epilogue, "keeps"):
-            store_tile(before, product, row_tile, column_tile, tiling, columns)
+            store_tile(before, product, row_tile, column_tile, tiling, columns, numbers)
         product = activated(product, epilogue, out.dtype.element_ty)
-    store_tile(out, product, row_tile, column_tile, tiling, columns)
+    store_tile(out, product, row_tile, column_tile, tiling, columns, numbers)
 
 
 @triton.constexpr_function
@@ -226,16 +235,16 @@ def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upc
 
 
 @triton.jit
-def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr):
+def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers):
     """The right operand's part of one step: contracted axes × columns."""
     contracted: tl.constexpr = field(tiling, "contracted")
     wide: tl.constexpr = field(tiling, "wide")
     turned: tl.constexpr = field(tiling, "turned")
     b = tl.load(
         right
-        + tile_offsets(step, contracted, 1, turned, wide)[:, None]
-        + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
-        mask=inside(step, contracted, turned)[:, None] & inside(column_tile, columns, False)[None, :],
+        + tile_offsets(step, contracted, 1, turned, wide, numbers)[:, None]
+        + tile_offsets(column_tile, columns, 1, False, wide, numbers)[None, :],
+        mask=inside(step, contracted, turned, numbers)[:, None] & inside(column_tile, columns, False, numbers)[None, :],
         other=0,
     )
     if turned:

@@ -36,7 +36,7 @@ from einops_fast.backends.triton.device.tiling import (
     power_of_two,
 )
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
-from einops_fast.planning.steps import Epilogue
+from einops_fast.planning.epilogue import Epilogue
 
 __all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from einops_fast.backends.triton.contraction import choice as choice_module  # n
 from einops_fast.backends.triton.contraction import deciding as module  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice, chosen_run  # noqa: E402
 from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls  # noqa: E402
-from einops_fast.planning.steps import Epilogue, Fused, Loop  # noqa: E402
+from einops_fast.planning.epilogue import Epilogue  # noqa: E402
+from einops_fast.planning.steps import Fused, Loop  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 
@@ -153,7 +153,7 @@ def test_the_choice_is_kept_on_disk(offer: Any, memory: TimedMemory) -> None:
 def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: TimedMemory) -> None:
     epilogues = [None, Epilogue("gelu"), Epilogue("relu"), Epilogue("relu", (1,)), Epilogue("relu", (1,), True)]
     for at, epilogue in enumerate(epilogues):
-        step = replace(STEP, epilogue=epilogue)
+        step = STEP.replace(epilogue=epilogue)
         real = 5 + at % 2 * 10
         ways = Way("one", 10, 9), Way("two", 11, real)
         assert offer(*ways, library=library(10, 20), step=step)("array")[0] == ("one" if at % 2 else "two")

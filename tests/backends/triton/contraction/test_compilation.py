@@ -34,7 +34,8 @@ from einops_fast.backends.triton.launching.compiling import untangled
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Epilogue, Fused
+from einops_fast.planning.epilogue import Epilogue
+from einops_fast.planning.steps import Fused
 from einops_fast.planning.target import Numerics, Operand, Target
 
 capability, dtype, *cases = sys.argv[1:]
@@ -68,7 +69,7 @@ for case in cases:
         if finished:
             activation, *keeps = finished.split()
             bias = (0,) * (len(step.labels) - 1) + (1,)
-            step = replace(step, any_order=False, epilogue=Epilogue(activation, bias, bool(keeps)))
+            step = step.replace(any_order=False, epilogue=Epilogue(activation, bias, bool(keeps)))
         ways = kernel_candidates(step, dtype, on)
         boxes = [way for way in ways if isinstance(way, BoxCandidate)]
         threads = [way for way in ways if way.kind is FmaTiling]

@@ -1,0 +1,118 @@
+"""What NVIDIA's driver says of this machine's GPUs: no framework is asked, and none is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["GpuProperties", "driver_version", "gpu_properties", "unbound_from_captures"]
+
+_RELAXED = 2
+"""The mode of a thread whose calls are no concern of graphs that other threads capture."""
+
+
+class GpuProperties(NamedTuple):
+    """One GPU.
+
+    Attributes:
+        name: as its maker calls it.
+        capability: the compute capability, such as (9, 0).
+        multiprocessors: how many there are.
+        clock: hertz of these, at most.
+        memory_clock: hertz of the memory.
+        bus: bits that the memory moves at a time.
+        cache: bytes of the L2 cache.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    clock: float
+    memory_clock: float
+    bus: int
+    cache: int
+
+    @property
+    def computes(self) -> float:
+        """Return multiprocessors times their clock, by which devices are compared."""
+        return self.multiprocessors * self.clock
+
+    @property
+    def moves(self) -> float:
+        """Return the width of the bus times the memory's clock, by which devices are compared."""
+        return self.bus * self.memory_clock
+
+
+@cache
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, or of the CUDA that it is for where it doesn't tell its own."""
+    with suppress(OSError):
+        told = re.search(r"\b\d+(\.\d+)+\b", Path("/proc/driver/nvidia/version").read_text("utf-8"))
+        if told:
+            return told[0]
+    version = ctypes.c_int(0)
+    with suppress(OSError):
+        _driver().cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)
+
+
+@cache
+def gpu_properties() -> tuple[GpuProperties, ...]:
+    """Return the GPUs that this process sees, in CUDA's order; none where there is no driver."""
+    count = ctypes.c_int(0)
+    try:
+        driver = _driver()
+    except OSError:
+        return ()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    return tuple(_properties(driver, at) for at in range(count.value))
+
+
+def _properties(driver: Any, number: int) -> GpuProperties:
+    device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(device), number)
+    driver.cuDeviceGetName(name, len(name), device)
+
+    def attribute(which: int) -> int:
+        value = ctypes.c_int(0)
+        driver.cuDeviceGetAttribute(ctypes.byref(value), which, device)
+        return value.value
+
+    # The numbers are those of CUdevice_attribute in cuda.h; clocks are in kilohertz.
+    return GpuProperties(
+        name.value.decode(),
+        (attribute(75), attribute(76)),
+        multiprocessors=attribute(16),
+        clock=attribute(13) * 1e3,
+        memory_clock=attribute(36) * 1e3,
+        bus=attribute(37),
+        cache=attribute(38),
+    )
+
+
+@contextmanager
+def unbound_from_captures() -> Iterator[None]:
+    """While this is open, calls of this thread can't spoil a graph that another thread captures."""
+    mode = ctypes.c_int(_RELAXED)
+    exchange = _driver().cuThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@cache
+def _driver() -> Any:
+    """Return the driver's library.
+
+    Raises:
+        OSError: there is none.
+    """
+    return ctypes.CDLL("libcuda.so.1")

@@ -1,0 +1,338 @@
+"""Measure once what a GPU reaches, in slices of a few milliseconds while it is idle, and keep that on disk.
+
+A slice counts only where the device was idle before and after it, and a rate only where its two best slices agree:
+whatever else runs on a device makes slices slower, each by another amount.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from math import inf, isfinite
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from einops_fast._version import __version__
+from einops_fast.backends.gpu_driver import driver_version
+from einops_fast.runtime import background, disk_cache
+
+__all__ = [
+    "LONGEST",
+    "MEASURED_DTYPES",
+    "MOST",
+    "Bench",
+    "Rates",
+    "Slice",
+    "keep_rates",
+    "measure_behind",
+    "measured_rates",
+    "recall_rates",
+]
+
+MEASURED_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64")
+"""Of matrix products; ``'tf32'`` is float32 by tensor cores."""
+
+LONGEST = 5e-3
+"""Seconds of the device's that a slice may take."""
+
+MOST = 0.4
+"""Seconds of the device's that all slices of a process may take."""
+
+_AIM = 2e-3
+"""Seconds that one run may take; less than a slice, as work that hides the host comes before it."""
+
+_ENOUGH = 5e-4
+"""Seconds that the runs of a slice are to take together. With fewer, the host is less likely to be held up."""
+
+_EXTENTS = (512, 1024, 2048, 4096)
+"""Of square matrix products: the largest that a slice has time and room for."""
+
+_RUNS = 8
+"""Of a copy or a product in a slice, at most."""
+
+_SHORT_RUNS, _HOST_RUNS = 8, 64
+"""Of a short kernel in a slice, for the device's time and for the host's."""
+
+_SAMPLES = 20
+"""Slices of one rate at most."""
+
+_FEWEST = 3
+"""Slices of one rate at least."""
+
+_AGREE = 1.03
+"""How much longer the second best slice may have taken than the best."""
+
+_START = 2.0
+"""Seconds after which a process begins to look whether its device is idle."""
+
+_PAUSE = 5e-3
+"""Seconds between two slices, in which the program gets the device."""
+
+_PATIENCE = 1.0
+"""Seconds of waiting for the next slice after which memory is given back."""
+
+_WAITS = 0.1, 1.5, 30.0
+"""Seconds between two looks at the device, the factor by which they grow, and the longest."""
+
+_ATTEMPTS = 100
+"""Looks at the device, after which it is left to the next process."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU reaches.
+
+    Attributes:
+        bandwidth: bytes per second of a copy, reads and writes counted.
+        flops: FLOP/s of a large matrix product, by those of :data:`MEASURED_DTYPES` that are known.
+        call: seconds of the device's from one short kernel in a queue to the next.
+        again: seconds that the host takes for a library call.
+        units: multiprocessors.
+        date: on which this was measured; empty where it is from a table.
+    """
+
+    bandwidth: float
+    flops: Mapping[str, float] = field(hash=False)
+    call: float
+    again: float
+    units: int
+    date: str = ""
+
+
+class Slice(NamedTuple):
+    """What one slice took.
+
+    Attributes:
+        ahead: seconds of the device's, for the work before the runs.
+        seconds: of the device's, for the runs.
+        host: of the host's, to queue the runs.
+        alone: the device was idle when the slice was over.
+    """
+
+    ahead: float
+    seconds: float
+    host: float
+    alone: bool
+
+
+class Bench(ABC):
+    """A device, as a framework measures it.
+
+    Attributes:
+        name: what its maker calls it.
+        units: multiprocessors.
+        dtypes: those of :data:`MEASURED_DTYPES` that the framework multiplies in, as it is set now.
+        copied: bytes that :meth:`copy` reads and writes.
+    """
+
+    name: str
+    units: int
+    dtypes: tuple[str, ...]
+    copied: int
+
+    @abstractmethod
+    def idle(self) -> bool:
+        """Return whether the device is idle, and may be measured now."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[Any]:
+        """Hold the memory of slices."""
+
+    @abstractmethod
+    def copy(self) -> None:
+        """Queue a copy of more memory than the device's cache holds."""
+
+    @abstractmethod
+    def product(self, dtype: str, extent: int) -> Callable[[], Any] | None:
+        """Return what queues a product of two square matrices; ``None`` where there is no room for them."""
+
+    @abstractmethod
+    def short(self) -> None:
+        """Queue a library call that computes next to nothing."""
+
+    @abstractmethod
+    def slice(self, run: Callable[[], Any], times: int, pieces: int = 1) -> Slice:
+        """Queue runs, on a stream of their own, behind pieces of work that hide the host; wait until all is over."""
+
+
+class _Disturbed(Exception):
+    """The device had other work, or there is no time left."""
+
+
+class _Meter:
+    """Measures a device slice by slice.
+
+    Args:
+        bench: the device.
+        wait: returns when the next slice may be run, or raises :class:`_Disturbed`.
+    """
+
+    def __init__(self, bench: Bench, wait: Callable[[], None]) -> None:
+        self._bench, self._wait = bench, wait
+        self._piece = inf
+        self.spent = 0.0
+
+    def rates(self) -> Rates:
+        """Return what the device reaches.
+
+        Raises:
+            _Disturbed: a rate couldn't be measured.
+        """
+        bench = self._bench
+        with bench.opened():
+            times = self._times(self._alone(bench.copy, 1).seconds)
+            bandwidth = bench.copied / self._least(bench.copy, times)
+            flops = {dtype: self._flops(dtype) for dtype in bench.dtypes}
+            call, again = self._short()
+        return Rates(bandwidth, flops, call, again, bench.units, datetime.date.today().isoformat())
+
+    def _flops(self, dtype: str) -> float:
+        for extent in _EXTENTS:
+            larger = self._bench.product(dtype, extent)
+            if larger is None:
+                break
+            run, flops = larger, 2 * extent**3
+            self._load(run)
+            seconds = self._alone(run, 1).seconds
+            if 8 * seconds > _AIM:
+                break
+        return flops / self._least(run, self._times(seconds))
+
+    def _short(self) -> tuple[float, float]:
+        """Return seconds of the device's and of the host's for a library call that computes next to nothing."""
+        short = self._bench.short
+        self._load(short)
+        host = min(self._alone(short, _HOST_RUNS).host for _ in range(2 * _FEWEST)) / _HOST_RUNS
+        device, pieces, count = inf, 1, 0
+        for _ in range(_SAMPLES):
+            found = self._alone(short, _SHORT_RUNS, pieces, device)
+            # While the host queues, the device must have other work.
+            if found.host <= found.ahead:
+                device, count = min(device, found.seconds / _SHORT_RUNS), count + 1
+            elif 2 * found.ahead < _AIM:
+                pieces *= 2
+            if count >= _FEWEST:
+                return device, host
+        raise _Disturbed
+
+    @staticmethod
+    def _times(seconds: float) -> int:
+        return max(1, min(int(_ENOUGH / seconds), _RUNS))
+
+    def _load(self, run: Callable[[], Any]) -> None:
+        """Run this once. The host loads a kernel, and the device waits for that: no time of its own is spent."""
+        self._wait()
+        self._bench.slice(run, 1)
+
+    def _alone(self, run: Callable[[], Any], times: int, pieces: int = 1, least: float = inf) -> Slice:
+        """Return a slice beside which nothing else was seen to run; ``least`` is known of one run."""
+        for _ in range(_SAMPLES):
+            if self.spent + LONGEST > MOST:
+                break
+            self._wait()
+            found = self._bench.slice(run, times, pieces)
+            # What a slice takes longer than another, the device has waited for the host, or worked for the program.
+            self._piece = min(self._piece, found.ahead / pieces)
+            self.spent += self._piece * pieces + min(found.seconds, times * least)
+            if found.alone:
+                return found
+        raise _Disturbed
+
+    def _least(self, run: Callable[[], Any], times: int) -> float:
+        """Return the seconds of one run, when two slices agree on them."""
+        samples = [inf]
+        for _ in range(_SAMPLES):
+            samples = sorted([*samples, self._alone(run, times, least=samples[0]).seconds / times])
+            if len(samples) > _FEWEST and samples[1] <= _AGREE * samples[0]:
+                return samples[0]
+        raise _Disturbed
+
+
+def measured_rates(bench: Bench) -> Rates | None:
+    """Measure a device now; ``None`` where other work disturbs that."""
+    with suppress(_Disturbed):
+        return _Meter(bench, lambda: None).rates()
+    return None
+
+
+def _key(name: str) -> dict[str, Any]:
+    versions = {"einops_fast": __version__}
+    with suppress(PackageNotFoundError):
+        versions["torch"] = version("torch")
+    return {"problem": "rates of the device", "device": name, "driver": driver_version(), "versions": versions}
+
+
+def recall_rates(name: str) -> Rates | None:
+    """Return what was measured of a device with this driver and these libraries, by whichever process."""
+    record = disk_cache.read(_key(name))
+    # Whoever wrote it may have written anything.
+    with suppress(TypeError, KeyError, AttributeError):
+        rates = Rates(**record or {})
+        numbers = [rates.bandwidth, rates.call, rates.again, rates.units, *rates.flops.values()]
+        if all(isfinite(each) and each > 0 for each in numbers):
+            return rates
+    return None
+
+
+def keep_rates(name: str, rates: Rates) -> None:
+    """Write down what was measured, for the processes to come."""
+    disk_cache.write(_key(name), asdict(rates))
+
+
+_begun: set[str] = set()
+_ending = threading.Event()
+
+
+def measure_behind(name: str, make: Callable[[], Bench]) -> None:
+    """Have a device measured by a thread while the program leaves it idle, unless it has been.
+
+    Args:
+        name: what its maker calls it.
+        make: makes a bench; the thread calls it.
+    """
+    if name in _begun or not background.available() or recall_rates(name) is not None:
+        return
+    _begun.add(name)
+    thread = threading.Thread(target=_measure_when_idle, args=(name, make), name="einops_fast rates", daemon=True)
+    thread.start()
+    atexit.register(_end, thread)
+
+
+def _end(thread: threading.Thread) -> None:
+    """Let no call of a driver's be under way when the program takes its libraries down."""
+    _ending.set()
+    thread.join(1.0)
+
+
+def _measure_when_idle(name: str, make: Callable[[], Bench]) -> None:
+    if _ending.wait(_START):
+        return
+    # What a device or a framework can't do is no concern of the program's.
+    with suppress(Exception):
+        bench = make()
+        meter = _Meter(bench, lambda: _wait_for_idle(bench))
+        pause, factor, longest = _WAITS
+        for _ in range(_ATTEMPTS):
+            if bench.idle():
+                with suppress(_Disturbed):
+                    keep_rates(name, meter.rates())
+                    return
+            if meter.spent + LONGEST > MOST or _ending.wait(pause):
+                return
+            pause = min(pause * factor, longest)
+
+
+def _wait_for_idle(bench: Bench) -> None:
+    end = perf_counter() + _PATIENCE
+    while not _ending.wait(_PAUSE):
+        if bench.idle():
+            return
+        if perf_counter() > end:
+            break
+    raise _Disturbed

@@ -1,0 +1,22 @@
+"""What follows a matrix product within its kernel. Kernels get it as a constant, which Triton takes of a dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Epilogue"]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to a matrix product before it is written: ``activation(product + bias)``.
+
+    Attributes:
+        activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`.
+        bias: strides of the bias along the axes of the result, in elements, 0 where it lacks one; ``None`` for no bias.
+        keeps: ``product + bias`` is written, too, as a second result.
+    """
+
+    activation: str
+    bias: tuple[int, ...] | None = None
+    keeps: bool = False

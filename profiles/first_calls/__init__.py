@@ -1,0 +1,1 @@
+"""The study of programs that have just begun, or whose lengths vary."""

@@ -1,0 +1,246 @@
+"""One program whose lengths vary, in a process of its own: ``python -m einops_fast.profiles.first_calls.program JOB``.
+
+The process prints as JSON what its passes took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from einops_fast import attention, fast_einsum, ops, wait_for_kernels
+from einops_fast.profiles.first_calls.cases import (
+    ATTENTION,
+    CAUSAL,
+    EINSUM,
+    FAMILIES,
+    LAYER_NORM,
+    NORM_LINEAR,
+    SOFTMAX,
+    LengthsCase,
+    scaled,
+)
+from einops_fast.profiles.frameworks import Framework, load
+from einops_fast.profiles.processes import surroundings
+from einops_fast.profiles.timing.accuracy import EPSILON
+from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
+
+__all__ = ["NATIVE", "OURS", "Found", "Job", "batches", "in_a_new_process", "measured", "ways_of"]
+
+NATIVE, OURS = "native", "ours"
+
+STEADY = 3
+"""Passes whose median is the steady one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process measures.
+
+    Attributes:
+        case: its name.
+        what: :data:`NATIVE` or :data:`OURS`.
+        dtype: of the operands.
+        backward: gradients are wanted, too.
+        device: ``cpu`` or ``gpu``.
+        threads: of the CPU.
+        passes: before the kernels are waited for.
+    """
+
+    case: str
+    what: str
+    dtype: str
+    backward: bool
+    device: str
+    threads: int
+    passes: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a process has found.
+
+    Attributes:
+        seconds: of the ``first``, ``second`` and ``last`` pass, of a ``steady`` one after the wait, and of the
+            ``slowest`` call before it.
+        kernels: that were compiled before the wait.
+        error: the largest, relative to the size of what is computed in float64.
+        allowed: how large it may be.
+    """
+
+    seconds: dict[str, float]
+    kernels: int
+    error: float
+    allowed: float
+
+
+# What is computed
+
+
+def ways_of(case: LengthsCase, framework: Framework) -> list[Way]:
+    """Return the native way and ours."""
+    functional = framework.torch.nn.functional  # type: ignore[attr-defined]
+    native, ours = _FUNCTIONS[case.operation](case, functional)
+    return [Way(NATIVE, native, framework), Way(OURS, ours, framework)]
+
+
+Pair = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def _einsum(case: LengthsCase, functional: Any) -> Pair:
+    einsum = sys.modules["torch"].einsum
+    return partial(einsum, case.called), partial(fast_einsum, case.called)
+
+
+def _attention(case: LengthsCase, functional: Any) -> Pair:
+    causal = case.operation == CAUSAL
+    ours = partial(attention, "b h i d, b h j d, b h j e -> b h i e", causal=causal)
+    return partial(functional.scaled_dot_product_attention, is_causal=causal), ours
+
+
+def _layer_norm(case: LengthsCase, functional: Any) -> Pair:
+    def native(x: Any, weight: Any, bias: Any) -> Any:
+        return functional.layer_norm(x, weight.shape, weight, bias)
+
+    return native, lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias)
+
+
+def _softmax(case: LengthsCase, functional: Any) -> Pair:
+    return partial(functional.softmax, dim=-1), partial(ops.softmax, dim=-1)
+
+
+def _norm_linear(case: LengthsCase, functional: Any) -> Pair:
+    def native(x: Any, weight: Any, matrix: Any) -> Any:
+        return functional.linear(functional.rms_norm(x, weight.shape, weight), matrix)
+
+    return native, lambda x, weight, matrix: ops.linear(ops.rms_norm(x, weight=weight), matrix)
+
+
+_FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
+    EINSUM: _einsum,
+    ATTENTION: _attention,
+    CAUSAL: _attention,
+    LAYER_NORM: _layer_norm,
+    SOFTMAX: _softmax,
+    NORM_LINEAR: _norm_linear,
+}
+
+
+def batches(
+    case: LengthsCase, framework: Framework, dtype: str, backward: bool, lengths: Sequence[int]
+) -> Iterator[Inputs]:
+    """Yield the operands of a pass, all made before it as a loader of data would: one batch for each length."""
+    weights = framework.normal(case.weights, dtype, 0)
+    for seed, length in enumerate(lengths, 1):
+        shapes, result = case.at(length)
+        *operands, cotangent = framework.normal([*shapes, result], dtype, seed)
+        if backward:
+            for each in (*operands, *weights):
+                framework.track(each)
+        yield Inputs((*operands, *weights), (cotangent,) if backward else (), backward=backward)
+
+
+# The process
+
+
+def measured(job: Job, case: LengthsCase, framework: Framework) -> Found:
+    """Make the passes of a job in this process, whose first calls they are."""
+    ways = {way.name: way for way in ways_of(case, framework)}
+    calls = [bind(ways[job.what], given) for given in batches(case, framework, job.dtype, job.backward, case.lengths)]
+    _wake(framework, job.dtype)
+    passes, slowest = [], 0.0
+    for _ in range(job.passes):
+        seconds, longest = _pass(calls, case.calls, framework)
+        passes.append(seconds)
+        slowest = max(slowest, longest)
+    kernels = len(list(Path(os.environ.get("TRITON_CACHE_DIR", os.devnull)).rglob("*.cubin")))
+    wait_for_kernels()
+    _pass(calls, case.calls, framework)
+    steady = median(_pass(calls, case.calls, framework)[0] for _ in range(STEADY))
+    found = {"first": passes[0], "second": passes[1], "last": passes[-1], "steady": steady, "slowest": slowest}
+    return Found(found, kernels, *_errors(job, case, framework, ways))
+
+
+def _wake(framework: Framework, dtype: str) -> None:
+    """Have the framework's library loaded, which isn't what the first call is about."""
+    [matrix] = framework.normal([(64, 64)], dtype, 0)
+    framework.track(matrix)
+    framework.gradient(lambda: matrix @ matrix, [matrix], [matrix.detach()])
+    framework.synchronize()
+
+
+def _pass(calls: Sequence[Call], times: int, framework: Framework) -> tuple[float, float]:
+    """Return the seconds of a pass, and those of its slowest call as the host has it."""
+    slowest = 0.0
+    start = end = perf_counter()
+    for call in calls:
+        for _ in range(times):
+            begin = end
+            call()
+            end = perf_counter()
+            slowest = max(slowest, end - begin)
+    framework.synchronize()
+    return perf_counter() - start, slowest
+
+
+def _errors(job: Job, case: LengthsCase, framework: Framework, ways: dict[str, Way]) -> tuple[float, float]:
+    """Return the largest error of the shortest and the longest batch, and how large it may be."""
+    error, allowed = 0.0, 4 * EPSILON[job.dtype]
+    lengths = [min(case.lengths), max(case.lengths)]
+    for given in batches(case, framework, job.dtype, job.backward, lengths):
+        wide = [each.detach().double() for each in given.operands]
+        for each in wide if job.backward else ():
+            framework.track(each)
+        exact = Inputs(tuple(wide), tuple(each.double() for each in given.cotangents), backward=job.backward)
+        expected = _all_of(ways[NATIVE], exact, "float64")
+        error = max(error, _error(_all_of(ways[job.what], given, job.dtype), expected))
+        allowed = max(allowed, 3 * _error(_all_of(ways[NATIVE], given, job.dtype), expected))
+    return error, allowed
+
+
+def _all_of(way: Way, given: Inputs, dtype: str) -> list[Any]:
+    results, gradients = answer(way, given, (), dtype)
+    return [each.detach().double() for each in (*results, *gradients)]
+
+
+def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
+
+
+def in_a_new_process(job: Job) -> Found:
+    """Do a job with empty caches; nothing that it compiles or measures is kept.
+
+    Raises:
+        RuntimeError: the process has failed; the message is the end of what it says.
+    """
+    command = [sys.executable, "-m", __spec__.name, json.dumps(asdict(job))]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "EINOPS_FAST_CACHE_DIR": f"{folder}/einops_fast"}
+        settings = surroundings({"EINOPS_FAST_AUTOTUNE": "auto", **caches})
+        done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-2000:] or f"the process ended with status {done.returncode}")
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(text: str) -> None:
+    """Do the job that this text describes."""
+    job = Job(**json.loads(text))
+    case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
+    found = measured(job, scaled(case, job.device), load("torch", job.device, job.threads))
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

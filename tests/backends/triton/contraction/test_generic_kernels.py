@@ -1,0 +1,121 @@
+"""Kernels that are told sizes and strides when they run: right for all layouts, and few for many lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fused_steps import INTEGERS, KERNEL_DTYPES, ON, fused_step
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_problems import LAYOUTS, LOOPS, MATRICES, check  # noqa: E402
+from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
+
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.generic import generic_kernel  # noqa: E402
+from einops_fast.backends.triton.contraction.loops.tilings import Reduction  # noqa: E402
+from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import KernelCandidate  # noqa: E402
+from einops_fast.backends.triton.device.generic import generic  # noqa: E402
+from einops_fast.planning.epilogue import Epilogue  # noqa: E402
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def kernel_for(equation: str, operands: Sequence[Any], precision: str = "ieee") -> KernelCandidate:
+    dtype = str(operands[0].dtype).removeprefix("torch.")
+    found = generic_kernel(fused_step(equation, operands), dtype, ON, precision)
+    assert found is not None
+    return found
+
+
+def empty(*shapes: tuple[int, ...], dtype: str = "bfloat16") -> list[Any]:
+    """Tensors that take no memory."""
+    return [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
+def test_kernels_are_right(equation: str, shapes: Shapes, dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, [kernel_for(equation, operands)])
+
+
+@pytest.mark.parametrize("equation", ["ik,kj->ij", "ecbfa,fd->abcde", "bij,bj->bij", "abc->b"])
+def test_any_tiles_are_right(equation: str) -> None:
+    shapes = next(case[1:] for case in (*MATRICES[11:], *MATRICES, *LOOPS) if case[0] == equation)
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    found = kernel_candidates(fused_step(equation, operands), "float16", ON)
+    check(equation, operands, [way.told for way in found if isinstance(way, KernelCandidate) and way.told][::7])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2])])
+def test_layouts_do_not_matter(equation: str, shapes: Shapes, layout: str) -> None:
+    plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    for at, operand in enumerate(plain):
+        for relaid in LAYOUTS[layout](operand):
+            operands = [*plain[:at], relaid, *plain[at + 1 :]]
+            check(equation, operands, [kernel_for(equation, operands)])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_right(dtype: str) -> None:
+    operands = [torch.randint(0, 9, shape, device=DEVICE).to(getattr(torch, dtype)) for shape in ((21, 70), (70, 19))]
+    found = kernel_for("ik,kj->ij", operands).run(MEMORY, 0)(*operands)
+    wanted = (operands[0].cpu().long() @ operands[1].cpu().long()).to(found.dtype)
+    assert torch.equal(found.cpu(), wanted)
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:7], *LOOPS[2:5])])
+def test_offsets_of_64_bits(equation: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contraction, "wide", True)
+    monkeypatch.setattr(Reduction, "wide", True)
+    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    check(equation, operands, [kernel_for(equation, operands)])
+
+
+def test_an_epilogue() -> None:
+    left, right, bias = randn(40, 70, dtype="float16"), randn(70, 24, dtype="float16"), randn(24, dtype="float16")
+    step = fused_step("ik,kj->ij", (left, right)).replace(any_order=False, epilogue=Epilogue("relu", (0, 1)))
+    way = generic_kernel(step, "float16", ON)
+    assert way is not None
+    wanted = (left.double() @ right.double() + bias.double()).relu()
+    torch.testing.assert_close(way.run(MEMORY, 0)(left, right, bias).double(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 641, (1 << 30) - 1, 1 << 30, (1 << 31) - 1])
+def test_the_numbers_that_divide_are_right(size: int) -> None:
+    """An axis of that size inside another one: the first array steps through both, the second through one."""
+    from einops_fast.backends.triton.device.generic import _Told
+    from einops_fast.backends.triton.device.tiling import Axis
+
+    told = _Told([Axis(size, (1,))], 8)
+    told._divisor(size, True, 1)
+    multiplier, shift = told.numbers[1] % (1 << 32), told.numbers[2]
+    for position in {0, 1, size - 1, size, size + 1, 2 * size - 1, (1 << 31) - 1, (1 << 31) - 2, 12345678}:
+        if position < 1 << 31:
+            assert position * multiplier >> 32 + shift == position // size
+
+
+LENGTHS: dict[str, Callable[[int], list[tuple[int, ...]]]] = {
+    "bihd,bjhd->bhij": lambda length: [(4, length, 8, 64), (4, length, 8, 64)],
+    "bnhd,bnhe->bhde": lambda length: [(4, length, 8, 64), (4, length, 8, 64)],
+    "abcd,dbe->aec": lambda length: [(length // 8, 64, 48, 32), (32, 64, 40)],
+    "bnd,bn->bd": lambda length: [(16, length, 512), (16, length)],
+    "bij,bjk->bik": lambda length: [(8, length, length), (8, length, length)],
+    "bij,bj->bij": lambda length: [(8, 900, length), (8, length)],
+}
+
+
+@pytest.mark.parametrize("equation", LENGTHS)
+def test_few_kernels_serve_many_lengths(equation: str) -> None:
+    kernels = set()
+    for length in range(300, 700, 10):
+        way = kernel_for(equation, empty(*LENGTHS[equation](length)))
+        pattern, _ = generic(way.tiling, 8, False)
+        kernels.add((pattern, way.tiling.warps, way.tiling.stages))
+    assert len(kernels) <= 8
