@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as engine
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch.operator import MEMORY, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch.ops.activation import (
     activation_by_kernel,
     activation_by_torch,
     activation_gradients,
     bias_activation,
 )
+from einops_fast.backends.torch.ops.begun import BegunOperator
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.einsum import fast_einsum
 from einops_fast.planning.epilogue import Epilogue
@@ -46,7 +47,13 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     if activation != "none" and activation not in _FROM_RESULT:
         keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     x, weight, *biases = tensors
-    return linear_by_kernel(x, weight, biases[0] if biases else None, activation, keeps)[0]
+    bias = biases[0] if biases else None
+    if activation == "none" and current_mode() == "auto" and not torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)  # for plain products, there is nothing faster
+    return linear_by_kernel.or_library(
+        lambda: (activation_by_torch(F.linear(x, weight, bias), None, activation),),
+        x, weight, bias, activation, keeps, further=(*weight.shape, *weight.stride()),
+    )[0]  # fmt: skip
 
 
 def _alike(tensors: Sequence[Any]) -> bool:
@@ -135,9 +142,11 @@ def _step(
 
 
 def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
+    mode = current_mode()
+    # Whole calls are what is measured while nothing waits.
     run = _way(
         x.shape, x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
-        x.device, activation, keeps, engine.fp32_precision(), current_mode(),
+        x.device, activation, keeps, engine.fp32_precision(), "never" if mode == "auto" else mode,
     )  # fmt: skip
     found = run(x, weight) if bias is None else run(x, weight, bias)
     return found if keeps else (found, None)
@@ -175,19 +184,26 @@ def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
         # The bias is in what is kept already; its gradient is made on the way.
         d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
     elif of_bias:
-        d_bias = fast_einsum("...n->n", d_out)
+        d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
     return (
-        fast_einsum("...n,nk->...k", d_out, weight) if of_x else None,
-        fast_einsum("...n,...k->nk", d_out, x) if of_weight else None,
+        torch.matmul(d_out, weight) if of_x else None,
+        _weight_gradient(d_out, x) if of_weight else None,
         d_bias if of_bias else None,
     )
 
 
-linear_by_kernel = Operator(
+def _weight_gradient(d_out: Any, x: Any) -> Any:
+    if d_out.is_contiguous() and x.is_contiguous():
+        return torch.mm(d_out.view(-1, d_out.shape[-1]).t(), x.view(-1, x.shape[-1]))
+    return fast_einsum("...n,...k->nk", d_out, x)
+
+
+linear_by_kernel = BegunOperator(
     "linear(Tensor x, Tensor weight, Tensor? bias, str activation, bool keeps) -> (Tensor, Tensor)",
     _compute,
     _shapes,
     _setup,
     _backward,
     seen=1,
+    along=False,
 )

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-import torch
-
-from einops_fast.backends.gpus import gpu_ceilings
-from einops_fast.backends.torch.beginning import Beginning, CallProblem, meta_like, sample_like
-from einops_fast.backends.torch.operator import (
-    MEMORY,
-    Layout,
-    Operator,
-    dtype_name,
-    is_aligned,
-    new_tensors,
-)
-from einops_fast.backends.torch.types import PLAIN, is_jit_tracing
-from einops_fast.backends.triton_support import interpreting
-from einops_fast.planning.layout import VECTOR, dense_strides, reach
+from einops_fast.backends.torch.operator import MEMORY, Layout, dtype_name, is_aligned, new_tensors
+from einops_fast.backends.torch.ops.begun import BegunOperator
+from einops_fast.planning.layout import dense_strides
 from einops_fast.planning.target import Operand
-from einops_fast.runtime.measuring import ROWS
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
-from einops_fast.runtime.tiers import Run
-from einops_fast.runtime.tuning import autotune, current_mode
+from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["RowOperator", "dense_layout"]
 
-_INTERPRETED = interpreting()
 
-_LIBRARY, _KERNELS = "library", "kernels"
-
-_WITH_GRADIENTS = 3.0
-"""Times that of a call, with what computes its gradients."""
-
-_SAVED = 0.3
-"""Of the time of a kernel, what the library is predicted to take more for each pass over memory that it needs less."""
-
-
-class RowOperator(Operator):
+class RowOperator(BegunOperator):
     """An operator whose kernels are in a folder of :mod:`einops_fast.backends.triton.rows`.
 
     Args:
@@ -66,13 +42,11 @@ class RowOperator(Operator):
         aligned: Sequence[int] = (),
         along: bool = True,
     ) -> None:
-        self._contest, self._layouts, self._aligned, self._along = contest.split("."), layouts, aligned, along
+        self._contest, self._layouts, self._aligned = contest.split("."), layouts, aligned
         self._single = schema.endswith("-> Tensor")
         self._plans: dict[Any, tuple[Sequence[Layout | None], Callable[..., None]]] = emptied_with_plans({})
-        self._beginnings: dict[Hashable, Beginning[str]] = emptied_with_plans({})
-        self._first_ways: dict[Hashable, Callable[..., Any] | None] = emptied_with_plans({})
         fewer = None if unrecorded is None else partial(self._run, count=unrecorded)
-        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer)
+        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer, along)
 
     def _shapes(self, *arguments: Any) -> Any:
         found = new_tensors(arguments[0], self._layouts(*arguments))
@@ -86,96 +60,6 @@ class RowOperator(Operator):
         found = new_tensors(arguments[0], layouts)
         run(*arguments[: self._tensors], *found)
         return found[0] if self._single else found
-
-    def or_library(
-        self,
-        library: Callable[[], Any],
-        *arguments: Any,
-        kernels: Callable[..., Any] | None = None,
-        further: Hashable = None,
-    ) -> Any:
-        """Return what the kernels compute or, as long as these aren't there or aren't faster, the library.
-
-        Args:
-            library: computes the same with the framework's own functions.
-            arguments: of the operator.
-            kernels: takes the arguments, and does more than the operator with them.
-            further: what that depends on.
-        """
-        run = self if kernels is None else kernels
-        if torch.compiler.is_compiling():
-            return run(*arguments)
-        way = self._first_way(arguments, run, further)
-        if way is None:
-            return run(*arguments)
-        return way(library, partial(run, *arguments), arguments[: self._tensors])
-
-    def _first_way(
-        self, arguments: tuple[Any, ...], run: Callable[..., Any], further: Hashable
-    ) -> Callable[..., Any] | None:
-        """Return what takes ways by the library and by kernels, and tensors; ``None`` where it is to be the kernels."""
-        first = arguments[0]
-        if (
-            _INTERPRETED or current_mode() != "auto" or is_jit_tracing() or type(first) not in PLAIN or first.is_meta
-        ):  # fmt: skip
-            return None
-        recorded = torch.is_grad_enabled() and self.recorded is not None
-        flags = [None if each is None else recorded and each.requires_grad for each in arguments[: self._tensors]]
-        key = (
-            first.shape, first.stride(), first.dtype, first.get_device(), first.data_ptr() % VECTOR, *flags,
-            arguments[self._tensors :], further,
-        )  # fmt: skip
-        way = self._first_ways.get(key, self)
-        if way is None or way is _by_library:
-            return way
-        if not isinstance(way, Beginning):
-            way = self._beginning(arguments, run, further, flags)
-            keep(self._first_ways, key, way)
-        if way.decided is None:
-            return way
-        next_way: Callable[..., Any] | None = None
-        if way.decided == _LIBRARY:
-            next_way = _by_library
-        else:
-            # It was decided for a class of calls, of which this one may have kernels of its own.
-            problem = way.problem
-            details = {**problem.details, "layout": repr((*first.shape, *first.stride()))}
-            own = _RowProblem(self, arguments, run, problem.kind, details)
-            if not own.is_loaded(_KERNELS):
-                next_way = Beginning(own)
-        keep(self._first_ways, key, next_way)
-        return next_way
-
-    def _beginning(
-        self, arguments: tuple[Any, ...], run: Callable[..., Any], further: Hashable, flags: Sequence[bool | None]
-    ) -> Beginning[str]:
-        """Return how calls of the same class as this one begin: those that differ little in the number of rows."""
-        first, numbers = arguments[0], arguments[self._tensors :]
-        axis = numbers[0] if self._along else first.dim() - 1
-        columns = first.shape[axis] if first.dim() else 1
-        rows = (max(first.numel() // columns, 1) - 1).bit_length()
-        order = sorted(range(first.dim()), key=first.stride().__getitem__)
-        alike = first.data_ptr() % VECTOR, *order, *flags, numbers, further
-        kind = *self._contest, first.get_device(), first.dtype, alike
-        key = kind, columns, rows
-        found = self._beginnings.get(key)
-        if found is None:
-            details = {
-                "problem": f"{' '.join(self._contest)} or the library, rows of {columns}",
-                "dtype": dtype_name(first.dtype),
-                "rows": rows,
-                "alike": repr(alike),
-            }
-            found = Beginning(_RowProblem(self, arguments, run, kind, details))
-            keep(self._beginnings, key, found)
-        return found
-
-    def seconds_saved(self, tensors: Sequence[Any], device: int) -> float:
-        """Return the seconds that kernels are predicted to save of a call on such tensors, with its gradients."""
-        given = [each for each in tensors if each is not None]
-        moved = sum(reach(each.shape, each.stride()) * each.element_size() for each in given)
-        seconds: float = 2 * moved / gpu_ceilings(MEMORY.device_name(device)).bandwidth
-        return _SAVED * len(given) * seconds * (_WITH_GRADIENTS if any(each.requires_grad for each in given) else 1.0)
 
     def plan(self, *arguments: Any) -> tuple[Sequence[Layout | None], Callable[..., None]]:
         """Return the layouts of the results, and what takes tensors and results and writes these."""
@@ -204,69 +88,6 @@ class RowOperator(Operator):
         made = [None if each is None else _operand(*each) for each in layouts]
         site = Site(MEMORY, device, MEMORY.limits(device), mode, aligned)
         return layouts, contest(site, given, made, arguments[self._tensors :])
-
-
-def _by_library(library: Callable[[], Any], kernels: Callable[[], Any], tensors: Sequence[Any]) -> Any:
-    return library()
-
-
-def _by_kernels(library: Callable[[], Any], kernels: Callable[[], Any], tensors: Sequence[Any]) -> Any:
-    return kernels()
-
-
-class _RowProblem(CallProblem[str]):
-    """Calls of an operator that are alike, by the library or by kernels.
-
-    Args:
-        operator: whose they are.
-        arguments: of a call.
-        run: what takes them.
-        kind, details: see :class:`CallProblem`.
-    """
-
-    def __init__(
-        self, operator: RowOperator, arguments: tuple[Any, ...], run: Callable[..., Any], kind: Hashable, details: Any
-    ) -> None:
-        super().__init__(MEMORY.device(arguments[0]), kind, _LIBRARY, ROWS, details)
-        self._operator, self._run, self._recorded = operator, run, torch.is_grad_enabled()
-        self._arguments = [meta_like(each) if _is_tensor(each) else each for each in arguments]
-
-    def saves(self) -> float:
-        return self._operator.seconds_saved([each for each in self._arguments if _is_tensor(each)], self.device)
-
-    def near(self) -> Sequence[str]:
-        return _LIBRARY, _KERNELS
-
-    def rehearse(self, name: str) -> None:
-        if name == _KERNELS:
-            self._call(self._arguments)
-
-    def _call(self, arguments: Sequence[Any]) -> None:
-        """Make such a call, and compute its gradients: from those of the first result alone, and of all."""
-        with torch.set_grad_enabled(self._recorded):
-            results = self._run(*arguments)
-        every = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
-        every = [each for each in every if each.requires_grad]
-        leaves = [each for each in arguments if _is_tensor(each) and each.requires_grad]
-        for some in (every[:1], every) if len(every) > 1 else (every,):
-            if some and leaves:
-                cotangents = [torch.ones_like(each) for each in some]
-                torch.autograd.grad(some, leaves, cotangents, retain_graph=True, allow_unused=True)
-
-    def named(self, name: str) -> str:
-        return name
-
-    def run(self, way: str) -> Run:
-        return _by_library if way == _LIBRARY else _by_kernels
-
-    def settle(self) -> str:
-        with self.on_device(), autotune("wait"):
-            self._call([sample_like(each, self.device) if _is_tensor(each) else each for each in self._arguments])
-        return _KERNELS
-
-
-def _is_tensor(argument: Any) -> bool:
-    return isinstance(argument, torch.Tensor)
 
 
 def _operand(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Operand:

@@ -28,7 +28,7 @@ from einops_fast.backends.torch.attention.implementations.triton import Triton
 from einops_fast.backends.torch.beginning import meta_like
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
 from einops_fast.backends.torch.ops.dropout import later_seed
-from einops_fast.backends.torch.ops.row_operator import _RowProblem
+from einops_fast.backends.torch.ops.begun import _OperatorProblem
 from einops_fast.backends.triton.launching.elsewhere import aimed_at
 
 def tensor(*shape, dtype=torch.bfloat16):
@@ -58,7 +58,7 @@ def attention_problem(*shape, **options):
 
 with aimed_at(90):
     problems = {
-        name: ("kernels", _RowProblem(operator, arguments, run or operator, name, {}))
+        name: ("kernels", _OperatorProblem(operator, arguments, run or operator, name, {}))
         for name, (operator, run, *arguments) in CALLS.items()
     }
     problems["attention"] = "triton", attention_problem(2, 300, 4, 64)
