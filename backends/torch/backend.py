@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from einops_fast.attention import torch_state
 from einops_fast.backends.base import Likeness, Run, one_device
+from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch.autocast import (
     any_autocast,
@@ -372,7 +373,9 @@ def _one_storage(one: Any, other: Any) -> bool:
 @lru_cache(maxsize=64)
 def kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type != "cuda" or torch.version.hip is not None:
+        return frozenset()
+    if not KERNELS.has(torch.cuda.get_device_capability(device)):
         return frozenset()
     return _KERNEL_DTYPES if why_unusable() is None else frozenset()
 
