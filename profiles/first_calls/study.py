@@ -23,7 +23,7 @@ __all__ = ["FirstCallsStudy"]
 PASSES, QUICK_PASSES = 10, 3
 """Passes before kernels are waited for."""
 
-LONGEST = 150.0
+LONGEST, QUICK_LONGEST = 150.0, 60.0
 """Seconds of a process, after which its pass with kernels is left out: there may be hundreds to compile."""
 
 SHOWN = {
@@ -64,11 +64,11 @@ class FirstCallsStudy(Study):
     def rows(self, task: Task, effort: Effort, ceilings: Ceilings) -> Iterator[Row]:
         """A row for each of the two processes."""
         framework, before = task.framework, None
-        passes = QUICK_PASSES if effort is QUICK else PASSES
+        passes, longest = (QUICK_PASSES, QUICK_LONGEST) if effort is QUICK else (PASSES, LONGEST)
         for what in (NATIVE, OURS):
             job = Job(task.case.name, what, task.dtype, task.backward, framework.device, framework.threads, passes)
             try:
-                found = in_a_new_process(job, LONGEST)
+                found = in_a_new_process(job, longest)
             except RuntimeError as error:
                 timing = Timing(what, failure=str(error).splitlines()[-1], details=str(error))
                 yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward)

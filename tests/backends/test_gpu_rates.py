@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +225,46 @@ def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("einops_fast.backends.gpu_driver.gpu_properties", lambda: ())
     assert cli.main(["device"]) == 2
     assert "no GPU" in capsys.readouterr().err
+
+
+def test_measuring_needs_torch(
+    devices: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "einops_fast.backends.torch.rates", None)
+    assert cli.main(["device", "--measure"]) == 2
+    assert "torch measures devices" in capsys.readouterr().err
+
+
+def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it measured while it is busy or memory is short."""
+    torch: Any = pytest.importorskip("torch")
+    from einops_fast.backends.torch import rates
+
+    default = SimpleNamespace(query=lambda: True)
+    free = [80 << 30]
+    stand_in = SimpleNamespace(
+        get_device_properties=lambda number: SimpleNamespace(multi_processor_count=100, L2_cache_size=50 << 20),
+        Stream=lambda number: None,
+        default_stream=lambda number: default,
+    )
+    monkeypatch.setattr(rates, "_cuda", stand_in)
+    monkeypatch.setattr(rates, "unbound_from_captures", nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 80 << 30))
+    bench = rates.TorchBench(0)
+    assert (bench.units, bench.copied) == (100, 200 << 20)
+    assert bench.dtypes == ("bfloat16", "float16", "float32", "float64")
+    assert bench.idle()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not bench.idle()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    default.query = lambda: False
+    assert not bench.idle()
+    default.query = lambda: True
+    free[0] = 1 << 30
+    assert not bench.idle()
 
 
 @pytest.mark.gpu
