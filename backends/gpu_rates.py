@@ -1,7 +1,8 @@
 """Measure once what a GPU reaches, in slices of a few milliseconds while it is idle, and keep that on disk.
 
-A slice counts only where the device was idle before and after it, and a rate only where its two best slices agree:
-whatever else runs on a device makes slices slower, each by another amount.
+A slice counts only where the device was idle before and after it, and where the host, which the program may hold up,
+has queued all of it in time. A rate counts only where its two best slices agree: whatever else runs makes slices
+slower, each by another amount.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.runtime import background, disk_cache
 
 __all__ = [
+    "AHEAD",
     "LONGEST",
     "MEASURED_DTYPES",
     "MOST",
@@ -44,20 +46,17 @@ LONGEST = 5e-3
 MOST = 0.4
 """Seconds of the device's that all slices of a process may take."""
 
-_AIM = 2e-3
-"""Seconds that one run may take; less than a slice, as work that hides the host comes before it."""
+AHEAD = 5e-4
+"""Seconds of other work before the runs of a slice, in which the host has to queue them."""
 
-_ENOUGH = 5e-4
-"""Seconds that the runs of a slice are to take together. With fewer, the host is less likely to be held up."""
+_AIM = 3e-3
+"""Seconds that a run may take."""
 
 _EXTENTS = (512, 1024, 2048, 4096)
 """Of square matrix products: the largest that a slice has time and room for."""
 
-_RUNS = 8
-"""Of a copy or a product in a slice, at most."""
-
-_SHORT_RUNS, _HOST_RUNS = 8, 64
-"""Of a short kernel in a slice, for the device's time and for the host's."""
+_SHORT_RUNS, _HOST_RUNS = 4, 64
+"""Of a short kernel in a slice, for the device's time and for the host's; of others there is one."""
 
 _SAMPLES = 20
 """Slices of one rate at most."""
@@ -65,8 +64,8 @@ _SAMPLES = 20
 _FEWEST = 3
 """Slices of one rate at least."""
 
-_AGREE = 1.03
-"""How much longer the second best slice may have taken than the best."""
+_AGREE, _AGREE_OF_SHORT = 1.03, 1.1
+"""How much longer the second best slice may have taken than the best; of short kernels, what a clock tells is rough."""
 
 _START = 2.0
 """Seconds after which a process begins to look whether its device is idle."""
@@ -111,12 +110,14 @@ class Slice(NamedTuple):
     Attributes:
         ahead: seconds of the device's, for the work before the runs.
         seconds: of the device's, for the runs.
-        host: of the host's, to queue the runs.
+        queued: seconds of the host's from before that work until all runs were queued.
+        host: the same, of the runs alone.
         alone: the device was idle when the slice was over.
     """
 
     ahead: float
     seconds: float
+    queued: float
     host: float
     alone: bool
 
@@ -157,8 +158,11 @@ class Bench(ABC):
         """Queue a library call that computes next to nothing."""
 
     @abstractmethod
-    def slice(self, run: Callable[[], Any], times: int, pieces: int = 1) -> Slice:
-        """Queue runs, on a stream of their own, behind pieces of work that hide the host; wait until all is over."""
+    def slice(self, run: Callable[[], Any], times: int) -> Slice:
+        """Queue other work and runs behind it, on a stream of their own, and wait until all is over.
+
+        The other work takes :data:`AHEAD` and is queued by a single call: from then on, the device needn't wait.
+        """
 
 
 class _Disturbed(Exception):
@@ -175,7 +179,7 @@ class _Meter:
 
     def __init__(self, bench: Bench, wait: Callable[[], None]) -> None:
         self._bench, self._wait = bench, wait
-        self._piece = inf
+        self._ahead = inf
         self.spent = 0.0
 
     def rates(self) -> Rates:
@@ -186,10 +190,13 @@ class _Meter:
         """
         bench = self._bench
         with bench.opened():
-            times = self._times(self._alone(bench.copy, 1).seconds)
-            bandwidth = bench.copied / self._least(bench.copy, times)
+            self._slice(bench.copy)  # the first run of anything loads its kernel
+            bandwidth = bench.copied / self._least(bench.copy)
             flops = {dtype: self._flops(dtype) for dtype in bench.dtypes}
-            call, again = self._short()
+            self._slice(bench.short)
+            call = self._least(bench.short, _SHORT_RUNS, _AGREE_OF_SHORT)
+            # However the host is held up, that makes it slower.
+            again = min(self._slice(bench.short, _HOST_RUNS).host for _ in range(_SAMPLES)) / _HOST_RUNS
         return Rates(bandwidth, flops, call, again, bench.units, datetime.date.today().isoformat())
 
     def _flops(self, dtype: str) -> float:
@@ -198,58 +205,34 @@ class _Meter:
             if larger is None:
                 break
             run, flops = larger, 2 * extent**3
-            self._load(run)
-            seconds = self._alone(run, 1).seconds
-            if 8 * seconds > _AIM:
+            self._slice(run)
+            if 8 * self._undisturbed(run).seconds > _AIM:
                 break
-        return flops / self._least(run, self._times(seconds))
+        return flops / self._least(run)
 
-    def _short(self) -> tuple[float, float]:
-        """Return seconds of the device's and of the host's for a library call that computes next to nothing."""
-        short = self._bench.short
-        self._load(short)
-        host = min(self._alone(short, _HOST_RUNS).host for _ in range(2 * _FEWEST)) / _HOST_RUNS
-        device, pieces, count = inf, 1, 0
-        for _ in range(_SAMPLES):
-            found = self._alone(short, _SHORT_RUNS, pieces, device)
-            # While the host queues, the device must have other work.
-            if found.host <= found.ahead:
-                device, count = min(device, found.seconds / _SHORT_RUNS), count + 1
-            elif 2 * found.ahead < _AIM:
-                pieces *= 2
-            if count >= _FEWEST:
-                return device, host
-        raise _Disturbed
-
-    @staticmethod
-    def _times(seconds: float) -> int:
-        return max(1, min(int(_ENOUGH / seconds), _RUNS))
-
-    def _load(self, run: Callable[[], Any]) -> None:
-        """Run this once. The host loads a kernel, and the device waits for that: no time of its own is spent."""
+    def _slice(self, run: Callable[[], Any], times: int = 1) -> Slice:
+        if self.spent + LONGEST > MOST:
+            raise _Disturbed
         self._wait()
-        self._bench.slice(run, 1)
+        found = self._bench.slice(run, times)
+        self._ahead = min(self._ahead, found.ahead)
+        # In what is more than this, the device has waited for the host.
+        self.spent += self._ahead + min(found.seconds, _AIM)
+        return found
 
-    def _alone(self, run: Callable[[], Any], times: int, pieces: int = 1, least: float = inf) -> Slice:
-        """Return a slice beside which nothing else was seen to run; ``least`` is known of one run."""
+    def _undisturbed(self, run: Callable[[], Any], times: int = 1) -> Slice:
         for _ in range(_SAMPLES):
-            if self.spent + LONGEST > MOST:
-                break
-            self._wait()
-            found = self._bench.slice(run, times, pieces)
-            # What a slice takes longer than another, the device has waited for the host, or worked for the program.
-            self._piece = min(self._piece, found.ahead / pieces)
-            self.spent += self._piece * pieces + min(found.seconds, times * least)
-            if found.alone:
+            found = self._slice(run, times)
+            if found.alone and found.queued <= self._ahead:
                 return found
         raise _Disturbed
 
-    def _least(self, run: Callable[[], Any], times: int) -> float:
+    def _least(self, run: Callable[[], Any], times: int = 1, agree: float = _AGREE) -> float:
         """Return the seconds of one run, when two slices agree on them."""
-        samples = [inf]
+        samples: list[float] = []
         for _ in range(_SAMPLES):
-            samples = sorted([*samples, self._alone(run, times, least=samples[0]).seconds / times])
-            if len(samples) > _FEWEST and samples[1] <= _AGREE * samples[0]:
+            samples = sorted([*samples, self._undisturbed(run, times).seconds / times])
+            if len(samples) >= _FEWEST and samples[1] <= agree * samples[0]:
                 return samples[0]
         raise _Disturbed
 

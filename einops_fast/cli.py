@@ -298,7 +298,10 @@ def _device(options: argparse.Namespace) -> int:
     devices = gpu_properties()
     if not devices:
         return _refuse("NVIDIA's driver finds no GPU here; the rates of CPUs aren't measured")
-    undone = _measure_devices([each.name for each in devices]) if options.measure else []
+    try:
+        undone = _measure_devices([each.name for each in devices]) if options.measure else []
+    except ImportError as error:
+        return _refuse(f"torch measures devices: {error}")
     told = {each: told_rates(each.name) for each in devices}
     if options.json:
         listed = [each._asdict() | vars(rates.rates) | {"measured": rates.measured} for each, rates in told.items()]

@@ -52,7 +52,7 @@ IMPORTED = {
     "attention": "face words planning runtime observing backends",
     "ops": "words runtime attention backends",
     "nn": "words observing attention ops backends.torch",
-    "profiles": "face words runtime attention ops",
+    "profiles": "face words runtime attention ops backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",

@@ -12,6 +12,7 @@ from typing import Any
 import cupy as cp
 
 from einops_fast.backends.base import Run, one_device
+from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.backends.triton_support import why_unusable
@@ -47,13 +48,14 @@ class CupyBackend(NdarrayBackend):
     def target(self, operands: Sequence[Any]) -> Target:
         device = one_device([operand.device.id for operand in operands])
         properties = cp.cuda.runtime.getDeviceProperties(device)
+        runs = KERNELS.has((properties["major"], properties["minor"])) and _has_triton()
         # CuPy's matmul copies an operand whose batch axes don't merge, and its ``out`` must be contiguous.
         return Target(
             self.name,
             f"cuda:{device}",
             gpu_ceilings(properties["name"].decode()),
             writes=False,
-            kernels=_KERNEL_DTYPES if properties["major"] >= 8 and _has_triton() else frozenset(),
+            kernels=_KERNEL_DTYPES if runs else frozenset(),
         )
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:

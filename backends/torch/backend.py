@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from einops_fast.attention import torch_state
 from einops_fast.backends.base import Likeness, Run, one_device
+from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch.autocast import (
     any_autocast,
@@ -22,7 +23,7 @@ from einops_fast.backends.torch.autocast import (
     whole_dtype,
 )
 from einops_fast.backends.torch.ceilings import ceilings_of
-from einops_fast.backends.torch.einsum.native import einsum_of, gives_c_order, pair_einsum
+from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
 from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
@@ -342,8 +343,10 @@ def _begins_with_einsum(operands: Sequence[Any]) -> bool:
 
 def _in_fewer_calls(plan: Plan, run: Run) -> Run:
     """The plan, compiled as ``run``, or what takes the host less time: where nobody follows each call."""
-    if len(plan.steps) != 1 or not plan.target.drops_expanded or observed():
+    if not plan.target.drops_expanded or observed():
         return run
+    if len(plan.steps) != 1:
+        return einsum_alone(plan) or run
     step = plan.steps[0]
     if isinstance(step, Fused):
         if hasattr(run, "at_once") and len(plan.operands) == 2:
@@ -372,7 +375,9 @@ def _one_storage(one: Any, other: Any) -> bool:
 @lru_cache(maxsize=64)
 def kernel_dtypes(device: torch.device) -> frozenset[str]:
     """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type != "cuda" or torch.version.hip is not None:
+        return frozenset()
+    if not KERNELS.has(torch.cuda.get_device_capability(device)):
         return frozenset()
     return _KERNEL_DTYPES if why_unusable() is None else frozenset()
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.gpu_driver import unbound_from_captures
-from einops_fast.backends.gpu_rates import Bench, Slice, measure_behind
+from einops_fast.backends.gpu_rates import AHEAD, Bench, Slice, measure_behind
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
 
@@ -19,11 +19,11 @@ __all__ = ["TorchBench", "measure_when_idle"]
 
 _cuda: Any = torch.cuda
 
-_AHEAD = 192 << 20
-"""Bytes that are overwritten before the runs of a slice, while the host queues these."""
-
 _SMALLEST, _LARGEST = 64 << 20, 512 << 20
 """Bytes of what is copied: twice the device's cache, if that is between these."""
+
+_KILOHERTZ = 1_500_000
+"""Of a device's clock, where torch doesn't tell it."""
 
 _SHARE = 16
 """How many times as much memory as the slices take has to be free."""
@@ -47,6 +47,7 @@ class TorchBench(Bench):
         self._stream, self._default = _cuda.Stream(number), _cuda.default_stream(number)
         size = min(max(2 * getattr(properties, "L2_cache_size", 0), _SMALLEST), _LARGEST)
         self.copied, self._elements = 2 * size, size // 4
+        self._hertz = getattr(properties, "clock_rate", _KILOHERTZ) * 1e3
         single = "tf32" if fp32_precision() == "tf32" else "float32"
         self.dtypes = ("bfloat16", "float16", *(("tf32", "float32") if sets_precision else (single,)), "float64")
 
@@ -93,23 +94,24 @@ class TorchBench(Bench):
         left, right, result = self._tiny
         torch.mm(left, right, out=result)
 
-    def slice(self, run: Callable[[], Any], times: int, pieces: int = 1) -> Slice:
+    def slice(self, run: Callable[[], Any], times: int) -> Slice:
         before, start, end = (_cuda.Event(enable_timing=True) for _ in range(3))
         before.record()
-        for _ in range(pieces * -(-_AHEAD // (self.copied // 2))):
-            self._target.zero_()
-        start.record()
         began = perf_counter()
+        # One thread that counts: a program's kernels have all the rest.
+        _cuda._sleep(int(AHEAD * self._hertz))
+        start.record()
+        middle = perf_counter()
         for _ in range(times):
             run()
-        host = perf_counter() - began
+        queued = perf_counter()
         end.record()
         while not end.query():
             if perf_counter() > began + _TOO_LONG:
                 raise TimeoutError
             sleep(_POLL)
         ahead, seconds = before.elapsed_time(start) / 1e3, start.elapsed_time(end) / 1e3
-        return Slice(ahead, seconds, host, self._default.query())
+        return Slice(ahead, seconds, queued - began, queued - middle, self._default.query())
 
 
 def measure_when_idle(number: int) -> None:

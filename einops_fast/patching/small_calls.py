@@ -45,8 +45,11 @@ class _Rule(NamedTuple):
     left: set[Hashable]
 
 
+_ALONE = 1 << 62, 1 << 62
+"""Any single operand: the steps of its plan are the loops, too."""
+
 _ONE = 1 << 13, 1 << 12
-"""The largest operand that has all labels, of real and of complex numbers: 1000 iterations take 0.3 µs."""
+"""The largest of two operands that has all labels, of real and of complex numbers: 1000 iterations take 0.3 µs."""
 
 _TWO = 16 * 16, 10 * 10
 """The largest matrices of a product, of which the loops take as long as a plan. In complex numbers they're slower."""
@@ -159,6 +162,8 @@ def _learn(key: str | int) -> _Rule:
 def _of_equation(equation: str) -> tuple[int, int, tuple[int, int]]:
     """Bound the iterations by the size of one operand, or of two, that have all labels."""
     terms = [set(term) for term in equation.partition("->")[0].replace(" ", "").split(",")]
+    if len(terms) == 1:
+        return 1, 1, _ALONE
     labels = set().union(*terms)
     for at, term in enumerate(terms, 1):
         if term == labels:
@@ -172,7 +177,7 @@ def _of_equation(equation: str) -> tuple[int, int, tuple[int, int]]:
 def _of_lists(count: int) -> tuple[int, int, tuple[int, int]]:
     """Bound the iterations by the sizes of all arrays: one for two or three arguments, two for four or five."""
     if count in (2, 3):
-        return 0, 0, _ONE
+        return 0, 0, _ALONE
     return (0, 2, _LISTS) if count in (4, 5) else (0, 0, _NEVER)
 
 

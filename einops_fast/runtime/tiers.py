@@ -6,6 +6,10 @@ there, calls take turns in running one or another way, and events of the device 
 its gradients, tell which one is the fastest: nothing is computed twice, and nothing waits for the device. That one is
 kept. Where the device waits for the host, so do the events: what they tell is what the caller pays.
 
+Where many problems of a kind come, each too seldom for kernels of its own, one for any size is compiled first. A few
+problems try it beside the library; the others then take it, or leave it. A problem that goes on to come pays for
+kernels of its own.
+
 The rule by which compiling begins is that of renting skis: buy when you have paid as much for renting.
 """
 
@@ -14,7 +18,6 @@ from __future__ import annotations
 import atexit
 import functools
 import queue
-import statistics
 import sys
 import threading
 import weakref
@@ -22,12 +25,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from einops_fast.runtime import background
 from einops_fast.runtime.choosing import Record, agree, recall
-from einops_fast.runtime.measuring import Policy, Stopwatch, Times, record_of
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.kinds import Shared, kind_of
+from einops_fast.runtime.measuring import Policy, Stopwatch, record_of
+from einops_fast.runtime.trial import Trial
 
 __all__ = ["Problem", "Tiers", "planner", "settle_all"]
 
@@ -42,26 +47,27 @@ held up by listing, loading and trying them."""
 _PRICE_OF_ONE = 5e-3
 """The same where it is known which one is the fastest."""
 
+_PRICE_FOR_ANY = 0.02
+"""The same for a kernel for any size, which isn't chosen among many."""
+
+_PRICE_OF_SIZE = 3e-4
+"""Seconds that the calls of one problem have to be predicted to save before it looks for the kernel for any size: the
+host takes so long for that."""
+
+_LEFT = 0.2
+"""The part of what kernels save that is left to those of a problem's own where that for any size runs."""
+
+_PATIENCE = 32
+"""Calls after which a problem tries a kernel for any size, although others are about to."""
+
 _WAITING = 32
 """Problems that are listed at a time where somebody waits for them."""
 
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
 
-_ROUNDS = 7
-"""Runs of each way that count."""
-
-_FIRST_ROUNDS = 2
-"""Rounds after which ways that are far behind are dropped."""
-
 _SLICE = 1e-4
 """Seconds for which the planner keeps the interpreter's lock while others want it."""
-
-_PATIENCE = 256
-"""Calls after the last run of a trial for which the times of gradients are waited for."""
-
-_saved: dict[Hashable, float] = emptied_with_plans({})
-"""Predicted seconds by kind of problem that kernels would have saved so far."""
 
 _undecided: weakref.WeakSet[Tiers[Any]] = weakref.WeakSet()
 
@@ -99,6 +105,13 @@ class Problem(ABC, Generic[W]):
     def named(self, name: str) -> W:
         """Return a way that is compiled, ready to run: what fails now fails the way."""
 
+    def for_any(self) -> tuple[str, W, Hashable] | None:
+        """Return a way that serves other sizes, too: its name, and by what its compiled kernel is known.
+
+        A thread calls this. ``None`` if there's no such way.
+        """
+        return None
+
     @abstractmethod
     def run(self, way: W) -> Run:
         """Return what takes the operands of a call."""
@@ -134,8 +147,11 @@ class Tiers(Generic[W]):
 
     def __init__(self, problem: Problem[W], chosen: Callable[[W, Run], None]) -> None:
         self._problem, self._chosen = problem, chosen
-        self._library = problem.run(problem.library)
-        self._calls = 0
+        self._library = self._now = problem.run(problem.library)
+        self._kind = kind_of(problem.kind)
+        self._calls, self._own = 0, 0.0
+        self._for_any: tuple[str, W, Shared] | None = None
+        self._asked = False
         self._step: Callable[[], Run] = self._rent
         self._known: Sequence[str] | None = None
         self._price, self._saves = PRICE, 0.0
@@ -143,7 +159,7 @@ class Tiers(Generic[W]):
         self._futures: dict[str, Future[Any] | None] | None = None
         self._runs: dict[str, Run] = {}
         self._ways: dict[str, W] = {}
-        self._trial: _Trial | None = None
+        self._trial: Trial
         self._every = _CALLS
         _undecided.add(self)
 
@@ -151,7 +167,7 @@ class Tiers(Generic[W]):
         """Return what is to run the next call."""
         self._calls += 1
         if self._calls % self._every:
-            return self._library
+            return self._now
         # A call beside another one, in another thread, or while a graph is captured, is none to try anything with.
         if not self._problem.may_measure() or not self._busy.acquire(blocking=False):
             return self._library
@@ -177,13 +193,83 @@ class Tiers(Generic[W]):
         _undecided.discard(self)
 
     def _rent(self) -> Run:
-        """Run by the library, until kernels pay."""
+        """Run by the library, or by a kernel for any size, until others pay."""
+        kind, calls = self._kind, self._every
+        if kind.shares and not self._asked:
+            self._own += calls * kind.a_call
+            if self._own >= _PRICE_OF_SIZE:
+                self._ask()
+            return self._now
+        if self._calls % _CALLS:
+            return self._now
         if not self._saves:
             self._look_up()
-        if background.available() and _pays(self._problem.kind, _CALLS * self._saves, self._price):
+        saved = _CALLS * self._saves
+        self._own += saved * (1.0 if self._now is self._library else _LEFT)
+        kind.count(saved, _CALLS)
+        if not background.available():
+            return self._now
+        if not self._asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * self._own):
+            self._ask()
+        elif self._own >= self._price if kind.shares else kind.pays(self._price):
             self._step = self._wait
             planner().put(self._compile)
-        return self._library
+        return self._now
+
+    def _ask(self) -> None:
+        """Have the kernel for any size looked for, and compiled if none has been of its class."""
+        self._asked, self._step = True, self._share
+        planner().put(self._find_for_any)
+
+    def _find_for_any(self) -> None:
+        """Find the kernel for any size."""
+        try:
+            found = self._problem.for_any()
+        except Exception:  # there is always the library
+            found = None
+        self._kind.shares = found is not None
+        if found is None:
+            self._step = self._rent
+            return
+        name, way, key = found
+        shared = self._kind.shared.get(key)
+        if shared is None:
+            shared = self._kind.shared[key] = Shared(self._problem.compiled(name))
+        self._for_any = name, way, shared
+
+    def _share(self) -> Run:
+        """Run as before until the kernel for any size is compiled and, by this problem or others, tried."""
+        if self._for_any is None or not self._for_any[2].ready:
+            return self._now
+        name, way, shared = self._for_any
+        if shared.failed or shared.faster is not None:
+            self._step = self._rent
+            if shared.faster and not shared.failed:
+                self._run_by(way)
+        elif shared.begin(self._calls % _PATIENCE == 0):
+            self._trial = self._trial_of({"": self._library, name: self._problem.run(way)})
+            self._step, self._every = self._compare, 1
+        return self._now
+
+    def _compare(self) -> Run:
+        """Run the library or the kernel for any size, and time it."""
+        assert self._for_any is not None
+        run = self._trial.next()
+        if run is not None or not self._trial.is_over():
+            return run or self._now
+        name, way, shared = self._for_any
+        seconds = self._trial.medians()
+        ratio = seconds.get(name, inf) / seconds.get("", inf) if "" in seconds else 0.0
+        shared.tell(ratio)
+        self._step, self._every = self._rent, _CALLS
+        if ratio < 1:
+            self._run_by(way)
+        return self._now
+
+    def _run_by(self, way: W) -> None:
+        """Run by a kernel for any size from now on."""
+        # Where determinism is asked for from some call on, all calls after it are the library's.
+        self._now, self._every = self._problem.run(way), 1
 
     def _look_up(self) -> None:
         """Find out what a call may save, and what was chosen earlier, if anything was."""
@@ -196,16 +282,17 @@ class Tiers(Generic[W]):
         """Have ways compiled: what was chosen earlier, or all that are worth trying."""
         try:
             wanted = self._problem.near() if self._known is None else self._known
-            self._futures = {name: self._problem.compiled(name) for name in wanted}
+            more = [] if self._for_any is None else [self._for_any[0]]
+            self._futures = {name: self._problem.compiled(name) for name in dict.fromkeys([*wanted, *more])}
         except Exception:  # there is always the library
             self._futures = {}
 
     def _wait(self) -> Run:
-        """Run by the library until all are compiled."""
+        """Run as before until all are compiled."""
         if self._futures is not None and all(each is None or each.done() for each in self._futures.values()):
             self._step, self._every = self._load, 1
             self._names = deque(name for name, each in self._futures.items() if each is None or not each.exception())
-        return self._library
+        return self._now
 
     def _load(self) -> Run:
         """Load one of them; with the next calls the others."""
@@ -215,24 +302,27 @@ class Tiers(Generic[W]):
                 way = self._problem.named(name)
                 self._ways[name], self._runs[name] = way, self._problem.run(way)
             except Exception:  # too large for this device, say
-                return self._library
+                return self._now
         if self._names:
-            return self._library
+            return self._now
         if len(self._runs) < 2:
             return self._keep(next(iter(self._runs), None))
-        self._trial = _Trial(self._runs, self._problem)
+        self._trial = self._trial_of(self._runs)
         self._step = self._try
         return self._try()
+
+    def _trial_of(self, runs: Mapping[str, Run]) -> Trial:
+        problem = self._problem
+        return Trial(runs, self._library, problem.stopwatch, problem.gradients, problem.policy.spread)
 
     def _try(self) -> Run:
         """Run one of them and time it."""
         trial = self._trial
-        assert trial is not None
         run = trial.next()
         if run is not None:
             return run
         if not trial.is_over():
-            return self._library
+            return self._now
         assert self._futures is not None
         preferred = self._problem.preferred(self._ways.values())
         record: Record | None = record_of(trial.times(), list(self._futures), preferred, self._problem.policy)
@@ -246,93 +336,6 @@ class Tiers(Generic[W]):
         _undecided.discard(self)
         self._chosen(way, run)
         return run
-
-
-class _Trial:
-    """Calls that run one way or another in turns."""
-
-    def __init__(self, runs: Mapping[str, Run], problem: Problem[Any]) -> None:
-        self._runs, self._problem = runs, problem
-        self._alive = list(runs)
-        self._queue = deque(self._alive)
-        self._round = 0
-        self._times: dict[str, list[float]] = {name: [] for name in runs}
-        self._gradients: dict[str, list[Stopwatch]] = {name: [] for name in runs}
-        self._open: list[tuple[str, Stopwatch, bool]] = []
-        self._done = False
-        self._patience = _PATIENCE
-
-    def next(self) -> Run | None:
-        """Return what runs and times a call; ``None`` while the device isn't done with the runs so far, or all is."""
-        if self._done:
-            return None
-        if not self._queue and not self._next_round():
-            return None
-        return functools.partial(self._timed, self._queue.popleft())
-
-    def is_over(self) -> bool:
-        """Return whether all was measured, or the gradients of some runs don't come."""
-        self._patience -= self._done
-        return self._done and (self._patience <= 0 or None not in map(self._of_gradients, self._alive))
-
-    def times(self) -> Times:
-        """Return what was measured."""
-        found = {name: statistics.median(each) for name, each in self._times.items() if each}
-        gradients = {name: seconds for name in found if (seconds := self._of_gradients(name)) is not None}
-        if len(gradients) == len(found):
-            found = {name: seconds + gradients[name] for name, seconds in found.items()}
-        return Times(found, found)
-
-    def _of_gradients(self, name: str) -> float | None:
-        """Return the time of a way's gradients, 0 if it had none; ``None`` while some runs wait for theirs."""
-        found = [watch.seconds() for watch in self._gradients[name]]
-        known = [seconds for seconds in found if seconds is not None]
-        return None if len(known) < len(found) else statistics.median(known) if known else 0.0
-
-    def _timed(self, name: str, *operands: Any) -> Any:
-        watch = self._problem.stopwatch()
-        try:
-            watch.start()
-            result = self._runs[name](*operands)
-            watch.stop()
-        except Exception:  # no memory for this way, say; what is wrong with the call itself, the library says too
-            self._times.pop(name, None)
-            return self._problem.run(self._problem.library)(*operands)
-        counts = self._round > 0  # the first run loads what isn't there yet
-        self._open.append((name, watch, counts))
-        gradients = self._problem.gradients(result, operands) if counts else None
-        if gradients is not None:
-            self._gradients[name].append(gradients)
-        return result
-
-    def _next_round(self) -> bool:
-        """Whether there is one: all runs of the last one are over."""
-        while self._open:
-            name, watch, counts = self._open[0]
-            seconds = watch.seconds()
-            if seconds is None:
-                return False
-            if counts and name in self._times:
-                self._times[name].append(seconds)
-            del self._open[0]
-        self._round += 1
-        self._alive = [name for name in self._alive if name in self._times]
-        if self._round > _FIRST_ROUNDS and not any(self._gradients.values()):
-            least = {name: min(self._times[name]) for name in self._alive}
-            most = self._problem.policy.spread * min(least.values(), default=0.0)
-            self._alive = [name for name in self._alive if least[name] <= most]
-        if self._round > _ROUNDS or len(self._alive) < 2:
-            self._done = True
-            return False
-        self._queue.extend(self._alive)
-        return True
-
-
-def _pays(kind: Hashable, seconds: float, price: float) -> bool:
-    """Whether problems of a kind would have saved the price by now, with so many seconds more; then it is paid."""
-    saved = _saved.get(kind, 0.0) + seconds
-    keep(_saved, kind, saved - price if saved >= price else saved)
-    return saved >= price
 
 
 class _Planner:

@@ -1,6 +1,6 @@
 """One program whose lengths vary, in a process of its own: ``python -m einops_fast.profiles.first_calls.program JOB``.
 
-The process prints as JSON what its passes took.
+The process prints as JSON what its passes took, and once more after it has waited for its kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -71,8 +71,8 @@ class Found:
     """What a process has found.
 
     Attributes:
-        seconds: of the ``first``, ``second`` and ``last`` pass, of a ``steady`` one after the wait, and of the
-            ``slowest`` call before it.
+        seconds: of the ``first``, ``second`` and ``last`` pass, of the ``slowest`` call, and of a ``steady`` pass after
+            the wait, if that has ended.
         kernels: that were compiled before the wait.
         error: the largest, relative to the size of what is computed in float64.
         allowed: how large it may be.
@@ -153,22 +153,24 @@ def batches(
 # The process
 
 
-def measured(job: Job, case: LengthsCase, framework: Framework) -> Found:
-    """Make the passes of a job in this process, whose first calls they are."""
+def measured(job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
+    """Make the passes of a job in this process, whose first calls they are: what is found before and after the wait."""
     ways = {way.name: way for way in ways_of(case, framework)}
     calls = [bind(ways[job.what], given) for given in batches(case, framework, job.dtype, job.backward, case.lengths)]
     _wake(framework, job.dtype)
     passes, slowest = [], 0.0
     for _ in range(job.passes):
-        seconds, longest = _pass(calls, case.calls, framework)
-        passes.append(seconds)
+        spent, longest = _pass(calls, case.calls, framework)
+        passes.append(spent)
         slowest = max(slowest, longest)
     kernels = len(list(Path(os.environ.get("TRITON_CACHE_DIR", os.devnull)).rglob("*.cubin")))
+    seconds = {"first": passes[0], "second": passes[1], "last": passes[-1], "slowest": slowest}
+    found = Found(seconds, kernels, *_errors(job, case, framework, ways))
+    yield found
     wait_for_kernels()
     _pass(calls, case.calls, framework)
     steady = median(_pass(calls, case.calls, framework)[0] for _ in range(STEADY))
-    found = {"first": passes[0], "second": passes[1], "last": passes[-1], "steady": steady, "slowest": slowest}
-    return Found(found, kernels, *_errors(job, case, framework, ways))
+    yield replace(found, seconds={**seconds, "steady": steady})
 
 
 def _wake(framework: Framework, dtype: str) -> None:
@@ -218,28 +220,39 @@ def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
 
 
-def in_a_new_process(job: Job) -> Found:
+def in_a_new_process(job: Job, longest: float) -> Found:
     """Do a job with empty caches; nothing that it compiles or measures is kept.
+
+    Args:
+        job: the job.
+        longest: seconds after which nobody waits for kernels any more.
 
     Raises:
         RuntimeError: the process has failed; the message is the end of what it says.
     """
     command = [sys.executable, "-m", __spec__.name, json.dumps(asdict(job))]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "EINOPS_FAST_CACHE_DIR": f"{folder}/einops_fast"}
         settings = surroundings({"EINOPS_FAST_AUTOTUNE": "auto", **caches})
-        done = subprocess.run(command, env=settings, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-2000:] or f"the process ended with status {done.returncode}")
-    return Found(**json.loads(done.stdout.splitlines()[-1]))
+        try:
+            done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=longest)
+        except subprocess.TimeoutExpired as late:
+            told, trouble = (late.stdout or b"").decode(), f"nothing after {longest:.0f} s"
+        else:
+            told, trouble = done.stdout, done.stderr.strip()[-2000:]
+            if done.returncode:
+                raise RuntimeError(trouble or f"the process ended with status {done.returncode}")
+    if not told:
+        raise RuntimeError(trouble)
+    return Found(**json.loads(told.splitlines()[-1]))
 
 
 def main(text: str) -> None:
     """Do the job that this text describes."""
     job = Job(**json.loads(text))
     case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
-    found = measured(job, scaled(case, job.device), load("torch", job.device, job.threads))
-    print(json.dumps(asdict(found)))
+    for found in measured(job, scaled(case, job.device), load("torch", job.device, job.threads)):
+        print(json.dumps(asdict(found)), flush=True)
 
 
 if __name__ == "__main__":

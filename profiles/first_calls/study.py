@@ -23,6 +23,9 @@ __all__ = ["FirstCallsStudy"]
 PASSES, QUICK_PASSES = 10, 3
 """Passes before kernels are waited for."""
 
+LONGEST, QUICK_LONGEST = 150.0, 60.0
+"""Seconds of a process, after which its pass with kernels is left out: there may be hundreds to compile."""
+
 SHOWN = {
     "first": "first pass",
     "slowest": "slowest call",
@@ -61,11 +64,11 @@ class FirstCallsStudy(Study):
     def rows(self, task: Task, effort: Effort, ceilings: Ceilings) -> Iterator[Row]:
         """A row for each of the two processes."""
         framework, before = task.framework, None
-        passes = QUICK_PASSES if effort is QUICK else PASSES
+        passes, longest = (QUICK_PASSES, QUICK_LONGEST) if effort is QUICK else (PASSES, LONGEST)
         for what in (NATIVE, OURS):
             job = Job(task.case.name, what, task.dtype, task.backward, framework.device, framework.threads, passes)
             try:
-                found = in_a_new_process(job)
+                found = in_a_new_process(job, longest)
             except RuntimeError as error:
                 timing = Timing(what, failure=str(error).splitlines()[-1], details=str(error))
                 yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward)
@@ -93,7 +96,8 @@ class FirstCallsStudy(Study):
         right = [(native, ours) for native, ours in pairs if native and ours and native.seconds and ours.seconds]
         summary = []
         for phase, shown in SHOWN.items():
-            ratios = [native.phases[phase] / ours.phases[phase] for native, ours in right]
+            both = [(native.phases.get(phase), ours.phases.get(phase)) for native, ours in right]
+            ratios = [native / ours for native, ours in both if native and ours]
             if ratios:
                 summary.append(f"{shown}: {NATIVE}/{OURS} {geomean(ratios):.2f}, worst {min(ratios):.2f}")
         return [cells.table("Programs whose lengths vary", lines, columns, summary)]
@@ -105,7 +109,7 @@ class FirstCallsStudy(Study):
 
 def _both(phase: str) -> Callable[[cells.Line], str]:
     def cell(line: cells.Line) -> str:
-        rows = (line.native, line.ours)
-        return " / ".join("–" if row is None or not row.phases else f"{row.phases[phase] * 1e3:.1f}" for row in rows)
+        seconds = [row.phases.get(phase) if row is not None else None for row in (line.native, line.ours)]
+        return " / ".join("–" if each is None else f"{each * 1e3:.1f}" for each in seconds)
 
     return cell

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
+from einops_fast.backends.capabilities import GENERATIONS, PATHS
+from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import ROOT
 
 __all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
@@ -263,5 +265,15 @@ def _places() -> dict[str, str]:
     return {name: page for page in PAGES for _, name in names_of(page)}
 
 
-REFERENCE: dict[str, Callable[[], str]] = {page: partial(_page, page) for page in PAGES}
-"""What makes each section of the reference, by page."""
+def _capabilities() -> str:
+    """Tell what there is on GPUs of which compute capability, as the code asks for it."""
+    names = [".".join(map(str, capability)) for capability in GENERATIONS]
+    rows = [(what, *("yes" if span.has(each) else "–" for each in GENERATIONS)) for what, span in PATHS.items()]
+    return markdown_table(("on compute capability", *names), rows)
+
+
+REFERENCE: dict[str, Callable[[], str]] = {
+    **{page: partial(_page, page) for page in PAGES},
+    "capabilities": _capabilities,
+}
+"""What makes each section of the reference: by page, and what follows from the source in another way."""

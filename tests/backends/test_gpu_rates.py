@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from einops_fast import cli
 from einops_fast.backends import gpu_rates, gpus
 from einops_fast.backends.gpu_driver import GpuProperties
-from einops_fast.backends.gpu_rates import LONGEST, MOST, Bench, Slice, keep_rates, measured_rates, recall_rates
+from einops_fast.backends.gpu_rates import AHEAD, LONGEST, MOST, Bench, Slice, keep_rates, measured_rates, recall_rates
 from einops_fast.backends.gpus import gpu_ceilings, told_rates
 from einops_fast.runtime import background
 
@@ -31,6 +33,7 @@ class FakeBench(Bench):
         self.rates = {"bfloat16": half, "float32": half / 10, "float64": double}
         self.bandwidth, self.slices = bandwidth, list[Slice]()
         self.busy: Callable[[], float] = lambda: 1.0
+        self.held_up: Callable[[], float] = lambda: 0.0
         self.alone: Callable[[], bool] = lambda: True
         self.is_idle = True
 
@@ -49,11 +52,11 @@ class FakeBench(Bench):
     def short(self) -> float:  # type: ignore[override]
         return 2e-6
 
-    def slice(self, run: Callable[[], Any], times: int, pieces: int = 1) -> Slice:
+    def slice(self, run: Callable[[], Any], times: int) -> Slice:
         seconds = sum(run() for _ in range(times)) * self.busy()
-        ahead, host = pieces * (192 << 20) / self.bandwidth, 2e-5 * times
+        host = 2e-5 * times + self.held_up()
         # Where the queue runs dry, the device waits for the host.
-        self.slices.append(Slice(ahead, max(seconds, host - ahead), host, self.alone()))
+        self.slices.append(Slice(AHEAD, max(seconds, host - AHEAD), host, host, self.alone()))
         return self.slices[-1]
 
 
@@ -94,17 +97,20 @@ def test_slices_beside_other_work_do_not_count() -> None:
     bench = FakeBench()
     bench.busy = lambda: random.choice([1.0, 1.0, random.uniform(1.1, 3)])
     bench.alone = lambda: random.random() < 0.7
+    bench.held_up = lambda: random.choice([0.0, 0.0, 5e-3])
     rates = measured_rates(bench)
     assert rates is not None
     assert rates.bandwidth == pytest.approx(bench.bandwidth)
     assert rates.flops["bfloat16"] == pytest.approx(7e14)
 
 
-@pytest.mark.parametrize("disturbed", ["never alone", "never the same"])
+@pytest.mark.parametrize("disturbed", ["never alone", "never the same", "always held up"])
 def test_nothing_is_told_of_a_busy_device(disturbed: str) -> None:
     bench = FakeBench()
     if disturbed == "never alone":
         bench.alone = lambda: False
+    elif disturbed == "always held up":
+        bench.held_up = lambda: 1e-3
     else:
         slower = iter(range(1, 1000))
         bench.busy = lambda: 1.05 ** next(slower)
@@ -221,6 +227,46 @@ def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no GPU" in capsys.readouterr().err
 
 
+def test_measuring_needs_torch(
+    devices: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "einops_fast.backends.torch.rates", None)
+    assert cli.main(["device", "--measure"]) == 2
+    assert "torch measures devices" in capsys.readouterr().err
+
+
+def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it measured while it is busy or memory is short."""
+    torch: Any = pytest.importorskip("torch")
+    from einops_fast.backends.torch import rates
+
+    default = SimpleNamespace(query=lambda: True)
+    free = [80 << 30]
+    stand_in = SimpleNamespace(
+        get_device_properties=lambda number: SimpleNamespace(multi_processor_count=100, L2_cache_size=50 << 20),
+        Stream=lambda number: None,
+        default_stream=lambda number: default,
+    )
+    monkeypatch.setattr(rates, "_cuda", stand_in)
+    monkeypatch.setattr(rates, "unbound_from_captures", nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 80 << 30))
+    bench = rates.TorchBench(0)
+    assert (bench.units, bench.copied) == (100, 200 << 20)
+    assert bench.dtypes == ("bfloat16", "float16", "float32", "float64")
+    assert bench.idle()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not bench.idle()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    default.query = lambda: False
+    assert not bench.idle()
+    default.query = lambda: True
+    free[0] = 1 << 30
+    assert not bench.idle()
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_measured_in_time() -> None:
     torch: Any = pytest.importorskip("torch")
@@ -229,8 +275,8 @@ def test_a_gpu_is_measured_in_time() -> None:
     found: list[Slice] = []
 
     class Watched(TorchBench):
-        def slice(self, run: Callable[[], Any], times: int, pieces: int = 1) -> Slice:
-            found.append(super().slice(run, times, pieces))
+        def slice(self, run: Callable[[], Any], times: int) -> Slice:
+            found.append(super().slice(run, times))
             return found[-1]
 
     torch.manual_seed(0)

@@ -252,3 +252,72 @@ def test_waiting_settles_what_was_called(monkeypatch: pytest.MonkeyPatch) -> Non
     tiers.settle_all()
     tiers.settle_all()
     assert (problem.settled, other.settled) == (1, 1)
+
+
+class FakeForAny(Fake):
+    """One of many sizes, for all of which one kernel is compiled."""
+
+    library_calls: dict[str, Future[Any]] = {}  # noqa: RUF012 (a test empties it)
+
+    def for_any(self) -> tuple[str, str, Any]:
+        return "any", "any", "class"
+
+    def compiled(self, name: str) -> Future[Any] | None:
+        return self.library_calls.setdefault(name, Future()) if name == "any" else super().compiled(name)
+
+
+def of_sizes(number: int, any_takes: float) -> list[FakeForAny]:
+    FakeForAny.library_calls.clear()
+    real = {"library": 2e-5, "one": 1e-5, "any": any_takes}
+    return [FakeForAny(real, saves=tiers.PRICE / 200) for _ in range(number)]
+
+
+def test_many_sizes_share_a_kernel_that_some_try() -> None:
+    problems = of_sizes(40, 1.2e-5)
+    for _ in range(8):
+        for problem in problems:
+            assert problem.call() == "library"
+    (future,) = FakeForAny.library_calls.values()
+    assert not any(problem.ordered for problem in problems)
+    future.set_result(None)
+    ran = [{problem.call() for problem in problems} for _ in range(20)]
+    assert ran[0] == {"library"}
+    trying = sum(problem.tiers._for_any is not None and problem.tiers._for_any[2].trials for problem in problems[:1])
+    assert trying == 3
+    assert ran[-1] == {"any"}
+
+
+def test_sizes_leave_a_kernel_that_is_slower() -> None:
+    problems = of_sizes(40, 9e-5)
+    for _ in range(8):
+        for problem in problems:
+            problem.call()
+    FakeForAny.library_calls["any"].set_result(None)
+    ran = [[problem.call() for problem in problems] for _ in range(20)]
+    assert set(ran[-1]) == {"library"}
+    assert sum(each.count("any") for each in ran) <= 3 * 3
+
+
+def test_a_size_that_goes_on_to_come_gets_kernels_of_its_own() -> None:
+    problems = of_sizes(40, 1.2e-5)
+    for _ in range(8):
+        for problem in problems:
+            problem.call()
+    FakeForAny.library_calls["any"].set_result(None)
+    for _ in range(20):
+        for problem in problems:
+            problem.call()
+    often = problems[-1]
+    assert often.call() == "any"
+    often.calls(1200)
+    assert set(often.ordered) == {"one"}
+    often.compile_all()
+    assert often.calls(80)[-1] == "one"
+    assert problems[0].call() == "any"
+
+
+def test_one_size_alone_needs_no_kernel_for_others() -> None:
+    (problem,) = of_sizes(1, 1.2e-5)
+    problem.calls(250)
+    assert problem.tiers._for_any is None
+    assert set(problem.ordered) == {"one"}

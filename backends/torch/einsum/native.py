@@ -11,7 +11,7 @@ from einops_fast.backends.base import Run
 from einops_fast.planning.cost import is_integer
 from einops_fast.planning.plan import Plan
 
-__all__ = ["einsum_of", "gives_c_order", "pair_einsum"]
+__all__ = ["einsum_alone", "einsum_of", "gives_c_order", "pair_einsum"]
 
 pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
@@ -54,3 +54,13 @@ def einsum_of(plan: Plan, any_order: bool) -> Run | None:
     if any_order:
         return lambda a, b: pair_einsum(equation, (a, b))
     return lambda a, b: pair_einsum(equation, (a, b)).contiguous()
+
+
+def einsum_alone(plan: Plan) -> Run | None:
+    """Return torch.einsum for a plan of one operand on a CPU, if that takes several calls and it has the same sums."""
+    numerics, equation = plan.numerics, plan.subscripts.equation
+    if len(plan.operands) > 1 or len(plan.steps) < 2 or plan.target.device != "cpu" or not equation.isascii():
+        return None
+    if numerics.native or not plan.operands[0].dtype == numerics.compute == numerics.result:
+        return None
+    return lambda a: pair_einsum(equation, (a,))

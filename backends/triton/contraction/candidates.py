@@ -10,6 +10,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings, loose
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
 from einops_fast.backends.triton.contraction.copies import Copy, with_copies
+from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.backends.triton.contraction.loops import tilings as reduction_tilings
 from einops_fast.backends.triton.contraction.loops.tilings import Reduction
@@ -17,7 +18,14 @@ from einops_fast.backends.triton.contraction.pointers import tilings as contract
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
 from einops_fast.backends.triton.contraction.problems import as_reduction, layouts, problem, with_more_rows
 from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings
-from einops_fast.backends.triton.contraction.ways import ORDER, BoxCandidate, CopyCandidate, KernelCandidate, Order
+from einops_fast.backends.triton.contraction.ways import (
+    ANY_SIZE,
+    ORDER,
+    BoxCandidate,
+    CopyCandidate,
+    KernelCandidate,
+    Order,
+)
 from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
 from einops_fast.backends.triton.launching.measuring import works
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
@@ -68,6 +76,9 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
 
 def kernel_candidate(name: str, step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> Candidate | None:
     """The one of this name, if there is such a one; in less time than it takes to find all."""
+    if name.startswith(ANY_SIZE):
+        way = generic_kernel(step, dtype, on, precision)
+        return way if way is not None and way.name == name else None
     return _named(name, _families(step, dtype, on, precision))
 
 

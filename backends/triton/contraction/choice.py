@@ -5,7 +5,7 @@ Nothing here imports Triton before a kernel is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import cached_property
@@ -34,6 +34,9 @@ launch in place of several."""
 
 _LEAST_SAVED = 0.1
 """Of the library's time that a kernel may save, whatever is predicted: how that copes with strides isn't foreseen."""
+
+_ANY_MARGIN = 2.0
+"""How many times the library's a kernel for any size may be predicted to take, to be tried."""
 
 
 def _small(step: Fused) -> bool:
@@ -237,6 +240,15 @@ class StepProblem(Problem[Candidate]):
             raise LookupError(name)
         way.compile(self._aligned)
         return way
+
+    def for_any(self) -> tuple[str, Candidate, Hashable] | None:
+        from einops_fast.backends.triton.contraction.generic import generic_kernel
+
+        with self.memory.on_device(self.device):
+            way = generic_kernel(self.step, self.dtype, self.on, self.precision)
+            if way is None or way.seconds > _ANY_MARGIN * self.library.seconds:
+                return None
+            return way.name, way, (way.compiled_as, self._aligned)
 
     def run(self, way: Candidate) -> Run:
         with self.memory.on_device(self.device):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,12 +17,16 @@ from einops_fast.backends.triton.launching.launch import ALIGNMENT, accumulator,
 from einops_fast.planning.steps import Fused
 
 __all__ = [
+    "ANY_SIZE",
     "ORDER",
     "BoxCandidate",
     "CopyCandidate",
     "KernelCandidate",
     "Order",
 ]
+
+ANY_SIZE = "any size, "
+"""What the name of a kernel begins with that is told sizes and strides when it runs."""
 
 ORDER = ", order "
 """What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
@@ -61,7 +65,8 @@ class KernelCandidate(Candidate):
     """
 
     def __init__(self, order: Order, seconds: float, tiling: Any, generic: bool = False) -> None:
-        self.name = f"{tiling.name}{ORDER}{order.number}" if order.number else tiling.name
+        name = f"{ANY_SIZE}{tiling.name}" if generic else tiling.name
+        self.name = f"{name}{ORDER}{order.number}" if order.number else name
         self._order, self._generic = order, generic
         self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)
@@ -91,6 +96,12 @@ class KernelCandidate(Candidate):
         if self.kind not in GENERIC:
             return None
         return KernelCandidate(self._order, self.seconds, self.tiling, True)
+
+    @property
+    def compiled_as(self) -> Hashable:
+        """What its kernels are compiled for: those of two problems that are alike here are the same ones."""
+        kernels = [self._kernel] if self.tiling.split == 1 else [self._kernel, self._addition]
+        return self.dtype, *[(each.constants["tiling"], *sorted(each.options.items())) for each in kernels]
 
     def _in_turn(self) -> Any:
         """The tiling, which says to the kernel whether it leads and follows."""

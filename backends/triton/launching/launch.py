@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
+from einops_fast.backends.capabilities import EARLY, HOPPER
 from einops_fast.planning.cost import is_integer
 
 __all__ = ["ALIGNMENT", "DTYPES", "accumulator", "copies_boxes", "follow_early", "interpreted", "spelled"]
@@ -46,19 +47,19 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def _capability() -> int:
-    """Return ten times the compute capability of the current device; 0 if it isn't NVIDIA's, or there is none."""
+def _capability() -> tuple[int, int]:
+    """Return the compute capability of the current device; (0, 0) if it isn't NVIDIA's, or there is none."""
     if interpreted():
-        return 0
+        return 0, 0
     target = driver.active.get_current_target()
-    return int(target.arch) if target.backend == "cuda" else 0
+    return divmod(int(target.arch), 10) if target.backend == "cuda" else (0, 0)
 
 
 def follow_early() -> bool:
     """Whether the current device lets a kernel begin while the one before it ends: Hopper and later."""
-    return _capability() >= 90
+    return EARLY.has(_capability())
 
 
 def copies_boxes() -> bool:
     """Whether the current device is one that the kernels with boxes are for: Hopper."""
-    return _capability() // 10 == 9
+    return HOPPER.has(_capability())

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.capabilities import FLASH_4
 from einops_fast.backends.torch.attention.implementations.devices import capability
 from einops_fast.backends.torch.attention.implementations.fa4_ops import fa4_forward
 from einops_fast.backends.torch.attention.implementations.four_axes import (
@@ -32,6 +33,8 @@ def _installed() -> bool:
 
 
 _INSTALLED = _installed()
+
+_OLDEST = FLASH_4.least
 
 _WOULD_COPY = f"it would copy what doesn't begin at multiples of {ALIGNED} bytes"
 
@@ -128,7 +131,7 @@ class Fa4(OnFourAxes):
             return "flash-attn-4 isn't installed"
         if not device.startswith("cuda"):
             return "it is for tensors on NVIDIA GPUs"
-        if capability(device) < (9, 0):
+        if capability(device) < _OLDEST:
             return "it needs a GPU of compute capability 9.0 or later"
         return None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from compiling import FINISH, printed
 from fused_steps import INTEGERS, KERNEL_DTYPES, ON, fused_step
 
 torch: Any = pytest.importorskip("torch")
@@ -119,3 +121,57 @@ def test_few_kernels_serve_many_lengths(equation: str) -> None:
         pattern, _ = generic(way.tiling, 8, False)
         kernels.add((pattern, way.tiling.warps, way.tiling.stages))
     assert len(kernels) <= 8
+
+
+PROGRAM = (
+    FINISH
+    + """
+import re
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from fused_steps import ON, fused_step
+
+from einops_fast.backends.triton.contraction.generic import generic_kernel
+
+finish(False)
+target = GPUTarget("cuda", 90, 32)
+driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
+# To load a kernel takes a GPU.
+triton.compiler.CompiledKernel._init_handles = lambda self: None
+triton.compiler.CompiledKernel.run = property(lambda self: None)
+
+def moved(way):
+    # How much a thread loads or stores at once, as often as it does.
+    text = way._kernel.compile().asm["llir"]
+    return Counter(re.findall(r"cp\\.async\\S* |(?:ld|st)\\.global\\S*|0x10", text))
+
+for case in sys.argv[1:]:
+    equation, *texts = case.split()
+    operands = [
+        torch.empty(tuple(map(int, text.split("x"))), dtype=torch.bfloat16, device="meta") for text in texts
+    ]
+    way = generic_kernel(fused_step(equation, operands), "bfloat16", ON)
+    special = type(way)(way._order, way.seconds, way.tiling)
+    print(moved(way) == moved(special), sum(moved(way).values()) > 1)
+"""
+)
+
+
+def test_as_much_is_loaded_at_once_as_where_sizes_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a tile goes on in the next row, and where an array lacks the axis in between."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "support"))
+    cases = [
+        "bihd,bjhd->bhij 4x330x8x64 4x328x8x64",
+        "bij,bjk->bik 8x600x600 8x600x600",
+        "aebf,fdec->abcd 48x32x48x32 32x48x32x24",
+        "bij,bj->bij 64x100x504 64x504",
+        "ijk->j 64x300x96",
+    ]
+    assert printed(PROGRAM, tmp_path, *cases) == ["True True"] * len(cases)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from einops_fast import autotune, fast_einsum, wait_for_kernels  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
-from einops_fast.runtime import tiers  # noqa: E402
+from einops_fast.runtime import kinds, tiers  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -121,3 +121,24 @@ def test_operands_at_odd_addresses(chosen: list[str]) -> None:
     while not chosen and time.monotonic() < end:
         torch.testing.assert_close(fast_einsum(equation, q, k), wanted, rtol=1e-2, atol=0.1)
     assert chosen
+
+
+def test_sizes_that_never_pay_share_a_kernel(chosen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths that come a few times each: the second length already makes the kind one of many sizes."""
+    monkeypatch.setattr(tiers, "PRICE", 1e9)
+    monkeypatch.setattr(tiers, "_PRICE_OF_ONE", 1e9)
+    monkeypatch.setattr(tiers, "_PRICE_FOR_ANY", 0.0)
+    monkeypatch.setattr(tiers, "_PRICE_OF_SIZE", 0.0)
+    equation = "bihd,bjhd->bhij"
+    given = [operands((2, length, 8, 64), (2, length, 8, 64)) for length in range(300, 420, 10)]
+    wanted = [torch.einsum(equation, *each) for each in given]
+    end = time.monotonic() + 120
+    shared: list[Any] = []
+    while time.monotonic() < end:
+        for each, expected in zip(given, wanted, strict=True):
+            torch.testing.assert_close(fast_einsum(equation, *each), expected, rtol=1e-2, atol=0.1)
+        shared = [kernel for kind in kinds._kinds.values() for kernel in kind.shared.values()]
+        if shared and all(kernel.faster is not None for kernel in shared):
+            break
+    assert 1 <= len(shared) <= 4
+    assert not chosen

@@ -1,0 +1,152 @@
+"""Kernels of each family become machine code for every generation of GPUs, none of which needs to be here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from compiling import FINISH, printed
+
+from einops_fast.backends.capabilities import CLUSTERS, EARLY, GENERATIONS, HOPPER
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from einops_fast.backends.triton.attention.general.tilings import shared_memory
+from einops_fast.backends.triton.rows import cluster_tilings
+
+CAPABILITIES = ("86", "89", "100", "120")
+"""8.0 and 9.0 have tests with more kernels beside those of each family."""
+
+LOWERED = "89"
+"""What ptxas makes of this one is as for 8.6: to lower it to LLVM's language takes half of the time."""
+
+PROGRAM = (
+    FINISH
+    + """
+import os
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+import einops_fast
+from einops_fast import ops
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch import operator as torch_operator
+from einops_fast.backends.torch.attention import runs
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.triton.attention.general.tilings import shared_memory
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
+from einops_fast.backends.triton.launching.launch import copies_boxes, follow_early
+from fused_steps import ON, fused_step
+
+triton.compiler.CompiledKernel._init_handles = lambda self: None
+triton.compiler.CompiledKernel.function = 0
+triton.compiler.CompiledKernel.run = property(lambda self: lambda *args: None)
+compile = KernelCall.compile_for
+einops_fast.autotune("never")
+
+
+def contractions():
+    found = set()
+    for equation, dtype, left, right in (
+        ("ik,kj->ij", torch.float16, (128, 128), (128, 128)),
+        ("ik,kj->ij", torch.float32, (128, 128), (128, 128)),
+        ("bij,bj->bi", torch.float16, (64, 64, 64), (64, 64)),
+    ):
+        step = fused_step(equation, (torch.zeros(left, dtype=dtype), torch.zeros(right, dtype=dtype)))
+        for way in kernel_candidates(step, str(dtype).removeprefix("torch."), ON):
+            family = type(way), getattr(way, "kind", None)
+            if family not in found and not way.name.startswith("copy"):
+                found.add(family)
+                way.compile()
+
+
+def rows():
+    x = torch.zeros(64, 256, dtype=torch.bfloat16, requires_grad=True)
+    found = ops.softmax(ops.rms_norm(x))
+    found.backward(found.detach())
+
+
+def attention():
+    for length, keys in ((1, 512), (64, 64)):
+        batch = 2, 4, 2
+        spec = AttentionSpec(batch, batch, batch, batch, length, keys, 32, 32, "bfloat16", 0.1)
+        q, k, v = (torch.zeros(*batch, rows, 32, dtype=torch.bfloat16) for rows in (length, keys, keys))
+        arrays = tuple(vars(AttentionInputs(q, k, v)).values())
+        runs.forward(spec, arrays)
+
+
+def work(capability):
+    on = divmod(int(capability), 10)
+    target = GPUTarget("cuda", int(capability), 32)
+    driver.set_active(SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    ))
+    torch_operator.on_gpu = lambda tensor: True
+    runs._device = lambda device: (on, 132)
+    TorchMemory.limits = lambda self, device: (shared_memory(on), 132)
+
+    def reported(self, *arrays):
+        compiled = compile(self, *arrays)
+        fits = compiled.metadata.shared <= shared_memory(on)
+        sys.stdout.write(f"{capability} {self.function.fn.__name__} {fits} {len(compiled.asm['cubin']) > 0}\\n")
+        return compiled
+
+    KernelCall.compile_for = reported
+    finish(capability != sys.argv[1])
+    sys.stdout.write(f"{capability} asked {copies_boxes()} {follow_early()}\\n")
+    contractions()
+    rows()
+    attention()
+
+
+children = []
+for capability in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work(capability)
+            status = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one program says that compiles for all of them, in processes of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
+        return printed(PROGRAM, tmp_path_factory.mktemp("kernels"), LOWERED, *CAPABILITIES)
+
+
+FAMILIES = {"contract_kernel", "fma_kernel", "reduce_kernel", "norm_kernel", "norm_gradient_kernel", "softmax_kernel"}
+FAMILIES |= {"softmax_gradient_kernel", "forward_kernel", "combine_kernel", "short_forward_kernel"}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_become_machine_code(capability: str, lines: list[str]) -> None:
+    on = divmod(int(capability), 10)
+    asked, *compiled = [line.split()[1:] for line in lines if line.startswith(f"{capability} ")]
+    assert asked == ["asked", str(HOPPER.has(on)), str(EARLY.has(on))]
+    assert {name for name, _, _ in compiled} == FAMILIES
+    # They fit, and there is code.
+    assert all(each[1:] == ["True", str(capability != LOWERED)] for each in compiled), compiled
+
+
+@pytest.mark.parametrize("capability", GENERATIONS)
+def test_clusters_need_their_memory(capability: tuple[int, int]) -> None:
+    assert CLUSTERS.has(capability) == (shared_memory(capability) >= cluster_tilings._SHARED)
