@@ -228,19 +228,23 @@ class Backend(ABC):
 
     def emit(self, step: Step) -> Run:
         """The call that a step becomes."""
-        emitters: dict[type, Callable[[Any], Run]] = {
-            Cast: self.cast,
-            Diagonal: self.diagonal,
-            Fused: self.fused,
-            Select: self.select,
-            Sum: self.sum,
-            View: self.view,
-            Multiply: self.multiply,
-            Gemm: self.gemm,
-            Native: self.native_step,
-            Contraction: self.contraction,
-        }
-        return emitters[type(step)](step)
+        run: Run = getattr(self, _EMITTERS[type(step)])(step)
+        return run
+
+
+_EMITTERS: dict[type, str] = {
+    Cast: "cast",
+    Diagonal: "diagonal",
+    Fused: "fused",
+    Select: "select",
+    Sum: "sum",
+    View: "view",
+    Multiply: "multiply",
+    Gemm: "gemm",
+    Native: "native_step",
+    Contraction: "contraction",
+}
+"""The method of a backend that each kind of step becomes a call by."""
 
 
 def one_device(devices: Sequence[Any]) -> Any:

@@ -48,13 +48,7 @@ class NdarrayBackend(Backend):
                     raise OperandError(
                         f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {result}"
                     )
-        name = _name_of(result)
-        if name == "float16":
-            # There is no half GEMM in BLAS, and einsum itself accumulates in float32.
-            return Numerics("float32", name)
-        if name in _GEMM_KINDS and result.isnative:
-            return Numerics(name, name)
-        return Numerics(name, name, f"{name} has no GEMM in BLAS")
+        return _numerics_of(result)
 
     def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
         return self.xp.result_type(*operands, out.dtype)
@@ -164,6 +158,18 @@ class NdarrayBackend(Backend):
 def _name_of(dtype: Any) -> str:
     """Return the name of a dtype, which takes NumPy longer than a look-up."""
     return str(dtype.name)
+
+
+@cache
+def _numerics_of(dtype: Any) -> Numerics:
+    """Return how a result of this dtype is computed."""
+    name = _name_of(dtype)
+    if name == "float16":
+        # There is no half GEMM in BLAS, and einsum itself accumulates in float32.
+        return Numerics("float32", name)
+    if name in _GEMM_KINDS and dtype.isnative:
+        return Numerics(name, name)
+    return Numerics(name, name, f"{name} has no GEMM in BLAS")
 
 
 def _same(a: Any) -> Any:

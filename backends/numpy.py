@@ -97,8 +97,8 @@ class NumpyBackend(NdarrayBackend):
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         numerics = super().numerics(operands, dtype, casting)
-        mixed = dtype is None and len({operand.dtype for operand in operands}) > 1
-        if _VALUES_PROMOTE and mixed and not all(operand.ndim for operand in operands):
+        scalars = _VALUES_PROMOTE and dtype is None and not all(operand.ndim for operand in operands)
+        if scalars and len({operand.dtype for operand in operands}) > 1:
             name = numerics.result
             return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
         return numerics

@@ -47,7 +47,7 @@ held up by listing, loading and trying them."""
 _PRICE_OF_ONE = 5e-3
 """The same where it is known which one is the fastest."""
 
-_PRICE_FOR_ANY = 0.02
+_PRICE_FOR_ANY = 0.01
 """The same for a kernel for any size, which isn't chosen among many."""
 
 _PRICE_OF_SIZE = 3e-4

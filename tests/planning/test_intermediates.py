@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from string import ascii_letters
+
+import numpy as np
 import pytest
 from gpu_plans import plan
 
+from einops_fast import fast_einsum
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Fused, Step
 
@@ -73,3 +77,21 @@ def test_rows_of_an_intermediate_begin_where_a_thread_loads_at_once(
 def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
     steps = plan("ij,jk,ik->ik", optimize=[(0, 1), (0, 1)], i=512, j=300, k=1023).steps
     assert [step.strides for step in steps if isinstance(step, Fused)] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["ring", "ladder"])
+def test_pairs_that_are_alike_give_the_same_values(name: str) -> None:
+    """Of many operands of the same shapes, most pairs have the steps of an earlier one."""
+    letters, generator = ascii_letters[:24], np.random.default_rng(0)
+    sides = [letters[at] + letters[(at + 1) % 12] for at in range(12)]
+    terms = sides if name == "ring" else [side + letters[at + 12] for at, side in enumerate(sides)] + [*letters[12:]]
+    output = "" if name == "ring" else letters[12]
+    equation = ",".join(terms) + "->" + output
+    arrays = [generator.standard_normal((3,) * len(term)) for term in terms]
+    expected = np.einsum(equation, *arrays, optimize="greedy")
+    np.testing.assert_allclose(fast_einsum(equation, *arrays), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        fast_einsum(equation, *[each.T for each in arrays]),
+        np.einsum(equation, *[each.T for each in arrays], optimize="greedy"),
+        rtol=1e-9,
+    )

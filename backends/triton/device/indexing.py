@@ -158,9 +158,8 @@ def counted(index, axes: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, 
 
 @triton.constexpr_function
 def _alone(role, at):
-    """Whether tiles are counted along this group only."""
-    axes = role.outer.steps if isinstance(role.outer, Nest) else role.outer
-    return at == 1 and not axes and role.groups[0].tiles == 1
+    """Whether tiles are counted along this group only, and by a number that takes long to divide by."""
+    return at == 1 and isinstance(role.outer, Nest) and not role.outer.steps and role.groups[0].tiles == 1
 
 
 @triton.jit

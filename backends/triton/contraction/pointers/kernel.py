@@ -118,7 +118,7 @@ def contract_kernel(
         program = program.to(tl.int64)
         part = part.to(tl.int64)
     batch = program // (row_tiles * column_tiles)
-    program -= batch * (row_tiles * column_tiles)
+    program = program % (row_tiles * column_tiles)
     row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, swath)
 
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
