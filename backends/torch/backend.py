@@ -22,7 +22,7 @@ from einops_fast.backends.torch.autocast import (
     torch_path,
     whole_dtype,
 )
-from einops_fast.backends.torch.ceilings import ceilings_of
+from einops_fast.backends.torch.ceilings import target_of
 from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
@@ -58,6 +58,7 @@ _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
 _KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
+_NONE: frozenset[str] = frozenset()
 _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
 
@@ -157,20 +158,9 @@ class TorchBackend(TorchSteps):
         transformed = _is_seen(operands)
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
-        # oneDNN, which does half-precision products, is slow where it writes to such a view.
-        onednn = device.type == "cpu" and operands[0].dtype in HALVES
-        return Target(
-            self.name,
-            str(device),
-            ceilings_of(device, operands[0].dtype in HALVES, torch.get_num_threads(), whole),
-            folds_batch=True,
-            writes=not (transformed or onednn),
-            # MKL's batched product wants a contiguous result; without it bmm is a loop.
-            writes_strided=device.type == "cuda",
-            drops_expanded=whole,
-            kernels=kernel_dtypes(device) if whole and not _negated(operands) else frozenset(),
-            gradients=gradients,
-        )
+        kernels = kernel_dtypes(device) if whole and not _negated(operands) else _NONE
+        half = operands[0].dtype in HALVES
+        return target_of(device, half, torch.get_num_threads(), transformed, gradients, whole, kernels)
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         dtypes = [operand.dtype for operand in operands]

@@ -11,15 +11,45 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.steps import without_onednn
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.cost import Ceilings
+from einops_fast.planning.target import Target
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["ceilings_of"]
+__all__ = ["ceilings_of", "target_of"]
 
 _BLOCK = 1 << 18
 """Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
+def target_of(
+    device: Any, half: bool, threads: int, transformed: bool, gradients: bool, whole: bool, kernels: frozenset[str]
+) -> Target:
+    """Return where plans run for operands that differ in nothing else.
+
+    Args:
+        device: a ``torch.device``.
+        half: whether the operands are of half precision.
+        threads: of torch's functions on a CPU.
+        transformed: whether torch has to see each call.
+        gradients: whether gradients may be asked for.
+        whole: whether nobody has to see the calls within a plan.
+        kernels: the dtypes that kernels of ours are for.
+    """
+    return Target(
+        "torch",
+        str(device),
+        ceilings_of(device, half, threads, whole),
+        folds_batch=True,
+        # oneDNN, which does half-precision products, is slow where it writes to a view of the result.
+        writes=not (transformed or (device.type == "cpu" and half)),
+        # MKL's batched product wants a contiguous result; without it bmm is a loop.
+        writes_strided=device.type == "cuda",
+        drops_expanded=whole,
+        kernels=kernels,
+        gradients=gradients,
+    )
+
+
 def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
     """Return the ceilings of a device.
 

@@ -89,10 +89,10 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Whether this CPU multiplies halves by oneDNN, as far as plans know; by two threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(ceilings, "without_onednn", lambda: () if request.param else HALVES)
-    ceilings.ceilings_of.cache_clear()
+    ceilings.target_of.cache_clear()
     clear_plans()
     yield request.param
-    ceilings.ceilings_of.cache_clear()
+    ceilings.target_of.cache_clear()
     clear_plans()
 
 

@@ -237,7 +237,9 @@ def test_compiler_calls_the_operator_of_integers_with_kernels(dtype: str, monkey
 
     operands = [(9 * each).to(getattr(torch, dtype)) for each in tensors("ij,jk")]
     for kernels in (True, False):
-        monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _, kernels=kernels: {dtype} if kernels else set())
+        monkeypatch.setattr(
+            torch_backend, "kernel_dtypes", lambda _, kernels=kernels: frozenset({dtype} if kernels else ())
+        )
         clear_plans()
         got, called = compiled(lambda a, b: fast_einsum("ij,jk->ik", a, b), *operands)
         torch.testing.assert_close(got, torch.einsum("ij,jk->ik", *operands))
