@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 from kernel_problems import LAYOUTS, LOOPS, MATRICES, check  # noqa: E402
 from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
 
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
+from einops_fast.backends.triton.contraction.choice import Choice, StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.generic import generic_kernel  # noqa: E402
 from einops_fast.backends.triton.contraction.loops.tilings import Reduction  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
@@ -121,6 +122,25 @@ def test_few_kernels_serve_many_lengths(equation: str) -> None:
         pattern, _ = generic(way.tiling, 8, False)
         kernels.add((pattern, way.tiling.warps, way.tiling.stages))
     assert len(kernels) <= 8
+
+
+def test_a_problem_finds_the_kernel_that_others_have() -> None:
+    def asked(length: int) -> tuple[StepProblem, str, Any]:
+        operands = [randn(*shape, dtype="float16") for shape in LENGTHS["bihd,bjhd->bhij"](length)]
+        step = fused_step("bihd,bjhd->bhij", operands)
+        problem = StepProblem(Choice(step, torch.einsum, MEMORY, "ieee", "auto"), operands, 0, True)
+        found = problem.for_any()
+        assert found is not None
+        name, way, key = found
+        assert way.name == name
+        again = kernel_candidate(name, step, "float16", problem.on)
+        assert again is not None
+        assert again.tiling == way.tiling
+        return problem, name, key
+
+    problems, _, keys = zip(*map(asked, (44, 52, 40)), strict=True)
+    assert len({problem.kind for problem in problems}) == 1
+    assert keys[0] == keys[1] != keys[2]
 
 
 PROGRAM = (
