@@ -26,7 +26,16 @@ from einops_fast.backends.torch.ceilings import target_of
 from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
-from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing, is_traced, recorder
+from einops_fast.backends.torch.types import (
+    HALVES,
+    PLAIN,
+    is_batched,
+    is_followed,
+    is_jit_tracing,
+    is_recomputed,
+    is_traced,
+    recorder,
+)
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -63,10 +72,7 @@ _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
 
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-# A torch that can't say whether it saves tensors, or is in a backward pass, counts as if it did.
-_saving_hooks: Callable[[bool], object] = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: True
-)
+# A torch that can't say whether it is in a backward pass counts as if it were.
 _backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 
 _FEW = 1 << 16
@@ -242,7 +248,7 @@ class TorchBackend(TorchSteps):
             return None
         # A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares
         # the bits of two backward passes; what make_fx writes down is for good.
-        return None if _saving_hooks(False) or _backward_task() != -1 or recorder() is not None else einsum
+        return None if is_recomputed() or _backward_task() != -1 or recorder() is not None else einsum
 
     def is_recording(self) -> bool:
         return is_jit_tracing()

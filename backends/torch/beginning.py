@@ -181,8 +181,6 @@ class _GradientWatch:
         if not nodes:
             return None
         watch = cls()
-        # Autograd runs nodes that are later made earlier.
-        last = min(nodes, key=lambda node: node._sequence_nr())
         handles = [first.grad_fn.register_prehook(lambda *gradients: watch.start())]
 
         def stop(*gradients: Any) -> None:
@@ -190,7 +188,7 @@ class _GradientWatch:
             for handle in handles:
                 handle.remove()
 
-        handles.append(last.register_hook(stop))
+        handles.append(nodes[-1].register_hook(stop))
         return watch
 
     def start(self) -> None:
@@ -205,7 +203,7 @@ class _GradientWatch:
 
 
 def _nodes(result: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return autograd's nodes from that of a result to those before the nodes of operands; none if there are many."""
+    """Return autograd's nodes between a result and operands, from the result on; none if there are many."""
     if result.grad_fn is None:
         return []
     ends = [each.grad_fn for each in operands if each is not None and each.grad_fn is not None]

@@ -15,6 +15,7 @@ __all__ = [
     "is_batched",
     "is_followed",
     "is_jit_tracing",
+    "is_recomputed",
     "is_traced",
     "may_read_values",
     "recorder",
@@ -52,6 +53,16 @@ def is_followed() -> bool:
         return True
     # torch.compile, which can't follow the question, has the operators.
     return not torch.compiler.is_compiling() and (recorder() is not None or _before_autograd.count() > 0)
+
+
+_saving_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: True
+)
+
+
+def is_recomputed() -> bool:
+    """Return whether hooks get what is saved for gradients: a checkpoint compares that with its second forward pass."""
+    return bool(_saving_hooks(False))
 
 
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing

@@ -13,7 +13,7 @@ from einops_fast.attention.prepare import GivenCall, Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.torch.beginning import Beginning, CallProblem, meta_like, sample_like
 from einops_fast.backends.torch.memory import TorchMemory
-from einops_fast.backends.torch.types import is_traced
+from einops_fast.backends.torch.types import is_recomputed, is_traced
 from einops_fast.runtime.measuring import ATTENTION
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
@@ -43,6 +43,7 @@ class FirstCalls:
         self._like = [meta_like(each) for each in arrays]
         self._runs: dict[str, Callable[..., Any]] = {}
         self._run: Callable[..., Any] | None = None
+        self._pinned: Callable[..., Any] | None = None
         text = json.dumps(undecided.key, sort_keys=True)
         found = _beginnings.get(text)
         if found is None:
@@ -53,9 +54,15 @@ class FirstCalls:
     def __call__(self, *arrays: Any) -> Any:
         """Return what a call does."""
         run = self._run
+        if self._pinned is not None and is_recomputed():
+            run = self._pinned
         if run is not None:
             return run(*arrays)
         beginning = self._beginning
+        if self._plan.spec.gradients and is_recomputed():
+            # A checkpoint's second run of a call has to save what the first one has: the library does both for good.
+            self._pinned = run = self._prepared(beginning.problem.library, arrays)
+            return run(*arrays)
         if beginning.decided is None:
             try:
                 return beginning(self._prepared, arrays)

@@ -11,7 +11,7 @@ import torch
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.beginning import Beginning, CallProblem, meta_like, sample_like
 from einops_fast.backends.torch.operator import MEMORY, Operator, dtype_name
-from einops_fast.backends.torch.types import PLAIN, is_jit_tracing
+from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, is_recomputed
 from einops_fast.backends.triton_support import interpreting
 from einops_fast.planning.layout import VECTOR, reach
 from einops_fast.runtime.measuring import ROWS
@@ -91,8 +91,9 @@ class BegunOperator(Operator):
             return None
         recorded = torch.is_grad_enabled() and self.recorded is not None
         flags = [None if each is None else recorded and each.requires_grad for each in arguments[: self._tensors]]
+        pinned = recorded and is_recomputed()
         key = (
-            first.shape, first.stride(), first.dtype, first.get_device(), first.data_ptr() % VECTOR, *flags,
+            pinned, first.shape, first.stride(), first.dtype, first.get_device(), first.data_ptr() % VECTOR, *flags,
             arguments[self._tensors :], further,
         )  # fmt: skip
         way = self._first_ways.get(key, self)
@@ -101,10 +102,11 @@ class BegunOperator(Operator):
         if not isinstance(way, Beginning):
             way = self._beginning(arguments, run, further, flags)
             keep(self._first_ways, key, way)
-        if way.decided is None:
+        if way.decided is None and not pinned:
             return way
         next_way: Callable[..., Any] | None = None
-        if way.decided == _LIBRARY:
+        # A checkpoint's second run of a call has to save what the first one has: it doesn't decide, and is decided for.
+        if way.decided in (_LIBRARY, None):
             next_way = _by_library
         else:
             # It was decided for a class of calls, of which this one may have kernels of its own.
@@ -112,7 +114,7 @@ class BegunOperator(Operator):
             details = {**problem.details, "layout": repr((*first.shape, *first.stride()))}
             own = _OperatorProblem(self, arguments, run, problem.kind, details)
             if not own.is_loaded(_KERNELS):
-                next_way = Beginning(own)
+                next_way = _by_library if pinned else Beginning(own)
         keep(self._first_ways, key, next_way)
         return next_way
 

@@ -81,8 +81,9 @@ def dropout_add_norm(
     def by_torch() -> tuple[Any, Any]:
         summed = dropout_by_torch(x, p)
         if residual is not None:
-            # Of a number, torch would take the kind of dtype only.
-            summed = summed.to(torch.promote_types(x.dtype, residual.dtype)) + residual
+            if residual.dtype != x.dtype:  # of a number, torch would take the kind of dtype only
+                summed = summed.to(torch.promote_types(x.dtype, residual.dtype))
+            summed = summed + residual
         return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, dtype), summed
 
     if not by_kernel(tensors):

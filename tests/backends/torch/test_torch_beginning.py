@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from einops_fast import attention, autotune, ops, wait_for_kernels  # noqa: E402
+from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.torch import beginning  # noqa: E402
 from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  # noqa: E402
+from einops_fast.backends.torch.ops import begun  # noqa: E402
+from einops_fast.backends.torch.ops.softmax import softmax_by_kernel  # noqa: E402
 from einops_fast.runtime import tiers  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
@@ -60,6 +65,34 @@ def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, ke
         result.sum().backward(retain_graph=True)
     assert events == ["start", "stop"]
     assert watch.seconds() == 1.0
+
+
+def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second run of a call saves what the first one has, though kernels come between the two."""
+    monkeypatch.setattr(begun, "_INTERPRETED", False)
+    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    ran: list[str] = []
+
+    def call(x: Any, hooks: bool) -> str:
+        ran.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
+            softmax_by_kernel.or_library(
+                lambda: ran.append("library"), x, None, 1, False, None, 0, 1.0, "float32",
+                kernels=lambda *arguments: ran.append("kernels"),
+            )  # fmt: skip
+        return ran[0]
+
+    clear_plans()
+    x, other = (torch.ones(4, size, requires_grad=True) for size in (8, 9))
+    with autotune("auto"):
+        assert [call(x, False), call(x, True)] == ["library", "library"]
+        call(other, False)
+        for each in softmax_by_kernel._beginnings.values():
+            each.decide("kernels")
+        assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
+        assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
+    clear_plans()
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -155,6 +188,21 @@ def test_waiting_decides_for_kernels(name: str, decided: list[str]) -> None:
     assert len(decided) == 1
     for found, expected in zip(results(run, operands), first, strict=True):
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "bias_gelu", "attention"])
+def test_a_checkpoint_saves_the_same_twice(name: str, decided: list[str]) -> None:
+    """Whatever other calls find out meanwhile."""
+    run, operands = calls()[name]
+    end = time.monotonic() + 60
+    done = False
+    while not done and time.monotonic() < end:
+        done = bool(decided)
+        results(lambda *given: checkpoint(run, *given, use_reentrant=False), operands)
+        if not done:
+            results(run, operands)
+    assert decided
 
 
 @pytest.mark.gpu
