@@ -19,6 +19,8 @@ from unittest import mock
 
 import numpy as np
 
+from einops_fast.backends.triton.device import generic
+
 _RECORDS = ".contraction.tiling"
 """The module whose names are imported as they are: no kernel is in there."""
 
@@ -357,6 +359,8 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
     copies, notes = _Copies(), _Notes()
     functions = SimpleNamespace(jit=_as_it_is, constexpr_function=_as_it_is)
     return {
+        "Nest": generic.Nest,
+        "Number": generic.Number,
         "gl": gl,
         "tl": tl,
         "triton": SimpleNamespace(**vars(functions), knobs=interpreted),
