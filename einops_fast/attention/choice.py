@@ -41,12 +41,14 @@ class Undecided:
         predicted: predicted seconds by name.
         key: what the choice is kept by.
         kind: what problems have in common that differ in sizes only.
+        chosen: the implementation that was chosen earlier.
     """
 
     ways: Sequence[Implementation]
     predicted: Mapping[str, float]
     key: Mapping[str, Any]
     kind: Hashable
+    chosen: Implementation | None = None
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _at_once(
     library = next((way for way in able if not way.compiles), None)
     if library is None:
         return Decision(able[0], "predicted to be the fastest of those that compile, as all do", answers, predicted)
-    record = recall(undecided.key, "auto")
+    record, chosen = recall(undecided.key, "auto"), None
     ways = [way for way in _near(able, predicted, "auto") if not way.slow_to_begin]
     if record is not None and record["choice"] in predicted:
         chosen = next(way for way in able if way.name == record["choice"])
@@ -110,7 +110,9 @@ def _at_once(
     if len(ways) == 1:
         return Decision(library, "predicted to be the fastest by far", answers, predicted)
     why = "at once, while it isn't known yet which one is the fastest"
-    return Decision(library, why, answers, predicted, final=False, undecided=replace(undecided, ways=ways))
+    return Decision(
+        library, why, answers, predicted, final=False, undecided=replace(undecided, ways=ways, chosen=chosen)
+    )
 
 
 def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: str) -> Sequence[Implementation]:

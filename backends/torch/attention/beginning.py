@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,11 @@ class FirstCalls:
         if found is None:
             found = Beginning(_AttentionProblem(plan, undecided, undecided.key, self._like))
             keep(_beginnings, text, found)
+        chosen = undecided.chosen
+        # What this process has measured and loaded, in another mode, needn't be tried.
+        if found.decided is None and chosen is not None and "triton" in sys.modules:  # noqa: SIM102
+            if found.problem.is_loaded(chosen.name):
+                found.decide(chosen)
         self._beginning = found
 
     def __call__(self, *arrays: Any) -> Any:
@@ -59,7 +65,7 @@ class FirstCalls:
         if run is not None:
             return run(*arrays)
         beginning = self._beginning
-        if self._plan.spec.gradients and is_recomputed():
+        if beginning.decided is None and self._plan.spec.gradients and is_recomputed():
             # A checkpoint's second run of a call has to save what the first one has: the library does both for good.
             self._pinned = run = self._prepared(beginning.problem.library, arrays)
             return run(*arrays)

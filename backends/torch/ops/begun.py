@@ -85,13 +85,15 @@ class BegunOperator(Operator):
     ) -> Callable[..., Any] | None:
         """Return what takes ways by the library and by kernels, and tensors; ``None`` where it is to be the kernels."""
         first = arguments[0]
+        recorded = torch.is_grad_enabled() and self.recorded is not None
+        # A checkpoint's second run of a call, in a thread with a mode of its own, has to save what the first one has.
+        pinned = recorded and is_recomputed()
+        waits = current_mode() != "auto"
         if (
-            _INTERPRETED or current_mode() != "auto" or is_jit_tracing() or type(first) not in PLAIN or first.is_meta
+            _INTERPRETED or (waits and not pinned) or is_jit_tracing() or type(first) not in PLAIN or first.is_meta
         ):  # fmt: skip
             return None
-        recorded = torch.is_grad_enabled() and self.recorded is not None
         flags = [None if each is None else recorded and each.requires_grad for each in arguments[: self._tensors]]
-        pinned = recorded and is_recomputed()
         key = (
             pinned, first.shape, first.stride(), first.dtype, first.get_device(), first.data_ptr() % VECTOR, *flags,
             arguments[self._tensors :], further,
@@ -99,13 +101,15 @@ class BegunOperator(Operator):
         way = self._first_ways.get(key, self)
         if way is None or way is _by_library:
             return way
+        if waits:
+            keep(self._first_ways, key, None)
+            return None
         if not isinstance(way, Beginning):
             way = self._beginning(arguments, run, further, flags)
             keep(self._first_ways, key, way)
         if way.decided is None and not pinned:
             return way
         next_way: Callable[..., Any] | None = None
-        # A checkpoint's second run of a call has to save what the first one has: it doesn't decide, and is decided for.
         if way.decided in (_LIBRARY, None):
             next_way = _by_library
         else:

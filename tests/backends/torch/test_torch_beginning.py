@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from python_process import run_python  # noqa: E402
 
 from einops_fast import attention, autotune, ops, wait_for_kernels  # noqa: E402
+from einops_fast.attention.attend import plan_of  # noqa: E402
+from einops_fast.attention.choice import Undecided  # noqa: E402
+from einops_fast.attention.options import Options, Request  # noqa: E402
+from einops_fast.attention.registry import Implementation  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.torch import beginning  # noqa: E402
+from einops_fast.backends.torch.attention.beginning import FirstCalls  # noqa: E402
 from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  # noqa: E402
 from einops_fast.backends.torch.ops import begun  # noqa: E402
 from einops_fast.backends.torch.ops.softmax import softmax_by_kernel  # noqa: E402
@@ -92,6 +98,48 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
             each.decide("kernels")
         assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
         assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
+    clear_plans()
+
+
+class Named(Implementation):
+    """Notes that it ran."""
+
+    def __init__(self, name: str, compiles: bool, ran: list[str]) -> None:
+        self.name, self.compiles, self._ran = name, compiles, ran  # type: ignore[misc]
+
+    def lacks(self, spec: Any) -> str | None:
+        return None
+
+    def run(self, spec: Any, inputs: Any) -> tuple[Any, Any]:
+        self._ran.append(self.name)
+        return inputs.q * 2, None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """By what is known and loaded at its first call, if anything is."""
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    ran: list[str] = []
+    library, ours = Named("library", False, ran), Named("ours", True, ran)
+    q = torch.ones(2, 3, 4, requires_grad=True)
+    request = Request("b i d, b j d, b j e -> b i e", None, Options())
+    plan = plan_of(request, {"q": q, "k": q, "v": q}, "torch")
+    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
+    predicted = {"library": 2.0, "ours": 1.0}
+    undecided = Undecided([library, ours], predicted, {"problem": "attention"}, "kind", ours if known else None)
+    clear_plans()
+    call = FirstCalls(plan, undecided, (q, q, q))
+
+    def runs(hooks: bool) -> str:
+        ran.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
+            call(q, q, q)
+        return ran[0]
+
+    first = "ours" if known else "library"
+    assert [runs(True), runs(False)] == [first, first]
+    call._beginning.decide(ours)
+    assert [runs(False), runs(True), runs(False)] == ["ours", first, "ours"]
     clear_plans()
 
 
@@ -190,19 +238,45 @@ def test_waiting_decides_for_kernels(name: str, decided: list[str]) -> None:
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-1)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["layer_norm", "softmax", "bias_gelu", "attention"])
-def test_a_checkpoint_saves_the_same_twice(name: str, decided: list[str]) -> None:
-    """Whatever other calls find out meanwhile."""
-    run, operands = calls()[name]
-    end = time.monotonic() + 60
-    done = False
+CHECKPOINTS = """
+import sys
+import time
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from einops_fast import autotune
+from einops_fast.backends.torch.beginning import Beginning
+from einops_fast.runtime import tiers
+
+sys.path.insert(0, sys.argv[1])
+from test_torch_beginning import calls, results
+
+tiers.PRICE = 0.0
+every = calls()
+for name in ("layer_norm", "softmax", "bias_gelu", "attention"):
+    decided = []
+    Beginning.decide = lambda self, way, run=None: (decided.append(way), setattr(self, "decided", way))
+    run, operands = every[name]
+    end, done = time.monotonic() + 40, False
     while not done and time.monotonic() < end:
         done = bool(decided)
         results(lambda *given: checkpoint(run, *given, use_reentrant=False), operands)
         if not done:
             results(run, operands)
-    assert decided
+    if name != "attention":
+        with autotune("never"):  # autograd's thread has another mode
+            results(lambda *given: checkpoint(run, *given, use_reentrant=False), operands)
+    print(bool(decided))
+"""
+
+
+@pytest.mark.gpu
+def test_a_checkpoint_saves_the_same_twice(tmp_path: Path) -> None:
+    """Whatever other calls find out meanwhile, and whatever the mode of autograd's thread is."""
+    settings = {"EINOPS_FAST_AUTOTUNE": "auto", "EINOPS_FAST_CACHE_DIR": tmp_path}
+    done = run_python("-c", CHECKPOINTS, str(Path(__file__).parent), **settings)
+    assert done.stdout.split() == ["True"] * 4
 
 
 @pytest.mark.gpu
