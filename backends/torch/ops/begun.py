@@ -78,6 +78,8 @@ class BegunOperator(Operator):
         way = self._first_way(arguments, run, further)
         if way is None:
             return run(*arguments)
+        if way is _by_library:
+            return library()
         return way(library, partial(run, *arguments), arguments[: self._tensors])
 
     def _first_way(
