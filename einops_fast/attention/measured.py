@@ -96,12 +96,14 @@ def _at_once(
         undecided: what to choose from, if nothing was chosen earlier.
     """
     predicted = undecided.predicted
-    library = next((way for way in able if not way.compiles), None)
+    libraries = sorted([way for way in able if not way.compiles], key=lambda way: way.plans)
+    # One that plans each shape is better than one that holds all scores.
+    library = next((way for way in libraries if way.efficiency), libraries[0] if libraries else None)
     if library is None:
         return Decision(able[0], "predicted to be the fastest of those that compile, as all do", answers, predicted)
     record, chosen = recall(undecided.key, "auto"), None
-    ways = [way for way in _near(able, predicted, "auto") if not way.slow_to_begin]
-    if record is not None and record["choice"] in predicted:
+    ways = [way for way in _near(able, predicted, "auto") if not (way.slow_to_begin or way.plans)]
+    if record is not None and any(way.name == record["choice"] and not way.plans for way in able):
         chosen = next(way for way in able if way.name == record["choice"])
         if not chosen.compiles:
             return Decision(chosen, _BY_TIME, answers, predicted, _times(record))

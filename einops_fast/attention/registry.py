@@ -64,6 +64,8 @@ class Implementation(ABC):
     slow_to_begin: ClassVar[bool] = False
     #: Whether it has kernels that are compiled for a call, so that no call begins with it where none is to wait.
     compiles: ClassVar[bool] = False
+    #: Whether it makes a plan of its own at the first call of each shape, for which no call is to wait either.
+    plans: ClassVar[bool] = False
     #: Seconds that a call keeps the host busy, without and with gradients, if that is so long that the GPU may have to
     #: wait: it isn't timed where it is predicted to take less, since what is timed is the GPU alone.
     host: ClassVar[tuple[float, float]] = (0.0, 0.0)

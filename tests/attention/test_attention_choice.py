@@ -333,6 +333,22 @@ def test_no_call_waits_for_a_measurement(clock, offer):
     assert (decision.implementation, decision.undecided.ways) == (fakes["library"], [fakes["library"], fakes["ours"]])
 
 
+def test_no_call_waits_for_a_library_s_plan(clock, offer):
+    """But where all others hold the scores; it isn't taken either where it was measured to be the fastest."""
+    fakes = offer(planning=Fake(1.0, 1.0), plain=Fake(1.5, 2.0), unfused=Fake(1.2, 3.0), ours=Fake(1.1, 2.0))
+    fakes["planning"].plans = fakes["ours"].compiles = True
+    fakes["unfused"].efficiency = 0.0
+    for _ in range(2):
+        decision = choose(ON_GPU, "auto", CALL)
+        assert decision.implementation is fakes["plain"]
+        assert set(decision.undecided.ways) == {fakes["plain"], fakes["ours"], fakes["unfused"]}
+        assert choose(ON_GPU, "wait", CALL).implementation is fakes["planning"]
+    fakes = offer(planning=Fake(1.0, 1.0), unfused=Fake(1.2, 3.0))
+    fakes["planning"].plans, fakes["unfused"].efficiency = True, 0.0
+    clear_plans()
+    assert choose(ON_GPU, "auto", CALL).implementation is fakes["planning"]
+
+
 def test_nothing_is_compiled_that_is_far_behind(clock, offer):
     fakes = offer(library=Fake(1.0, 4.0), ours=Fake(50.0, 3.0))
     fakes["ours"].compiles = True

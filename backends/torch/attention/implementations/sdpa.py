@@ -294,6 +294,7 @@ class Cudnn(_WithMask):
 
     name = "cudnn"
     efficiency = 0.8
+    plans = True
     backend = SDPBackend.CUDNN_ATTENTION
 
     def lacks(self, spec: AttentionSpec) -> str | None:
