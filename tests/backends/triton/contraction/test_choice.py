@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from einops_fast.runtime import choosing, disk_cache, tiers
+from einops_fast.runtime import disk_cache, tiers
 from einops_fast.runtime import measuring as clocks
 
 pytest.importorskip("triton")
@@ -240,9 +240,9 @@ def test_nothing_is_measured_while_a_graph_is_captured(offer: Any, memory: Timed
     assert choose("array")[0] == "one"
 
 
-def test_waiting_takes_as_long_as_it_takes(offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time that calls may be held up for measuring doesn't count."""
-    monkeypatch.setattr(choosing, "may_spend", lambda *_: False)
+def test_waiting_chooses_where_nothing_can_be_compiled_elsewhere(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiers.background, "available", lambda: False)
     choose = offer(Way("one", 10, 5), library=library(10, 7), mode="auto")
     assert choose("array") == ("library", 7)
