@@ -40,5 +40,6 @@ def printed(program: str, folder: Path, *given: str) -> list[str]:
     """
     caches = dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), folder)
     # Line numbers take the compiler some time, and nobody reads them here.
-    done = run_python("-c", program, *given, TRITON_INTERPRET=0, TRITON_DISABLE_LINE_INFO=1, **caches)
+    settings = {"TRITON_INTERPRET": 0, "TRITON_DISABLE_LINE_INFO": 1, "EINOPS_FAST_AUTOTUNE": "never"}
+    done = run_python("-c", program, *given, **settings, **caches)
     return done.stdout.splitlines()

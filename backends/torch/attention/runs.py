@@ -71,7 +71,7 @@ class AttentionCall:
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
-        self._processors = _processors(self._device)
+        self._processors = _device(self._device)
         dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
         layouts = kernel_layouts(spec, canonical)
         self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
@@ -211,7 +211,7 @@ def backward(
 
 
 @lru_cache(maxsize=64)
-def _processors(device: int) -> tuple[tuple[int, int], int]:
+def _device(device: int) -> tuple[tuple[int, int], int]:
     """Compute capability and number of processors; of the interpreter, those of a large GPU."""
     if not torch.cuda.is_available():
         return (9, 0), 132

@@ -106,7 +106,7 @@ def signature(
 
 def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> Any:
     """Compile a kernel for the current device, or take it from those compiled before, here or in Triton's own cache."""
-    key = function, given, options, driver.active.get_current_device()
+    key = function, given, options, *_here()
     found = _compiled.get(key)
     if found is None:
         found = _compile(function, given, options)
@@ -116,7 +116,12 @@ def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any]
 
 def is_compiled(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> bool:
     """Return whether a kernel is loaded on the current device."""
-    return (function, given, options, driver.active.get_current_device()) in _compiled
+    return (function, given, options, *_here()) in _compiled
+
+
+def _here() -> tuple[int, Any]:
+    """Return the current device, and what kernels are compiled for there."""
+    return driver.active.get_current_device(), driver.active.get_current_target()
 
 
 _compiled: dict[Any, Any] = {}
