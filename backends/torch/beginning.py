@@ -123,7 +123,8 @@ class CallProblem(Problem[W]):
 
     def may_measure(self) -> bool:
         # Who wants the same bits in all calls has one way.
-        return _MEMORY.may_measure() and not _MEMORY.deterministic()
+        here = _MEMORY.current_device() == self.device  # whose events would tell of others otherwise
+        return here and _MEMORY.may_measure() and not _MEMORY.deterministic()
 
 
 class Beginning(Generic[W]):

@@ -20,6 +20,7 @@ import functools
 import queue
 import sys
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -383,4 +384,7 @@ def settle_all() -> None:
         with ThreadPoolExecutor(_WAITING) as pool:
             list(pool.map(Tiers.compile, undecided))
     for each in undecided:
-        each.settle()
+        try:
+            each.settle()
+        except (MemoryError, RuntimeError) as error:  # no room for operands to measure with, say
+            warnings.warn(f"no kernel was chosen for some calls, which go on as they are: {error}", RuntimeWarning, 3)

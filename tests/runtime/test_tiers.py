@@ -12,7 +12,7 @@ import pytest
 from einops_fast.runtime import disk_cache, tiers
 from einops_fast.runtime.measuring import CONTRACTIONS
 from einops_fast.runtime.plan_cache import clear_plans
-from einops_fast.runtime.tiers import Problem, Tiers
+from einops_fast.runtime.tiers import Problem, Tiers, settle_all
 
 
 class Watch:
@@ -243,6 +243,16 @@ def test_nothing_is_tried_while_a_graph_is_captured() -> None:
     problem.measurable = False
     assert problem.calls(20) == ["library"] * 20
     assert not problem.ordered
+
+
+def test_what_cannot_be_settled_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers.background, "available", lambda: False)
+    problem, other = Fake({"library": 2e-5}), Fake({"library": 2e-5}, kind="other")
+    monkeypatch.setattr(problem, "settle", lambda: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    with pytest.warns(RuntimeWarning, match="no kernel was chosen for some calls.*out of memory"):
+        settle_all()
+    assert other.settled == 1
+    assert problem.calls(1) == ["library"]
 
 
 def test_waiting_settles_what_was_called(monkeypatch: pytest.MonkeyPatch) -> None:

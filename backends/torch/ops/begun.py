@@ -90,7 +90,8 @@ class BegunOperator(Operator):
         recorded = torch.is_grad_enabled() and self.recorded is not None
         # A checkpoint's second run of a call, in a thread with a mode of its own, has to save what the first one has.
         pinned = recorded and is_recomputed()
-        waits = current_mode() != "auto"
+        # Not all of torch's functions give the same bits in every run; kernels do, from the first call on.
+        waits = current_mode() != "auto" or MEMORY.deterministic()
         if (
             _INTERPRETED or (waits and not pinned) or is_jit_tracing() or type(first) not in PLAIN or first.is_meta
         ):  # fmt: skip

@@ -76,6 +76,8 @@ def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, ke
 def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second run of a call saves what the first one has, though kernels come between the two."""
     monkeypatch.setattr(begun, "_INTERPRETED", False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: bool(deterministic))
+    deterministic: list[bool] = []
     monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
     monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
     ran: list[str] = []
@@ -98,6 +100,9 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
             each.decide("kernels")
         assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
         assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
+        deterministic.append(True)
+        third = torch.ones(4, 10, requires_grad=True)
+        assert [call(third, hooks) for hooks in (False, True)] == ["kernels"] * 2
     clear_plans()
 
 
