@@ -92,8 +92,21 @@ class FirstCalls:
     def _prepared(self, way: Implementation, arrays: Sequence[Any]) -> Callable[..., Any]:
         found = self._runs.get(way.name)
         if found is None:
-            found = self._runs[way.name] = way.prepared(self._plan, arrays).run
+            run = way.prepared(self._plan, arrays).run
+            found = self._runs[way.name] = run if way.compiles else _dense(run)
         return found
+
+
+def _dense(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what gives results without gaps in C order, as kernels do: no result changes its order meanwhile."""
+
+    def dense(*arrays: Any) -> Any:
+        results = run(*arrays)
+        if isinstance(results, tuple):
+            return tuple([each.contiguous() for each in results])
+        return results.contiguous()
+
+    return dense
 
 
 class _AttentionProblem(CallProblem[Implementation]):

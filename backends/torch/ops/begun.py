@@ -13,7 +13,7 @@ from einops_fast.backends.torch.beginning import Beginning, CallProblem, meta_li
 from einops_fast.backends.torch.operator import MEMORY, Operator, dtype_name
 from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, is_recomputed
 from einops_fast.backends.triton_support import interpreting
-from einops_fast.planning.layout import VECTOR, reach
+from einops_fast.planning.layout import VECTOR, dense_strides, reach
 from einops_fast.runtime.measuring import ROWS
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
@@ -78,6 +78,8 @@ class BegunOperator(Operator):
         way = self._first_way(arguments, run, further)
         if way is None:
             return run(*arguments)
+        if not arguments[0].is_contiguous():
+            library = partial(_in_order_of, arguments[0], library)
         if way is _by_library:
             return library()
         return way(library, partial(run, *arguments), arguments[: self._tensors])
@@ -155,6 +157,19 @@ class BegunOperator(Operator):
         moved = sum(reach(each.shape, each.stride()) * each.element_size() for each in given)
         seconds: float = 2 * moved / gpu_ceilings(MEMORY.device_name(device)).bandwidth
         return _SAVED * len(given) * seconds * (_WITH_GRADIENTS if any(each.requires_grad for each in given) else 1.0)
+
+
+def _in_order_of(x: Any, library: Callable[[], Any]) -> Any:
+    """Return what the library computes in the memory order of the input, as kernels do: no result changes its order."""
+    results = library()
+    strides = dense_strides(x.shape, x.stride())
+
+    def placed(result: Any) -> Any:
+        if result is None or result.shape != x.shape or result.stride() == strides:
+            return result
+        return result.new_empty_strided(x.shape, strides).copy_(result)
+
+    return tuple([placed(each) for each in results]) if isinstance(results, tuple) else placed(results)
 
 
 def _by_library(library: Callable[[], Any], kernels: Callable[[], Any], tensors: Sequence[Any]) -> Any:

@@ -106,6 +106,24 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
     clear_plans()
 
 
+def test_a_library_s_results_lie_as_those_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that views them must not find another order when kernels come."""
+    monkeypatch.setattr(begun, "_INTERPRETED", False)
+    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
+    clear_plans()
+    x = torch.randn(4, 3, 8).transpose(0, 1).requires_grad_()
+
+    with autotune("auto"):
+        result = softmax_by_kernel.or_library(
+            lambda: torch.softmax(x, 2).contiguous(), x, None, 2, False, None, 0, 1.0, "float32"
+        )
+    assert result.stride() == x.stride()
+    torch.testing.assert_close(result, torch.softmax(x, 2))
+    seed = torch.randn(3, 4, 8)
+    torch.testing.assert_close(torch.autograd.grad(result, x, seed), torch.autograd.grad(torch.softmax(x, 2), x, seed))
+    clear_plans()
+
+
 class Named(Implementation):
     """Notes that it ran."""
 
@@ -117,7 +135,7 @@ class Named(Implementation):
 
     def run(self, spec: Any, inputs: Any) -> tuple[Any, Any]:
         self._ran.append(self.name)
-        return inputs.q * 2, None
+        return (inputs.q * 2).mT.contiguous().mT, None
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -138,7 +156,7 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
     def runs(hooks: bool) -> str:
         ran.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
-            call(q, q, q)
+            assert call(q, q, q).is_contiguous() == (ran[0] == "library")
         return ran[0]
 
     first = "ours" if known else "library"
