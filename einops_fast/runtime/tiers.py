@@ -67,6 +67,9 @@ _WAITING = 32
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
 
+_LONGEST = 20.0
+"""Seconds that the end of a program waits for what the planner is at."""
+
 _SLICE = 1e-4
 """Seconds for which the planner keeps the interpreter's lock while others want it."""
 
@@ -367,7 +370,7 @@ class _Planner:
         # A thread that is stopped inside of a compiler takes the program down with it.
         self._stopped = True
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(_LONGEST)
 
 
 @functools.cache
