@@ -19,7 +19,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import autotune, current_mode
 
-__all__ = ["BegunOperator"]
+__all__ = ["BegunOperator", "begins_with_library"]
 
 _INTERPRETED = interpreting()
 
@@ -30,6 +30,11 @@ _WITH_GRADIENTS = 3.0
 
 _SAVED = 0.3
 """Of the time of a kernel, what the library is predicted to take more for each pass over memory that it needs less."""
+
+
+def begins_with_library() -> bool:
+    """Return whether calls begin with the library: no call waits, and no kernel is tested or compiled into a graph."""
+    return not (_INTERPRETED or torch.compiler.is_compiling()) and current_mode() == "auto"
 
 
 class BegunOperator(Operator):

@@ -20,7 +20,7 @@ from einops_fast.backends.torch.ops.activation import (
     activation_gradients,
     bias_activation,
 )
-from einops_fast.backends.torch.ops.begun import BegunOperator
+from einops_fast.backends.torch.ops.begun import BegunOperator, begins_with_library
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.einsum import fast_einsum
 from einops_fast.planning.epilogue import Epilogue
@@ -48,7 +48,7 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
         keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     x, weight, *biases = tensors
     bias = biases[0] if biases else None
-    if activation == "none" and current_mode() == "auto" and not torch.compiler.is_compiling():
+    if activation == "none" and begins_with_library():
         return F.linear(x, weight, bias)  # for plain products, there is nothing faster
     return linear_by_kernel.or_library(
         lambda: (activation_by_torch(F.linear(x, weight, bias), None, activation),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from first_calls import calls, results  # noqa: E402
 from python_process import run_python  # noqa: E402
 
-from einops_fast import attention, autotune, ops, wait_for_kernels  # noqa: E402
+from einops_fast import autotune, ops, wait_for_kernels  # noqa: E402
 from einops_fast.attention.attend import plan_of  # noqa: E402
 from einops_fast.attention.choice import Undecided  # noqa: E402
 from einops_fast.attention.options import Options, Request  # noqa: E402
@@ -166,30 +167,6 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
     clear_plans()
 
 
-def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """What computes a call, and its operands, by name."""
-
-    def given(*shape: int, gradients: bool = True) -> Any:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_(gradients)
-
-    x, weight, scores = given(64, 128, 256), given(256), given(512, 1000)
-    target = torch.randint(0, 1000, (512,), device="cuda")
-    q, k, v = (given(2, 300, 4, 64) for _ in range(3))
-    return {
-        "layer_norm": (lambda x, weight: ops.layer_norm(x, weight=weight, bias=weight), (x, weight)),
-        "rms_norm": (lambda x, weight: ops.rms_norm(x, weight=weight), (x, weight)),
-        "sum_norm": (lambda x, weight: ops.dropout_add_layer_norm(x, x, weight, p=0.0)[0], (x, weight)),
-        "softmax": (lambda x: ops.softmax(x, dim=-1), (x,)),
-        "columns": (lambda x: ops.log_softmax(x, dim=1), (x,)),
-        "bias_gelu": (ops.bias_gelu, (x, weight)),
-        "cross_entropy": (lambda scores: ops.cross_entropy(scores, target), (scores,)),
-        "attention": (
-            lambda q, k, v: attention("b i h d, b j h d, b j h e -> b i h e", q, k, v, causal=True), (q, k, v)
-        ),
-        "inference": (lambda q, k, v: attention(q.detach(), k, v.detach(), layout="bshd"), (q, k.detach(), v)),
-    }  # fmt: skip
-
-
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
@@ -207,16 +184,6 @@ def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
     with autotune("auto"):
         yield names
     clear_plans()
-
-
-def results(run: Callable[..., Any], operands: tuple[Any, ...], wide: bool = False) -> list[Any]:
-    """Return the result of a call and its gradients, from wider operands if asked for."""
-    given = [each.detach().double() if wide else each.detach() for each in operands]
-    given = [each.requires_grad_(own.requires_grad) for each, own in zip(given, operands, strict=True)]
-    result = run(*given)
-    leaves = [each for each in given if each.requires_grad and result.requires_grad]
-    seed = torch.arange(result.numel(), device="cuda").sin().view(result.shape).to(result.dtype)
-    return [result, *torch.autograd.grad(result, leaves, seed, allow_unused=True)] if leaves else [result]
 
 
 @pytest.mark.gpu
@@ -273,7 +240,7 @@ from einops_fast.backends.torch.beginning import Beginning
 from einops_fast.runtime import tiers
 
 sys.path.insert(0, sys.argv[1])
-from test_torch_beginning import calls, results
+from first_calls import calls, results
 
 tiers.PRICE = 0.0
 every = calls()
@@ -298,7 +265,7 @@ for name in ("layer_norm", "softmax", "bias_gelu", "attention"):
 def test_a_checkpoint_saves_the_same_twice(tmp_path: Path) -> None:
     """Whatever other calls find out meanwhile, and whatever the mode of autograd's thread is."""
     settings = {"EINOPS_FAST_AUTOTUNE": "auto", "EINOPS_FAST_CACHE_DIR": tmp_path}
-    done = run_python("-c", CHECKPOINTS, str(Path(__file__).parent), **settings)
+    done = run_python("-c", CHECKPOINTS, str(Path(__file__).parents[2] / "support"), **settings)
     assert done.stdout.split() == ["True"] * 4
 
 

@@ -1,0 +1,46 @@
+"""Calls of row operators and of attention on a GPU, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from einops_fast import attention, ops
+
+__all__ = ["calls", "results"]
+
+
+def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """What computes a call, and its operands, by name."""
+
+    def given(*shape: int, gradients: bool = True) -> Any:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_(gradients)
+
+    x, weight, scores = given(64, 128, 256), given(256), given(512, 1000)
+    target = torch.randint(0, 1000, (512,), device="cuda")
+    q, k, v = (given(2, 300, 4, 64) for _ in range(3))
+    return {
+        "layer_norm": (lambda x, weight: ops.layer_norm(x, weight=weight, bias=weight), (x, weight)),
+        "rms_norm": (lambda x, weight: ops.rms_norm(x, weight=weight), (x, weight)),
+        "sum_norm": (lambda x, weight: ops.dropout_add_layer_norm(x, x, weight, p=0.0)[0], (x, weight)),
+        "softmax": (lambda x: ops.softmax(x, dim=-1), (x,)),
+        "columns": (lambda x: ops.log_softmax(x, dim=1), (x,)),
+        "bias_gelu": (ops.bias_gelu, (x, weight)),
+        "cross_entropy": (lambda scores: ops.cross_entropy(scores, target), (scores,)),
+        "attention": (
+            lambda q, k, v: attention("b i h d, b j h d, b j h e -> b i h e", q, k, v, causal=True), (q, k, v)
+        ),
+        "inference": (lambda q, k, v: attention(q.detach(), k, v.detach(), layout="bshd"), (q, k.detach(), v)),
+    }  # fmt: skip
+
+
+def results(run: Callable[..., Any], operands: tuple[Any, ...], wide: bool = False) -> list[Any]:
+    """Return the result of a call and its gradients, from wider operands if asked for."""
+    given = [each.detach().double() if wide else each.detach() for each in operands]
+    given = [each.requires_grad_(own.requires_grad) for each, own in zip(given, operands, strict=True)]
+    result = run(*given)
+    leaves = [each for each in given if each.requires_grad and result.requires_grad]
+    seed = torch.arange(result.numel(), device="cuda").sin().view(result.shape).to(result.dtype)
+    return [result, *torch.autograd.grad(result, leaves, seed, allow_unused=True)] if leaves else [result]
