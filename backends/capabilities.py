@@ -53,4 +53,4 @@ PATHS = {
     "attention by groups of warps, with few queries, too": HOPPER,
     "attention by FlashAttention 4, where it is installed": FLASH_4,
 }
-"""What there is on a GPU, and on which; all else is the framework's."""
+"""List the features of GPUs that kernels need, and the generations that have each."""

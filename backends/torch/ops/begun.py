@@ -41,23 +41,12 @@ class BegunOperator(Operator):
     """An operator beside functions of the library that compute the same.
 
     Args:
-        schema, compute, shapes, setup, backward, seen, unrecorded: as for
-            :class:`~einops_fast.backends.torch.operator.Operator`.
+        schema, arguments, options: as for :class:`~einops_fast.backends.torch.operator.Operator`.
         along: whether the first number is the axis that rows are along; else that is the last one.
     """
 
-    def __init__(
-        self,
-        schema: str,
-        compute: Callable[..., Any],
-        shapes: Callable[..., Any],
-        setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
-        backward: Callable[..., Any] | None = None,
-        seen: int | None = None,
-        unrecorded: Callable[..., Any] | None = None,
-        along: bool = True,
-    ) -> None:
-        super().__init__(schema, compute, shapes, setup, backward, seen, unrecorded)
+    def __init__(self, schema: str, *arguments: Any, along: bool = True, **options: Any) -> None:
+        super().__init__(schema, *arguments, **options)
         self.name, self._along = schema[: schema.index("(")], along
         self._beginnings: dict[Hashable, Beginning[str]] = emptied_with_plans({})
         self._first_ways: dict[Hashable, Callable[..., Any] | None] = emptied_with_plans({})

@@ -46,7 +46,7 @@ class RowOperator(BegunOperator):
         self._single = schema.endswith("-> Tensor")
         self._plans: dict[Any, tuple[Sequence[Layout | None], Callable[..., None]]] = emptied_with_plans({})
         fewer = None if unrecorded is None else partial(self._run, count=unrecorded)
-        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer, along)
+        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer, along=along)
 
     def _shapes(self, *arguments: Any) -> Any:
         found = new_tensors(arguments[0], self._layouts(*arguments))
