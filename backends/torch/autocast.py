@@ -112,14 +112,20 @@ def _result(summed: Sequence[set[str]], dtypes: Sequence[str], path: Path, targe
     return terms[0][1], converts
 
 
-@lru_cache(maxsize=1024)
 def torch_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """The pairs that torch.einsum contracts, each of positions in the list whose end results are put to."""
     settings: Any = torch.backends.opt_einsum
     if len(shapes) <= 2 or not settings.enabled or not settings.is_available():
         # From left to right: each result is the last of the list, and goes first.
         return tuple((0, last) for last in (1, *range(len(shapes) - 2, 0, -1)))[: len(shapes) - 1]
-    found, _ = settings.get_opt_einsum().contract_path(equation, *shapes, shapes=True, optimize=settings.strategy)
+    return _found_path(equation, shapes, settings.strategy)
+
+
+@lru_cache(maxsize=1024)
+def _found_path(equation: str, shapes: tuple[tuple[int, ...], ...], strategy: str) -> tuple[tuple[int, ...], ...]:
+    """The order that opt_einsum finds for torch by its ``strategy``, which its user may set."""
+    find: Any = torch.backends.opt_einsum.get_opt_einsum().contract_path
+    found, _ = find(equation, *shapes, shapes=True, optimize=strategy)
     return tuple(tuple(pair) for pair in found)
 
 

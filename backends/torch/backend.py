@@ -221,7 +221,7 @@ class TorchBackend(TorchSteps):
         return self.einsum(equation, *operands, **options)
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
-        return gives_c_order(self.einsum, equation, operands)
+        return gives_c_order(equation, operands)
 
     def native_step(self, step: Native) -> Run:
         native = super().native_step(step)

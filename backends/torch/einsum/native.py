@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Run
+from einops_fast.backends.torch.autocast import torch_path
 from einops_fast.planning.cost import is_integer
 from einops_fast.planning.plan import Plan
 
@@ -20,14 +21,16 @@ _MOST_AXES = 20
 """The most axes of all operands together for which the order is tried: they have two elements each."""
 
 
-def gives_c_order(einsum: Callable[..., Any], equation: str, operands: Sequence[Any]) -> bool:
+def gives_c_order(equation: str, operands: Sequence[Any]) -> bool:
     """Return whether a native result lies in C order."""
-    # Only a tensor that lies so has any view of another shape. That doesn't depend on sizes beyond two, so it is
-    # tried; on the meta device, a product imports all of torch.fx and sympy.
+    # Only a tensor that lies so has any view of another shape. Once the order of contraction is known, that doesn't
+    # depend on sizes beyond two, so it is tried; on the meta device, a product imports all of torch.fx and sympy.
     if sum([a.dim() for a in operands]) > _MOST_AXES:
         return False
     try:
-        return bool(einsum(equation, *map(_in_small, operands)).is_contiguous())
+        pairs = torch_path(equation, tuple([tuple(operand.shape) for operand in operands]))
+        path = [number for pair in pairs for number in pair] or None
+        return bool(pair_einsum(equation, [_in_small(a) for a in operands], path=path).is_contiguous())
     except Exception:  # whatever can't be tried, the call itself may
         return False
 
