@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, count
+from itertools import accumulate
 from math import prod
 from operator import mul
 
@@ -30,6 +30,9 @@ Strides = tuple[int, ...]
 VECTOR = 16
 """Bytes that a thread of a GPU loads at once where strides allow it."""
 
+_POSITIONS = range(1 << 16)
+"""The positions of axes: a range, unlike a list of them, costs nothing to go through the first of."""
+
 _MOST_EMPTY = 1.5
 """How many times as long as a row its place may be."""
 
@@ -50,17 +53,18 @@ class Term:
     __slots__ = ("_in_memory", "labels", "places", "shape", "size", "slot", "strides", "unnamed")
 
     def __init__(self, slot: int, labels: Sequence[str], shape: Strides, strides: Strides) -> None:
-        self.slot = slot
-        self.labels = "".join(labels)
-        self.shape = shape
-        self.size = prod(shape)
-        self.strides = dict(zip(labels, strides, strict=True))
-        self.places = dict(zip(labels, count(), strict=False))
+        self.slot, self.shape, self.size = slot, shape, prod(shape)
+        self.strides: dict[str, int] = dict(zip(labels, strides, strict=True))
+        self.places: dict[str, int] = dict(zip(labels, _POSITIONS, strict=False))
         self.unnamed: tuple[int, ...] = ()
+        self._in_memory = ""
+        if type(labels) is str:
+            self.labels = labels
+            return
+        self.labels = "".join(labels)
         if "" in self.places:
             self.unnamed = tuple([at for at, label in enumerate(labels) if not label])
             del self.places[""], self.strides[""]
-        self._in_memory = ""
 
     @property
     def fastest(self) -> str:
@@ -77,7 +81,9 @@ class Term:
         every = self._in_memory
         if not every:
             strides, shape, places = self.strides, self.shape, self.places
-            every = "".join(sorted(self.labels, key=lambda label: (-strides[label], -shape[places[label]])))
+            every, given = self.labels, [*strides.values()]
+            if len(set(given)) < len(given) or given != sorted(given, reverse=True):
+                every = "".join(sorted(every, key=lambda label: (-strides[label], -shape[places[label]])))
             self._in_memory = every
         return every if len(labels) == len(every) else "".join([label for label in every if label in labels])
 

@@ -113,8 +113,9 @@ class _Lowering:
                 library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
-        every = "".join([output, *[term.labels for term in terms]])
-        terms = [self.sum_alone(term, every, len(terms) == 1) for term in terms]
+        every = Counter("".join([output, *[term.labels for term in terms]]))
+        if 1 in every.values():
+            terms = [self.sum_alone(term, every, len(terms) == 1) for term in terms]
         if len(terms) <= 2:
             self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
             return tuple(self.steps)
@@ -215,15 +216,15 @@ class _Lowering:
                 users.subtract(dropped)
                 terms[at] = self.without(term, tuple([term.places[label] for label in dropped]), Select)
 
-    def sum_alone(self, term: Term, every: str, alone: bool) -> Term:
+    def sum_alone(self, term: Term, every: Counter[str], alone: bool) -> Term:
         """Sum over the labels that only this term has and the result doesn't.
 
         Args:
             term: one of the operands.
-            every: the labels of the result and of all operands.
+            every: how many of the result and all operands have a label.
             alone: there is no other operand.
         """
-        summed = tuple([at for label, at in term.places.items() if every.count(label) == 1])
+        summed = tuple([at for label, at in term.places.items() if every[label] == 1])
         if not summed:
             return term
         if self.fuses:

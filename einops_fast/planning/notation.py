@@ -181,6 +181,19 @@ def bind_sizes(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dic
     {'i': 2, 'j': 3, 'k': 5}
     """
     sizes: dict[str, int] = {}
+    for term, shape in zip(subscripts.inputs, shapes, strict=True):
+        own = dict(zip(term, shape, strict=False))
+        merged = sizes | own
+        # All labels and sizes at once, where nothing broadcasts and no label is repeated.
+        if len(own) != len(shape) or len(term) != len(shape) or merged | sizes != merged:
+            return _bind_one_by_one(subscripts, shapes)
+        sizes = merged
+    return sizes
+
+
+def _bind_one_by_one(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """Bind sizes where an axis broadcasts or is repeated, or refuse the first that doesn't fit."""
+    sizes: dict[str, int] = {}
     for operand, (term, shape) in enumerate(zip(subscripts.inputs, shapes, strict=True)):
         if len(term) != len(shape):
             problem = f"operand {operand} of shape {tuple(shape)} has {count_axes(len(shape))}, not {len(term)}"
