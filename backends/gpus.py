@@ -10,6 +10,7 @@ from typing import NamedTuple
 from einops_fast.backends.gpu_driver import GpuProperties, gpu_properties
 from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, recall_rates
 from einops_fast.planning.cost import Ceilings
+from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["Told", "gpu_ceilings", "told_rates"]
 
@@ -50,13 +51,15 @@ class Told(NamedTuple):
     multiplied: frozenset[str] = frozenset()
 
 
-@cache
 def gpu_ceilings(name: str) -> Ceilings:
-    """Return the ceilings of the GPU of this name.
+    """Return the ceilings of the GPU of this name: as measured, if all processes needn't have the same."""
+    return _ceilings_of(name, is_reproducible())
 
-    A process keeps what it has begun with, also when the device has been measured since: choices must not flip.
-    """
-    return _ceilings(told_rates(name).rates)
+
+@cache
+def _ceilings_of(name: str, reproducible: bool) -> Ceilings:
+    """Return ceilings, which a process keeps when the device has been measured since: choices must not flip."""
+    return _ceilings(_known_rates(name).rates if reproducible else told_rates(name).rates)
 
 
 def told_rates(name: str) -> Told:

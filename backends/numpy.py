@@ -22,6 +22,7 @@ from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Cast, Multiply, Native, Step, Sum
 from einops_fast.planning.target import Numerics, Target
+from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["NumpyBackend"]
 
@@ -210,7 +211,7 @@ class NumpyBackend(NdarrayBackend):
 
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Run | None:
         dtypes = [operand.dtype for operand in operands]
-        few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes])
+        few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes]) and not is_reproducible()
         return self._in_loops if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
 
     def _in_loops(self, equation: str, operands: Sequence[Any]) -> Any:

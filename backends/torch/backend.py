@@ -49,7 +49,7 @@ from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed, settled
 from einops_fast.runtime.tracing import ask_torch
-from einops_fast.runtime.tuning import current_mode, unchecked_mode
+from einops_fast.runtime.tuning import current_mode, is_reproducible, unchecked_mode
 
 __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
@@ -166,7 +166,9 @@ class TorchBackend(TorchSteps):
         whole = not transformed and (not gradients or len(operands) == 2)
         kernels = kernel_dtypes(device) if whole and not _negated(operands) else _NONE
         half = operands[0].dtype in HALVES
-        return target_of(device, half, torch.get_num_threads(), transformed, gradients, whole, kernels)
+        return target_of(
+            device, half, torch.get_num_threads(), transformed, gradients, whole, kernels, is_reproducible()
+        )
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         dtypes = [operand.dtype for operand in operands]
@@ -242,7 +244,11 @@ class TorchBackend(TorchSteps):
             one, other = operands
             elements = one.numel() + other.numel()
             einsum = pair_einsum if type(one) is type(other) is torch.Tensor else self.native
-        if _is_deterministic() or not (elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands)):
+        if (
+            _is_deterministic()
+            or is_reproducible()
+            or not (elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands))
+        ):
             return None
         if full and any(each.layout is not torch.strided for each in operands):
             return None

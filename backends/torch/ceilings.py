@@ -22,7 +22,14 @@ _BLOCK = 1 << 18
 
 @lru_cache(maxsize=256)
 def target_of(
-    device: Any, half: bool, threads: int, transformed: bool, gradients: bool, whole: bool, kernels: frozenset[str]
+    device: Any,
+    half: bool,
+    threads: int,
+    transformed: bool,
+    gradients: bool,
+    whole: bool,
+    kernels: frozenset[str],
+    reproducible: bool = False,
 ) -> Target:
     """Return where plans run for operands that differ in nothing else.
 
@@ -34,6 +41,7 @@ def target_of(
         gradients: whether gradients may be asked for.
         whole: whether nobody has to see the calls within a plan.
         kernels: the dtypes that kernels of ours are for.
+        reproducible: whether :func:`einops_fast.autotune` is set so, which decides whose ceilings hold.
     """
     return Target(
         "torch",

@@ -15,6 +15,7 @@ from einops_fast.backends.queueing import EventStopwatch, gpu_times
 from einops_fast.backends.triton_support import interpreting
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import reach
+from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["TorchMemory", "new_here"]
 
@@ -118,7 +119,7 @@ class TorchMemory(Memory):
         return not (torch.cuda.is_available() and self.capturing()) and not torch.compiler.is_compiling()
 
     def deterministic(self) -> bool:
-        return torch.are_deterministic_algorithms_enabled()
+        return is_reproducible() or torch.are_deterministic_algorithms_enabled()
 
     def stopwatch(self) -> EventStopwatch:
         start, end = _event(enable_timing=True), _event(enable_timing=True)

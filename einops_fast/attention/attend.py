@@ -206,7 +206,9 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
             remember_alike(question, like, prepared.run)
             if words is not None:
                 remember_alike(words, like, prepared.run)
-                if prepared.length_axis is not None and request.options.scale is None:  # which holds for one width
+                options = request.options
+                # A scale holds for one width; for other lengths, another implementation may be chosen later.
+                if prepared.length_axis is not None and options.scale is None and not options.deterministic:
                     came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
     return result
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.runtime.autocast import autocasts
+from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = [
     "ask_torch",
@@ -98,10 +99,10 @@ def hides_values(array: Any) -> bool:
 
 
 def deterministic() -> bool:
-    """Return whether torch is set to raise where something needn't give the same bits on every run."""
+    """Return whether calls have to give the same bits on every run, by our setting or torch's to raise otherwise."""
     import torch
 
-    return bool(
+    return is_reproducible() or bool(
         torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
 

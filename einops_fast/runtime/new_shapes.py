@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from einops_fast.backends import Backend
 from einops_fast.observing.observers import observed
-from einops_fast.patching.small_calls import know_loops
+from einops_fast.patching.small_calls import know_loops, loops_suffice
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
+from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "Like", "NewShapes", "by_question", "came_with", "native_first"]
 
@@ -156,6 +157,11 @@ def native_first(
         know_loops(str(question[0]) if as_given else kind, kind, backend.loops)
     if not subscripts.equation.isascii():
         return None
+    if is_reproducible():
+        # As later calls, which look at sizes alone, and not at what came before.
+        spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
+        loops = backend.loops if backend.loops is not None and loops_suffice(spelled) else None
+        return None if loops is None else lambda equation, arrays: loops(equation, *arrays)
     if not shapes.notice(operands, backend.at_once if as_given else None):
         return None
     full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
-__all__ = ["MODES", "autotune", "current_mode", "holds", "traced_mode", "unchecked_mode"]
+__all__ = ["MODES", "autotune", "current_mode", "holds", "is_reproducible", "traced_mode", "unchecked_mode"]
 
-MODES = ("auto", "wait", "never", "always")
+MODES = ("auto", "wait", "never", "always", "reproducible")
 """What :func:`autotune` takes."""
 
 _VARIABLE = "EINOPS_FAST_AUTOTUNE"
@@ -41,7 +41,11 @@ def autotune(mode: str) -> Setting:
             measures at the first call, where the predicted times are too close to choose by; tiles of
             :mod:`einops_fast.ops`, where arrays are large. ``'never'`` times nothing; what was measured before, and
             is on disk, may still be used. ``'always'`` measures every choice at the first call, takes nothing from
-            disk, and writes what it finds there.
+            disk, and writes what it finds there. ``'reproducible'`` chooses by the problem and the model of the device
+            alone: neither by what was measured, here or earlier, nor by how often a call came. So a call gives the
+            same bits from the first time on, in each process, and on each rank of a job whose devices are alike;
+            attention's gradients are summed in one order, as with ``deterministic=True``. Kernels are compiled at the
+            first call.
 
     Raises:
         EinsumError: there is no such mode.
@@ -84,6 +88,18 @@ def traced_mode(override: str | None = None) -> str | None:
         return _checked(override, "the mode of autotune")
     mode: str | None = traced_value("autotune")
     return mode
+
+
+def is_reproducible() -> bool:
+    """Return whether a call has to give the same bits each time and in each process.
+
+    Example:
+        >>> from einops_fast.runtime.tuning import autotune, is_reproducible
+        >>> with autotune('reproducible'):
+        ...     is_reproducible()
+        True
+    """
+    return unchecked_mode() == "reproducible"
 
 
 def holds(mode: str) -> bool:

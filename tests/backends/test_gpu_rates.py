@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from einops_fast import cli
+from einops_fast import autotune, cli
 from einops_fast.backends import gpu_rates, gpus
 from einops_fast.backends.gpu_driver import GpuProperties
 from einops_fast.backends.gpu_rates import AHEAD, LONGEST, MOST, Bench, Slice, keep_rates, measured_rates, recall_rates
@@ -68,9 +68,9 @@ def _spent(bench: FakeBench) -> list[float]:
 def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gpu_rates, "_begun", set())
-    gpu_ceilings.cache_clear()
+    gpus._ceilings_of.cache_clear()
     yield
-    gpu_ceilings.cache_clear()
+    gpus._ceilings_of.cache_clear()
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_rates_are_kept_for_the_next_process() -> None:
     assert recall_rates("NVIDIA H200") == rates
     assert recall_rates("NVIDIA H100") is None
     assert gpu_ceilings("NVIDIA H200") is known  # choices of this process don't flip
-    gpu_ceilings.cache_clear()  # as in another process
+    gpus._ceilings_of.cache_clear()  # as in another process
     found = gpu_ceilings("NVIDIA H200")
     assert (found.bandwidth, found.units, found.call) == pytest.approx((3e12, 100, 2e-6))
     # It wasn't measured.
@@ -313,3 +313,14 @@ def test_a_thread_measures_beside_captured_graphs(monkeypatch: pytest.MonkeyPatc
         graph.replay()
         torch.cuda.synchronize()
     torch.testing.assert_close(found, torch.mm(x, x))
+
+
+def test_reproducible_calls_take_the_table_which_each_process_has() -> None:
+    known = gpu_ceilings("NVIDIA H200")
+    rates = measured_rates(FakeBench())
+    assert rates is not None
+    keep_rates("NVIDIA H200", rates)
+    gpus._ceilings_of.cache_clear()  # as in another process
+    with autotune("reproducible"):
+        assert gpu_ceilings("NVIDIA H200") == known
+    assert gpu_ceilings("NVIDIA H200") != known

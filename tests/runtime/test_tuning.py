@@ -47,7 +47,7 @@ for use in (current_mode, current_mode, lambda: current_mode('always')):
 with einops_fast.autotune('never'):
     print(current_mode())
 """
-    message = "EINOPS_FAST_AUTOTUNE is one of 'auto', 'wait', 'never' and 'always', not 'Never'"
+    message = "EINOPS_FAST_AUTOTUNE is one of 'auto', 'wait', 'never', 'always' and 'reproducible', not 'Never'"
     assert _default("Never", script).splitlines() == [message, message, "always", "never"]
 
 
@@ -65,7 +65,7 @@ for mode in ('never', 'Never'):
     except einops_fast.EinsumError as error:
         print(error)
 """
-    wrong = "the mode of autotune is one of 'auto', 'wait', 'never' and 'always', not 'Never'"
+    wrong = "the mode of autotune is one of 'auto', 'wait', 'never', 'always' and 'reproducible', not 'Never'"
     assert _default("Never", script).splitlines() == ["3.0", wrong]
 
 
@@ -107,7 +107,7 @@ def test_an_argument_overrules_a_block():
 
 @pytest.mark.parametrize("mode", ["sometimes", "", "AUTO", None, True])
 def test_no_such_mode(mode):
-    message = f"the mode of autotune is one of 'auto', 'wait', 'never' and 'always', not {mode!r}"
+    message = f"the mode of autotune is one of 'auto', 'wait', 'never', 'always' and 'reproducible', not {mode!r}"
     before = current_mode()
     with pytest.raises(EinsumError) as of_block, autotune(mode):
         pass
