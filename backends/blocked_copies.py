@@ -71,12 +71,9 @@ def block_extents(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -
 
 
 def copy_in_blocks(target: Any, source: Any, extents: Sequence[int], threads: int = 1) -> None:
-    """Write one of NumPy's arrays into another one of its shape.
+    """Write one of NumPy's arrays into another one of its shape, in blocks of these extents.
 
-    Args:
-        target, source: the arrays.
-        extents: of a block.
-        threads: that share the blocks. They are new ones in each call, as threads don't outlive a fork.
+    The threads that share the blocks are new ones in each call, as threads don't outlive a fork.
     """
     if threads == 1:
         _copy(target, source, _blocks(source.shape, extents))

@@ -1,14 +1,16 @@
-"""The clock of a GPU, and the host's clock around calls on it."""
+"""The clock of a GPU, whatever the host takes to queue work, and the host's clock around calls on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from time import perf_counter
+from typing import Any, NamedTuple
 
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime.measuring import Run
 
-__all__ = ["DeviceClock"]
+__all__ = ["DeviceClock", "EventStopwatch", "Sample", "gpu_times", "times_behind"]
 
 _SETTLING = 0.15
 """Seconds after which the clock of a device at work has fallen as far as it does, about."""
@@ -42,3 +44,82 @@ class DeviceClock:
             for run in runs:
                 run()
             self._memory.synchronize(self._device)
+
+
+_MOST = 64
+"""How often other work is queued first at most: as often, the host waits for what it has queued itself."""
+
+
+class Sample(NamedTuple):
+    """A run behind other work: seconds of that, of the host until all of the run was queued, and of the run."""
+
+    ahead: float
+    host: float
+    seconds: float
+
+
+class EventStopwatch:
+    """Times a run by two events of a framework's, without waiting for it.
+
+    ``passed`` says whether the current stream has passed an event, ``milliseconds`` how long it took between the two.
+    """
+
+    def __init__(
+        self, start: Any, end: Any, passed: Callable[[Any], bool], milliseconds: Callable[[Any, Any], float]
+    ) -> None:
+        self._start, self._end, self._passed, self._milliseconds = start, end, passed, milliseconds
+
+    def start(self) -> None:
+        self._start.record()
+
+    def stop(self) -> None:
+        self._end.record()
+
+    def seconds(self) -> float | None:
+        return self._milliseconds(self._start, self._end) / 1e3 if self._passed(self._end) else None
+
+
+def gpu_times(
+    run: Callable[[], Any],
+    repeat: int,
+    overwrite: Callable[[], Any],
+    new_event: Callable[[], Any],
+    milliseconds: Callable[[Any, Any], float],
+    synchronize: Callable[[], Any],
+) -> list[float]:
+    """Return the seconds of ``repeat`` runs on the current stream of a GPU, by events of the framework's.
+
+    ``overwrite`` queues work that leaves nothing of the operands in the cache.
+    """
+
+    def sample(pieces: int) -> Sample:
+        before, start, end = (new_event() for _ in range(3))
+        before.record()
+        for _ in range(pieces):
+            overwrite()
+        start.record()
+        began = perf_counter()
+        run()
+        host = perf_counter() - began
+        end.record()
+        synchronize()
+        return Sample(milliseconds(before, start) / 1e3, host, milliseconds(start, end) / 1e3)
+
+    return times_behind(sample, repeat)
+
+
+def times_behind(sample: Callable[[int], Sample], repeat: int) -> list[float]:
+    """Return the seconds of ``repeat`` runs, none of which had to wait for the host.
+
+    ``sample`` runs once behind so many pieces of other work.
+    """
+    times: list[float] = []
+    pieces = 1
+    while len(times) < repeat:
+        found = sample(pieces)
+        if found.host > found.ahead and pieces < _MOST:
+            enough = ceil(1.5 * pieces * found.host / found.ahead) if found.ahead > 0 else _MOST
+            pieces = min(max(enough, pieces + 1), _MOST)
+        else:
+            times.append(found.seconds)
+    return times

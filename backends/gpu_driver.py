@@ -10,24 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["GpuProperties", "driver_version", "gpu_properties", "unbound_from_captures"]
+__all__ = ["GpuProperties", "driver_version", "gpu_properties", "library", "unbound_from_captures"]
 
 _RELAXED = 2
 """The mode of a thread whose calls are no concern of graphs that other threads capture."""
 
 
 class GpuProperties(NamedTuple):
-    """One GPU.
-
-    Attributes:
-        name: as its maker calls it.
-        capability: the compute capability, such as (9, 0).
-        multiprocessors: how many there are.
-        clock: hertz of these, at most.
-        memory_clock: hertz of the memory.
-        bus: bits that the memory moves at a time.
-        cache: bytes of the L2 cache.
-    """
+    """One GPU: clocks in hertz, the width of the memory's bus in bits, the L2 cache in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -57,7 +47,7 @@ def driver_version() -> str:
             return told[0]
     version = ctypes.c_int(0)
     with suppress(OSError):
-        _driver().cuDriverGetVersion(ctypes.byref(version))
+        library().cuDriverGetVersion(ctypes.byref(version))
     return str(version.value)
 
 
@@ -66,7 +56,7 @@ def gpu_properties() -> tuple[GpuProperties, ...]:
     """Return the GPUs that this process sees, in CUDA's order; none where there is no driver."""
     count = ctypes.c_int(0)
     try:
-        driver = _driver()
+        driver = library()
     except OSError:
         return ()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
@@ -100,7 +90,7 @@ def _properties(driver: Any, number: int) -> GpuProperties:
 def unbound_from_captures() -> Iterator[None]:
     """While this is open, calls of this thread can't spoil a graph that another thread captures."""
     mode = ctypes.c_int(_RELAXED)
-    exchange = _driver().cuThreadExchangeStreamCaptureMode
+    exchange = library().cuThreadExchangeStreamCaptureMode
     exchange(ctypes.byref(mode))
     try:
         yield
@@ -109,10 +99,6 @@ def unbound_from_captures() -> Iterator[None]:
 
 
 @cache
-def _driver() -> Any:
-    """Return the driver's library.
-
-    Raises:
-        OSError: there is none.
-    """
+def library() -> Any:
+    """Return the driver's library; an ``OSError`` where there is none."""
     return ctypes.CDLL("libcuda.so.1")

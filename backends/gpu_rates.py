@@ -24,18 +24,9 @@ from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.runtime import background, disk_cache
 
 __all__ = [
-    "AHEAD",
-    "LONGEST",
-    "MEASURED_DTYPES",
-    "MOST",
-    "Bench",
-    "Rates",
-    "Slice",
-    "keep_rates",
-    "measure_behind",
-    "measured_rates",
-    "recall_rates",
-]
+    "AHEAD", "LONGEST", "MEASURED_DTYPES", "MOST", "Bench", "Rates", "Slice", "keep_rates", "measure_behind",
+    "measured_rates", "recall_rates",
+]  # fmt: skip
 
 MEASURED_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64")
 """Of matrix products; ``'tf32'`` is float32 by tensor cores."""
@@ -58,23 +49,15 @@ _EXTENTS = (512, 1024, 2048, 4096)
 _SHORT_RUNS, _HOST_RUNS = 4, 64
 """Of a short kernel in a slice, for the device's time and for the host's; of others there is one."""
 
-_SAMPLES = 20
-"""Slices of one rate at most."""
-
-_FEWEST = 3
-"""Slices of one rate at least."""
+_FEWEST, _SAMPLES = 3, 20
+"""Slices of one rate, at least and at most."""
 
 _AGREE, _AGREE_OF_SHORT = 1.03, 1.1
 """How much longer the second best slice may have taken than the best; of short kernels, what a clock tells is rough."""
 
-_START = 2.0
-"""Seconds after which a process begins to look whether its device is idle."""
-
-_PAUSE = 5e-3
-"""Seconds between two slices, in which the program gets the device."""
-
-_PATIENCE = 1.0
-"""Seconds of waiting for the next slice after which memory is given back."""
+_START, _PAUSE, _PATIENCE = 2.0, 5e-3, 1.0
+"""Seconds after which a process begins to look whether its device is idle; between two slices, in which the program
+gets the device; and of waiting for the next slice after which memory is given back."""
 
 _WAITS = 0.1, 1.5, 30.0
 """Seconds between two looks at the device, the factor by which they grow, and the longest."""
@@ -92,7 +75,6 @@ class Rates:
         flops: FLOP/s of a large matrix product, by those of :data:`MEASURED_DTYPES` that are known.
         call: seconds of the device's from one short kernel in a queue to the next.
         again: seconds that the host takes for a library call.
-        units: multiprocessors.
         date: on which this was measured; empty where it is from a table.
     """
 
@@ -105,14 +87,9 @@ class Rates:
 
 
 class Slice(NamedTuple):
-    """What one slice took.
+    """What one slice took, in seconds, and whether the device was idle when it was over.
 
-    Attributes:
-        ahead: seconds of the device's, for the work before the runs.
-        seconds: of the device's, for the runs.
-        queued: seconds of the host's from before that work until all runs were queued.
-        host: the same, of the runs alone.
-        alone: the device was idle when the slice was over.
+    The device took ``ahead`` for work before the runs; the host ``queued`` both, and the runs alone in ``host``.
     """
 
     ahead: float
@@ -125,11 +102,8 @@ class Slice(NamedTuple):
 class Bench(ABC):
     """A device, as a framework measures it.
 
-    Attributes:
-        name: what its maker calls it.
-        units: multiprocessors.
-        dtypes: those of :data:`MEASURED_DTYPES` that the framework multiplies in, as it is set now.
-        copied: bytes that :meth:`copy` reads and writes.
+    ``dtypes`` are those of :data:`MEASURED_DTYPES` that the framework multiplies in, as it is set now; :meth:`copy`
+    reads and writes ``copied`` bytes.
     """
 
     name: str
@@ -170,12 +144,7 @@ class _Disturbed(Exception):
 
 
 class _Meter:
-    """Measures a device slice by slice.
-
-    Args:
-        bench: the device.
-        wait: returns when the next slice may be run, or raises :class:`_Disturbed`.
-    """
+    """Measures a device slice by slice; ``wait`` returns when the next one may be run, or is disturbed."""
 
     def __init__(self, bench: Bench, wait: Callable[[], None]) -> None:
         self._bench, self._wait = bench, wait
@@ -183,11 +152,7 @@ class _Meter:
         self.spent = 0.0
 
     def rates(self) -> Rates:
-        """Return what the device reaches.
-
-        Raises:
-            _Disturbed: a rate couldn't be measured.
-        """
+        """Return what the device reaches; :class:`_Disturbed` where a rate can't be measured."""
         bench = self._bench
         with bench.opened():
             self._slice(bench.copy)  # the first run of anything loads its kernel
@@ -273,11 +238,9 @@ _ending = threading.Event()
 
 
 def measure_behind(name: str, make: Callable[[], Bench]) -> None:
-    """Have a device measured by a thread while the program leaves it idle, unless it has been.
+    """Have a device of this name measured by a thread while the program leaves it idle, unless it has been.
 
-    Args:
-        name: what its maker calls it.
-        make: makes a bench; the thread calls it.
+    The thread makes the bench.
     """
     if name in _begun or not background.available() or recall_rates(name) is not None:
         return

@@ -14,35 +14,19 @@ from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["Told", "gpu_ceilings", "told_rates"]
 
-
-class _Known(NamedTuple):
-    rates: Rates
-    properties: GpuProperties
-
-
-def _known(properties: GpuProperties, bandwidth: float, half: float, single: float, double: float) -> _Known:
-    tf32 = half / 2
-    flops = dict(zip(MEASURED_DTYPES, (half, half, tf32, single, double), strict=True))
-    # A loop of small GEMMs is bound by what the host needs to launch one.
-    return _Known(Rates(bandwidth, flops, 4e-6, 1e-5, properties.multiprocessors), properties)
-
-
-_GPUS = {
-    "H200": _known(GpuProperties("H200", (9, 0), 132, 1.98e9, 3.201e9, 6144, 50 << 20), 4.2e12, 7.0e14, 5.0e13, 5.0e13),
-    "H100": _known(GpuProperties("H100", (9, 0), 132, 1.98e9, 2.619e9, 5120, 50 << 20), 3.0e12, 7.0e14, 5.0e13, 5.0e13),
-    "A100": _known(GpuProperties("A100", (8, 0), 108, 1.41e9, 1.215e9, 5120, 40 << 20), 1.4e12, 2.5e14, 1.9e13, 1.8e13),
-}
-"""Rates as measured by hand, and what the driver says of these devices."""
+# What the driver says of a device, and as measured by hand: bytes per second of a copy, and FLOP/s of products in
+# bfloat16 and float16, in float32, and in float64.
+_GPUS = (
+    (GpuProperties("H200", (9, 0), 132, 1.98e9, 3.201e9, 6144, 50 << 20), 4.2e12, 7.0e14, 5.0e13, 5.0e13),
+    (GpuProperties("H100", (9, 0), 132, 1.98e9, 2.619e9, 5120, 50 << 20), 3.0e12, 7.0e14, 5.0e13, 5.0e13),
+    (GpuProperties("A100", (8, 0), 108, 1.41e9, 1.215e9, 5120, 40 << 20), 1.4e12, 2.5e14, 1.9e13, 1.8e13),
+)
 
 
 class Told(NamedTuple):
-    """The rates of a device.
+    """The rates of a device, and where those are from that weren't measured.
 
-    Attributes:
-        rates: all of them.
-        assumed: says where those are from that weren't measured.
-        measured: whether anything was; of products, the dtypes in ``multiplied`` were.
-        multiplied: dtypes.
+    Some were if the rates are ``measured``; of products, the dtypes in ``multiplied`` were.
     """
 
     rates: Rates
@@ -74,28 +58,26 @@ def told_rates(name: str) -> Told:
 
 def _known_rates(name: str) -> Told:
     """Return the rates in the table, or the nearest device's in proportion to its properties and this one's."""
-    for key, known in _GPUS.items():
-        if key in name:
-            return Told(known.rates, "known of this device")
+    for theirs, *rates in _GPUS:
+        if theirs.name in name:
+            return Told(_rates(theirs, *rates), "known of this device")
     own = next((each for each in gpu_properties() if each.name == name), None)
     if own is None or not (own.computes and own.moves):
-        return Told(_GPUS["A100"].rates, "known of the A100")
-    return _nearest(own)
+        return _known_rates("A100")._replace(assumed="known of the A100")
 
+    def ratios(theirs: GpuProperties) -> tuple[float, float]:
+        return own.moves / theirs.moves, own.computes / theirs.computes
 
-def _nearest(own: GpuProperties) -> Told:
-    def apart(known: _Known) -> float:
-        theirs = known.properties
-        return hypot(log(own.computes / theirs.computes), log(own.moves / theirs.moves))
-
-    rates, theirs = min(_GPUS.values(), key=apart)
-    scaled = replace(
-        rates,
-        bandwidth=rates.bandwidth * own.moves / theirs.moves,
-        flops={dtype: rate * own.computes / theirs.computes for dtype, rate in rates.flops.items()},
-        units=own.multiprocessors,
-    )
+    theirs, bandwidth, *flops = min(_GPUS, key=lambda known: hypot(*map(log, ratios(known[0]))))
+    moves, computes = ratios(theirs)
+    scaled = _rates(own, bandwidth * moves, *[rate * computes for rate in flops])
     return Told(scaled, f"in proportion to the {theirs.name}")
+
+
+def _rates(of: GpuProperties, bandwidth: float, half: float, single: float, double: float) -> Rates:
+    flops = dict(zip(MEASURED_DTYPES, (half, half, half / 2, single, double), strict=True))
+    # A loop of small GEMMs is bound by what the host needs to launch one.
+    return Rates(bandwidth, flops, 4e-6, 1e-5, of.multiprocessors)
 
 
 def _ceilings(rates: Rates) -> Ceilings:

@@ -20,11 +20,7 @@ _SPARE_COUNTERS = 1 << 18
 
 
 class Memory(ABC):
-    """One framework's arrays on a GPU.
-
-    Attributes:
-        exhausted: what is raised where no memory is left.
-    """
+    """One framework's arrays on a GPU; it raises ``exhausted`` where no memory is left."""
 
     exhausted: type[Exception] = MemoryError
 

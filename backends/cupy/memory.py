@@ -9,9 +9,9 @@ from typing import Any
 
 import cupy as cp
 
+from einops_fast.backends.clock import EventStopwatch, gpu_times
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.queueing import EventStopwatch, gpu_times
 from einops_fast.planning.layout import reach
 
 __all__ = ["CupyMemory"]

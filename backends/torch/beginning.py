@@ -7,15 +7,14 @@ Kernels of a call and of its gradients are found by rehearsing it on tensors wit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from einops_fast.backends.queueing import EventStopwatch
+from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.planning.layout import reach
@@ -78,7 +77,7 @@ class CallProblem(Problem[W]):
         if not launches:
             return None
         with self.on_device():
-            pieces = compile_elsewhere(launches)
+            compiled = compile_elsewhere(launches)
         loaded: Future[Any] = Future()
 
         def load() -> None:
@@ -91,7 +90,7 @@ class CallProblem(Problem[W]):
             else:
                 loaded.set_result(None)
 
-        _when_all_are_done(pieces, lambda: planner().put(load))
+        compiled.add_done_callback(lambda _: planner().put(load))
         return loaded
 
     def is_loaded(self, name: str) -> bool:
@@ -149,23 +148,6 @@ class Beginning(Generic[W]):
     def __call__(self, *operands: Any) -> Any:
         """Make a call; the last of the operands is a list of its tensors."""
         return self._tiers.run()(*operands)
-
-
-def _when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
-    left, lock = len(futures), Lock()
-    if not left:
-        then()
-
-    def one_is(future: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = not left
-        if last:
-            then()
-
-    for each in futures:
-        each.add_done_callback(one_is)
 
 
 class _GradientWatch:

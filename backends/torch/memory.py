@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.clock import EventStopwatch, gpu_times
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.queueing import EventStopwatch, gpu_times
 from einops_fast.backends.triton_support import interpreting
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import reach

@@ -35,9 +35,7 @@ _POLL, _TOO_LONG = 2e-4, 5.0
 class TorchBench(Bench):
     """One CUDA device.
 
-    Args:
-        number: of the device.
-        sets_precision: torch's setting for float32 products, which holds for all threads, may be changed meanwhile.
+    If it ``sets_precision``, torch's setting for float32 products, which holds for all threads, is changed meanwhile.
     """
 
     def __init__(self, number: int, sets_precision: bool = False) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from einops_fast.backends.queueing import Sample, gpu_times, times_behind
+from einops_fast.backends.clock import Sample, gpu_times, times_behind
 
 
 def test_a_run_that_waited_for_the_host_does_not_count() -> None:

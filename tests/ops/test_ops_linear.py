@@ -21,7 +21,7 @@ from einops_fast.backends.torch.ops import linear as torch_linear  # noqa: E402
 from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.tilings import tilings  # noqa: E402
@@ -98,7 +98,7 @@ def test_boxes_have_epilogues() -> None:
     for activation, keeps, meanwhile in (("relu", False, False), ("gelu", False, True), ("none", True, True)):
         step = finished_step(tensors, activation, keeps)
         of = problem(step, contiguous_strides(step.shape))
-        found = box_tilings(of, 2, ON)
+        found = box_tilings.tilings(of, "float16", ON)
         assert found
         for _, tiling in found:
             assert tiling.epilogue == step.epilogue

@@ -111,7 +111,7 @@ def boxes_on_cpu(programs: int) -> Iterator[None]:
         ]
         for program in range(min(programs, self.tiling.total)):
             names, done = stand_ins(program, min(programs, self.tiling.total)), {}
-            executed("einops_fast.backends.triton.contraction.epilogue", names, done)["_features"] = _features
+            executed("einops_fast.backends.triton.contraction.matrix_product", names, done)["_features"] = _features
             names = executed("einops_fast.backends.triton.contraction.boxes.kernel", names, done)
             names["box_kernel"](*given, self.tiling)
         return True

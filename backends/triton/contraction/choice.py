@@ -21,7 +21,6 @@ from einops_fast.planning.cost import step_costs
 from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.steps import Fused, Multiply
-from einops_fast.runtime import background
 from einops_fast.runtime.choosing import Chooser
 from einops_fast.runtime.measuring import CONTRACTIONS, Stopwatch
 from einops_fast.runtime.tiers import Problem, Tiers
@@ -50,17 +49,8 @@ def _small(step: Fused) -> bool:
 class Choice:
     """A fused step that finds out, when it is run, how to be run.
 
-    Args:
-        step: the step.
-        calls: the same by library calls.
-        memory: the framework's arrays.
-        precision: of float32 products.
-        mode: see :func:`einops_fast.autotune`.
-        others: finds further ways to make the library's calls.
-
-    Attributes:
-        chosen: the way that was chosen for good.
-        at_once: the framework's own einsum for all of the step, where there is one: what calls begin with.
+    ``calls`` are the same by library calls, and ``others`` finds further ways to make these. What calls begin with is
+    ``at_once``, the framework's own einsum for all of the step, where there is one; ``chosen`` is the way for good.
     """
 
     def __init__(
@@ -85,7 +75,7 @@ class Choice:
         self._current_device = memory.current_device
 
     def placed(self, calls: Run) -> Run:
-        """The calls, with the result in rows with gaps between them where the next step relies on that."""
+        """Return the calls, with the result in rows with gaps between them where the next step relies on that."""
         shape, strides, empty = self.step.shape, self.step.strides, self.memory.empty
         if strides is None:
             return calls
@@ -134,10 +124,7 @@ class Choice:
         return problem.choose(operands) if self.memory.may_measure() else self.calls
 
     def keep(self, way: Candidate, run: Run, aligned: bool) -> None:
-        """Run all later calls in one way.
-
-        What is the fastest at odd addresses is chosen by calls with such alone, and holds for them alone.
-        """
+        """Run all later calls in one way; what is the fastest at odd addresses holds for such calls alone."""
         self.chosen = way
         if aligned:
             self._run = run
@@ -146,14 +133,7 @@ class Choice:
 
 
 class StepProblem(Problem[Candidate]):
-    """A step on operands of one dtype, all of which begin where the hardware can copy boxes from, or not all.
-
-    Args:
-        choice: whose step it is.
-        operands: of a call.
-        device: where these are.
-        aligned: whether all begin so, as new memory does.
-    """
+    """A step on operands of one dtype, all of which begin where the hardware can copy boxes from if ``aligned``."""
 
     policy = CONTRACTIONS
 
@@ -165,6 +145,7 @@ class StepProblem(Problem[Candidate]):
         self.on = gpu_ceilings(memory.device_name(device))
         self.mode = choice.mode
         self._choice, self._aligned = choice, aligned
+        self._ways: dict[str, Candidate] = {}
         self._layouts = [memory.layout(operand) for operand in operands]
         self.kind = _kind(self.step), self.dtype, self.precision, device
         self._by_calls = self._by_library(LibraryCalls("library", choice.calls))
@@ -190,6 +171,7 @@ class StepProblem(Problem[Candidate]):
         return LibraryCandidate(calls, self.step, self.dtype, self.on)
 
     def _keep(self, way: Candidate, run: Run) -> None:
+        self._ways = {}  # the others are free to go
         self._choice.keep(way, run, self._aligned)
 
     def choose(self, operands: Sequence[Any]) -> Run:
@@ -219,26 +201,33 @@ class StepProblem(Problem[Candidate]):
 
         with self.memory.on_device(self.device):
             ways = [way for way in deciding.near(self) if not way.compiles_late]
-            return [way.name for way in ways if self._aligned or not way.in_boxes]
+        self._ways = {way.name: way for way in ways if self._aligned or not way.in_boxes}
+        return list(self._ways)
+
+    def of_name(self, name: str) -> Candidate | None:
+        """Return the way of this name, if there is one still; of kernels, only this one is looked for."""
+        from einops_fast.backends.triton.contraction.candidates import kernel_candidate
+
+        way = self._ways.get(name) or next((way for way in self.libraries if way.name == name), None)
+        return way or kernel_candidate(name, self.step, self.dtype, self.on, self.precision)
 
     def compiled(self, name: str) -> Future[Any] | None:
-        if any(way.name == name for way in self.libraries):
-            return None
-        from einops_fast.backends.triton.contraction.deciding import compile_for
-        from einops_fast.backends.triton.launching.elsewhere import architecture
+        from einops_fast.backends.triton.launching.rehearsing import compile_elsewhere
 
         with self.memory.on_device(self.device):
-            arch = architecture()
-        problem = self.step, self.dtype, self.on, self.precision
-        return background.submit(compile_for, arch, name, *problem, self._aligned)
+            way = self._ways[name] = self._present(name)
+            launches = way.launches(self._aligned)
+            return compile_elsewhere(launches) if launches else None
 
     def named(self, name: str) -> Candidate:
-        from einops_fast.backends.triton.contraction.deciding import kernel_of_name
+        way = self._present(name)
+        way.compile(self._aligned)
+        return way
 
-        way = next((way for way in self.libraries if way.name == name), None) or kernel_of_name(name, self)
+    def _present(self, name: str) -> Candidate:
+        way = self.of_name(name)
         if way is None:
             raise LookupError(name)
-        way.compile(self._aligned)
         return way
 
     def for_any(self) -> tuple[str, Candidate, Hashable] | None:
@@ -284,19 +273,19 @@ class StepProblem(Problem[Candidate]):
 
 
 def _kind(step: Fused) -> tuple[Any, ...]:
-    """What steps have in common that differ in sizes only."""
+    """Return what steps have in common that differ in sizes only."""
     loops = [(loop.label, *[min(abs(stride), 2) for stride in loop.strides]) for loop in step.loops]
     return step.labels, tuple(loops), step.epilogue is None
 
 
 def _text(epilogue: Epilogue) -> str:
-    """An epilogue as part of a problem's text."""
+    """Write an epilogue as part of a problem's text."""
     bias = "" if epilogue.bias is None else f" + bias of strides {' '.join(map(str, epilogue.bias))}"
     return f"{epilogue.activation}(…{bias}){', the sums kept' if epilogue.keeps else ''}"
 
 
 def chosen_run(choice: Choice) -> Callable[..., Any]:
-    """What runs a step: the library's calls at once where it is small, else the choice."""
+    """Return what runs a step: the library's calls at once where it is small, else the choice."""
     return choice.calls if left_to_library(choice.step, choice.mode) else choice
 
 

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from einops_fast.backends.triton.contraction.matrix_tiles import RIGHT, loaded_bytes
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
-from einops_fast.backends.triton.contraction.problems import multiplies_matrices, problem, slowest_first
+from einops_fast.backends.triton.contraction.problems import (
+    Contraction,
+    multiplies_matrices,
+    problem,
+    slowest_first,
+)
+from einops_fast.backends.triton.contraction.tiling import RIGHT
 from einops_fast.backends.triton.device.tiling import by_stride
 from einops_fast.planning.layout import VECTOR, contiguous_strides, padded_strides
 from einops_fast.planning.steps import Fused, Loop
@@ -25,7 +29,7 @@ class Copy:
 
 
 def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[int, Copy], Fused]]:
-    """Ways round operands that lie badly for a kernel: to copy one, or both, into another order.
+    """Return ways round operands that lie badly: copies by position, and the step that reads these instead.
 
     With tensor cores, that is where the operands are contiguous along two different contracted axes (the smaller
     one is copied), and where one can't be loaded as fast as can be: its rows begin at odd places, or it is contiguous
@@ -34,14 +38,6 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     then wait for the same bank of shared memory.
 
     Of a left operand that is a product itself, the factors and the right operand stay in order, and rows are padded.
-
-    Args:
-        step: a step of two operands, or of three, the first and the last of which are factors.
-        item: bytes of an element.
-        tensor_cores: whether the products are made there.
-
-    Returns:
-        For each way, the copies by position of the operand, and the step that reads these instead.
     """
     if not multiplies_matrices(step):
         return []
@@ -64,7 +60,7 @@ def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[i
     assert isinstance(loops, Contraction)
     # Rows (or columns) stay last where the operand is contiguous along them.
     contracted_last = {at: not _along_free(step, at) for at in smaller_first}
-    poor = [at for at in smaller_first if loaded_bytes(loops.batch, loops.roles, at, item) < VECTOR]
+    poor = [at for at in smaller_first if loops.loaded_bytes(at, item) < VECTOR]
     ways += [{at: contracted_last[at] for at in poor[:count]} for count in range(1, len(poor) + 1)]
     ways.append({at: contracted_last[at] for at in smaller_first if not _is_matrix(loops, at)})
     return [_copying(step, way, item) for at, way in enumerate(ways) if way and way not in ways[:at]]

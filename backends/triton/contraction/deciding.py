@@ -7,21 +7,18 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
-from einops_fast.backends.triton.launching.elsewhere import aimed_at
 from einops_fast.backends.triton.launching.launch import interpreted
 from einops_fast.backends.triton.launching.measuring import measure, works
-from einops_fast.planning.cost import Ceilings
-from einops_fast.planning.steps import Fused
 from einops_fast.runtime.choosing import Record
 from einops_fast.runtime.measuring import CONTRACTIONS
 
 if TYPE_CHECKING:
     from einops_fast.backends.triton.contraction.choice import StepProblem
 
-__all__ = ["compile_for", "decide", "kernel_of_name", "near"]
+__all__ = ["decide", "near"]
 
 _LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 5.0
 """How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
@@ -38,12 +35,7 @@ _seconds = attrgetter("seconds")
 
 
 def near(problem: StepProblem, kernels: Sequence[Candidate] | None = None) -> list[Candidate]:
-    """Return the ways of which one may be the fastest, by their predictions; the library where it has a chance.
-
-    Args:
-        problem: to look for ways for.
-        kernels: all for the problem, if they're known already.
-    """
+    """Return the ways of which one may be the fastest, by their predictions; the library where it has a chance."""
     if kernels is None:
         kernels = kernel_candidates(problem.step, problem.dtype, problem.on, problem.precision)
     libraries = problem.libraries
@@ -64,36 +56,11 @@ def near(problem: StepProblem, kernels: Sequence[Candidate] | None = None) -> li
     return libraries + found if other <= _LIBRARY_MARGIN * least else found
 
 
-def kernel_of_name(name: str, problem: StepProblem) -> Candidate | None:
-    """Return the kernel of this name for a problem, if there is one still; only this one is looked for."""
-    return kernel_candidate(name, problem.step, problem.dtype, problem.on, problem.precision)
-
-
-def compile_for(arch: int, name: str, step: Fused, dtype: str, on: Ceilings, precision: str, aligned: bool) -> None:
-    """Compile a kernel for a device that is another process's, which then finds it in Triton's cache.
-
-    Args:
-        arch: of the device, see :func:`architecture`.
-        name: of the kernel.
-        step, dtype, on, precision: of the problem.
-        aligned: whether the addresses of its operands are.
-    """
-    with aimed_at(arch):
-        way = kernel_candidate(name, step, dtype, on, precision)
-        if way is not None:
-            way.compile(aligned)
-
-
 def decide(problem: StepProblem, operands: Sequence[Any]) -> Candidate:
-    """Choose a way now, by operands such as these.
-
-    Args:
-        problem: to choose for.
-        operands: on the current device.
-    """
+    """Choose a way now, by operands on the current device."""
 
     def named(name: str) -> Candidate | None:
-        way = next((way for way in problem.libraries if way.name == name), None) or kernel_of_name(name, problem)
+        way = problem.of_name(name)
         return way if way is not None and works(way) else None
 
     @cache

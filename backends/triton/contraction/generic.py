@@ -6,22 +6,27 @@ those between them. So problems of like sizes have the same tiles, and what is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from einops_fast.backends.triton.contraction.loops import tilings as reduction_tilings
+from einops_fast.backends.triton.contraction.loops import tilings as loop_tilings
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
-from einops_fast.backends.triton.contraction.loops.tilings import Reduction
-from einops_fast.backends.triton.contraction.pointers import tilings as contraction_tilings
+from einops_fast.backends.triton.contraction.pointers import tilings as pointer_tilings
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
-from einops_fast.backends.triton.contraction.problems import layouts, problem, with_more_rows
+from einops_fast.backends.triton.contraction.problems import (
+    ChainProblem,
+    Contraction,
+    Reduction,
+    layouts,
+    problem,
+    with_more_rows,
+)
 from einops_fast.backends.triton.contraction.tiling import even_parts
 from einops_fast.backends.triton.contraction.ways import KernelCandidate, Order
 from einops_fast.backends.triton.device.tiling import Axis, Group, Role, power_of_two
-from einops_fast.planning.cost import ITEM_SIZES, Ceilings
+from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.steps import Fused
 
 __all__ = ["generic_kernel"]
@@ -40,10 +45,7 @@ _STEPS = {ContractionTiling: 4, ReductionTiling: 2}
 class _Cut(NamedTuple):
     """Tiles of a typical problem.
 
-    Attributes:
-        seconds: predicted, of the typical problem.
-        tiling: with sizes and strides of that.
-        roles: by name, where the axes of each are in the problem's: of the outer ones, and of those of each group.
+    ``roles`` say, by name, where the axes of each are in the problem's: of the outer ones, and of those of each group.
     """
 
     seconds: float
@@ -52,25 +54,18 @@ class _Cut(NamedTuple):
 
 
 def generic_kernel(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> KernelCandidate | None:
-    """Return the kernel for a step that also serves other sizes; ``None`` if there is no such one.
-
-    Args:
-        step: the step.
-        dtype: of its operands and its result.
-        on: ceilings of the device.
-        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
-    """
+    """Return the kernel for a step that also serves other sizes; ``None`` if there is no such one."""
     orders = layouts(step)
     step, swapped = with_more_rows(step)
     found: list[tuple[_Cut, _Problem, Order]] = []
     for number, strides in enumerate(orders):
         loops = problem(step, strides)
-        if not isinstance(loops, (Contraction, Reduction)):
+        if isinstance(loops, ChainProblem):
             return None
         cut = _best(_typical(loops), dtype, on, precision)
         found.append((cut, loops, Order(number, step, strides, swapped, dtype)))
         # Other orders are for kernels that don't store the first one as fast as any.
-        if not (isinstance(loops, Contraction) and (loops.along_batch or loops.torn)) and not cut.tiling.scattered:
+        if not (isinstance(loops, Contraction) and loops.regrouped) and not cut.tiling.scattered:
             break
     cut, loops, order = min(found, key=lambda each: each[0].seconds)
     return KernelCandidate(order, cut.seconds, _refitted(cut, loops), True)
@@ -106,19 +101,10 @@ def _dense(sizes: list[int], strides: tuple[int, ...]) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def _best(loops: _Problem, dtype: str, on: Ceilings, precision: str) -> _Cut:
-    """The tiles that are predicted to be the fastest for a typical problem."""
-    found: Iterable[tuple[float, Any]]
-    if isinstance(loops, Reduction):
-        found = reduction_tilings.tilings(loops, ITEM_SIZES[dtype], on)
-    else:
-        found = _in_one_part(contraction_tilings.tilings(loops, dtype, on, precision))
-    seconds, tiling = next(iter(found))
+    """The tiles that are predicted to be the fastest for a typical problem; those in two parts suit single sizes."""
+    found = (loop_tilings if isinstance(loops, Reduction) else pointer_tilings).tilings(loops, dtype, on, precision)
+    seconds, tiling = next(each for each in found if not getattr(each[1], "in_two", False))
     return _Cut(seconds, tiling, tuple(_places(loops, tiling)))
-
-
-def _in_one_part(found: Iterable[tuple[float, ContractionTiling]]) -> Iterator[tuple[float, ContractionTiling]]:
-    """Tilings but for those in two parts, which suit single sizes."""
-    return ((seconds, tiling) for seconds, tiling in found if not tiling.in_two)
 
 
 def _places(loops: _Problem, tiling: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:

@@ -11,7 +11,7 @@ from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling, contract_kernel
 from einops_fast.backends.triton.contraction.threads.kernel import fma_kernel
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
-from einops_fast.backends.triton.device.generic import Pattern, generic
+from einops_fast.backends.triton.device.generic import generic
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
 from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, interpreted
@@ -35,53 +35,34 @@ _WARPS = 4
 
 
 def _order(tiling: BoxTiling | ContractionTiling, swapped: bool) -> tuple[int, ...]:
-    """Return where arrays are in a call: left, right, a third one, the result, and the sums that are kept.
-
-    The third one is a factor or a bias. The result takes the place of arrays that aren't there.
-    """
+    """Return where left, right, a third array, the result and kept sums are in a call, or what is in their place."""
     epilogue = tiling.epilogue
     third = tiling.factored or (epilogue is not None and epilogue.bias is not None)
     out = 2 + third
     return int(swapped), 1 - swapped, 2, out, out + (epilogue is not None and epilogue.keeps)
 
 
-def _patterned(
-    tiling: ChainTiling | ContractionTiling | ReductionTiling, dtype: str
-) -> tuple[Pattern, tuple[int, ...]]:
-    """Return what the kernel is compiled for, and the numbers that it is told."""
-    in_chunks = dtype == "float32" and isinstance(tiling, ContractionTiling) and tiling.precision == "ieee"
-    return generic(tiling, VECTOR // ITEM_SIZES[dtype], in_chunks)
-
-
 class Kernel(DeclaredCall):
-    """A kernel that takes addresses, for one tiling.
+    """A kernel that takes addresses, for one tiling and for operands and a result of these dtypes.
 
-    Args:
-        tiling: what the kernel is specialised for.
-        dtype: of the operands.
-        result: of the result.
-        swapped: whether the second operand of a call is the left one.
-        told: the kernel is told sizes and strides when it runs, so that one is compiled for many.
+    Where it is ``told`` sizes and strides when it runs, one is compiled for many. The second operand of a call is the
+    left one if they are ``swapped``.
     """
 
-    def __init__(
-        self,
-        tiling: ChainTiling | ContractionTiling | ReductionTiling,
-        dtype: str,
-        result: str,
-        swapped: bool = False,
-        told: bool = False,
-    ) -> None:
+    def __init__(self, tiling: Any, dtype: str, result: str, swapped: bool = False, told: bool = False) -> None:
         self.tiling = tiling
         operand, out = Array(dtype), Array(result)
-        pattern, numbers = _patterned(tiling, dtype) if told else (tiling, None)
+        pattern, numbers = tiling, None
+        if told:
+            in_chunks = dtype == "float32" and isinstance(tiling, ContractionTiling) and tiling.precision == "ieee"
+            pattern, numbers = generic(tiling, VECTOR // ITEM_SIZES[dtype], in_chunks)
         constants: dict[str, Any] = {"tiling": pattern, "acc_type": DTYPES[accumulator(dtype)]}
         if not isinstance(tiling, ReductionTiling):
             constants["upcast"] = interpreted() and dtype == "bfloat16"
-        arrays: tuple[Any, ...]
+        arrays: tuple[Any, ...] = operand, operand, operand, out, out
         order: tuple[Any, ...]
         if isinstance(tiling, ContractionTiling):
-            arrays, order = (operand, operand, operand, out, out), _order(tiling, swapped)
+            order = _order(tiling, swapped)
         else:
             arrays, order = ((operand,) * tiling.operands, out), (tuple(range(tiling.operands)), tiling.operands)
         options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages}
@@ -94,15 +75,9 @@ class Kernel(DeclaredCall):
 
 
 class BoxKernel(DeclaredCall):
-    """The kernel that has boxes copied by the hardware, for one tiling.
+    """The kernel that has boxes copied by the hardware, for one tiling and a device of so many multiprocessors.
 
     Where the steps are cut into parts, the result is for the sums of all of them.
-
-    Args:
-        tiling: what the kernel is specialised for.
-        dtype: of the operands and the result.
-        units: multiprocessors of the device.
-        swapped: whether the second operand of a call is the left one.
     """
 
     def __init__(self, tiling: BoxTiling, dtype: str, units: int, swapped: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,15 +16,10 @@ Run = Callable[..., Any]
 
 
 class Candidate:
-    """One way to run a step.
+    """One way to run a step, with a predicted time.
 
-    Attributes:
-        name: unique among the ways to run one step, and stable, so that a measured choice can be kept.
-        seconds: predicted time.
-        in_order: whether the result lies in C order.
-        kind: which kernel it is, whose predictions are comparable.
-        compiles_late: as for :class:`LibraryCalls`.
-        in_boxes: the hardware copies its operands, which have to be at aligned addresses.
+    A measured choice is kept by the name. Ways of one ``kind`` are by one kernel, whose predictions are comparable;
+    where the hardware copies operands ``in_boxes``, these have to be at aligned addresses.
     """
 
     name: str
@@ -34,22 +29,25 @@ class Candidate:
     in_boxes = False
     compiles_late = False
 
+    def launches(self, aligned: bool = True) -> Sequence[Any]:
+        """The kernels of ours that it queues, for operands at aligned addresses or at any."""
+        return ()
+
     def compile(self, aligned: bool = True) -> None:
-        """Do beforehand what takes long the first time, for operands at aligned addresses or at any."""
+        """Compile and load these on the current device."""
+        for each in self.launches(aligned):
+            each.compile()
 
     def run(self, memory: Memory, device: int) -> Run:
-        """What takes the operands, on a device that is the current one, and returns the result."""
+        """Return what takes the operands, on a device that is the current one, and returns the result."""
         raise NotImplementedError
 
 
 class LibraryCalls(NamedTuple):
-    """A way to run a step by the framework's own calls.
+    """A way to run a step by the framework's own calls, whose name is stable.
 
-    Attributes:
-        name: stable, and unique among the ways to run the step.
-        run: what takes the operands.
-        in_order: the result lies in the order that users of the framework are used to.
-        compiles_late: a first call compiles kernels, so that it isn't for calls that mustn't wait.
+    The result is ``in_order`` if it lies as users of the framework are used to. If a first call compiles kernels, it
+    ``compiles_late``, and isn't for calls that mustn't wait.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The one call of ``tl.dot``: what its operands have to be first, so that it is as exact as was asked for."""
+"""The one call of ``tl.dot``, as exact as was asked for, and what is done to sums before they are stored."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -7,7 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["matrix_product", "to_tf32"]
+from einops_fast.backends.triton.rows.activation.kernel import ActivationFeatures, activated_tile
+
+__all__ = ["activated", "has_bias", "matrix_product", "to_tf32"]
 
 _HALF, _KEPT = tl.constexpr(0x1000), tl.constexpr(-0x2000)
 """Half of the last bit of TF32, in a float32 number's, of which it lacks 13; and which of these it has."""
@@ -17,10 +19,7 @@ _HALF, _KEPT = tl.constexpr(0x1000), tl.constexpr(-0x2000)
 def matrix_product(a, b, total, precision: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
     """``total + a @ b``, or ``a @ b`` where there is no total.
 
-    Args:
-        precision: of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
-        acc_type: of sums.
-        upcast: whether to multiply in that: Triton's interpreter is wrong about products of bfloat16.
+    Sums are of ``acc_type``, and so are products to ``upcast``: Triton's interpreter is wrong about those of bfloat16.
     """
     if upcast:
         a = a.to(acc_type)
@@ -36,3 +35,21 @@ def to_tf32(x):
     """Float32 numbers, rounded to TF32 as by PTX's ``cvt.rna``. Tensor cores cut bits off, so that all sums shrink."""
     bits = (x.to(tl.int32, bitcast=True) + _HALF) & _KEPT
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.constexpr_function
+def has_bias(tiling):
+    """Whether there is a bias to begin the sums with."""
+    return tiling.epilogue is not None and tiling.epilogue.bias is not None
+
+
+@triton.constexpr_function
+def _features(epilogue, dtype):
+    digits = 8 if dtype.is_bf16() else 11 if dtype.is_fp16() else 24
+    return ActivationFeatures(0, kind=epilogue.activation, double=dtype.is_fp64(), digits=digits)
+
+
+@triton.jit
+def activated(x, epilogue: tl.constexpr, dtype: tl.constexpr):
+    """The activation of a tile in the accumulator's type, for a result of this dtype."""
+    return activated_tile(x, _features(epilogue, dtype))

@@ -3,18 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
-from einops_fast.backends.triton.contraction.chain.tilings import ChainProblem, chain_problem
-from einops_fast.backends.triton.contraction.loops.tilings import Reduction, reduction
-from einops_fast.backends.triton.contraction.matrix_tiles import LEFT, RIGHT
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction, contraction
-from einops_fast.backends.triton.device.tiling import Axis
+from einops_fast.backends.triton.contraction.chain.kernel import array_of
+from einops_fast.backends.triton.contraction.tiling import FACTOR, LEFT, OUT, RIGHT, Product, fastest
+from einops_fast.backends.triton.device.tiling import Axis, by_stride, merge_axes, needs_64_bits
 from einops_fast.planning.chains import chain_of
+from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Fused, Loop
 
-__all__ = ["as_reduction", "layouts", "multiplies_matrices", "problem", "slowest_first", "with_more_rows"]
+__all__ = [
+    "ChainProblem", "Contraction", "Loops", "Reduction", "as_reduction", "layouts", "multiplies_matrices", "problem",
+    "slowest_first", "with_more_rows",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contraction(Product):
+    """Two operands and a result as loops by role; every axis has the strides of left, right and result.
+
+    There may be an array more: a factor of the left operand, or the bias of an epilogue.
+    """
+
+    contracted: tuple[Axis, ...]
+    epilogue: Epilogue | None = None
+
+    @property
+    def summed(self) -> tuple[tuple[Axis, ...], ...]:
+        return (self.contracted,)
+
+    @cached_property
+    def factored(self) -> bool:
+        """Whether the left operand is the product of two arrays."""
+        return len(sum(self.roles, ())[0].strides) > FACTOR and self.epilogue is None
+
+    @cached_property
+    def results(self) -> int:
+        """How many arrays are written."""
+        return 2 if self.epilogue is not None and self.epilogue.keeps else 1
+
+    @cached_property
+    def moved(self) -> int:
+        """Elements of all arrays that are read or written once."""
+        axes = [axis for role in (self.batch, *self.roles) for axis in role]
+        arrays = range(len(axes[0].strides))
+        sizes = [prod(axis.size for axis in axes if axis.strides[array]) for array in arrays]
+        return sum(sizes) + (self.results - 1) * sizes[OUT]
+
+    @cached_property
+    def regrouped(self) -> bool:
+        """Whether the result is contiguous along a batch axis, or along other rows or columns than their operand."""
+        sides = ((self.rows, LEFT), (self.columns, RIGHT))
+        found = [(fastest(axes, operand), fastest(axes, OUT)) for axes, operand in sides]
+        torn = any(read is not None and written is not None and read != written for read, written in found)
+        return torn or self.along_batch
+
+    @cached_property
+    def along_batch(self) -> bool:
+        """Whether the result is contiguous along a batch axis, of which a tile has one index."""
+        return fastest(self.batch, OUT) is not None
+
+
+@dataclass(frozen=True)
+class ChainProblem(Product):
+    """A chain of operands and a result as loops by role; for the strides of an axis see :func:`array_of`."""
+
+    links: tuple[tuple[Axis, ...], ...]
+
+    @property
+    def summed(self) -> tuple[tuple[Axis, ...], ...]:
+        return self.links
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Extent of each link."""
+        return self.extents[3:]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A product of ``operands`` arrays as loops; in every axis the result's stride follows the operands'."""
+
+    operands: int
+    free: tuple[Axis, ...]
+    summed: tuple[Axis, ...]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Elements of the result, and how many products each is the sum of."""
+        return prod(axis.size for axis in self.free), prod(axis.size for axis in self.summed)
+
+    @property
+    def wide(self) -> bool:
+        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
+        return needs_64_bits(self.free + self.summed, self.extents)
+
+    def size(self, array: int) -> int:
+        """Elements of one array."""
+        return prod(axis.size for axis in self.free + self.summed if axis.strides[array])
+
+
+Loops = ChainProblem | Contraction | Reduction
 
 
 def layouts(step: Fused) -> list[tuple[int, ...]]:
@@ -43,8 +135,7 @@ def _sides(step: Fused) -> tuple[list[Loop], list[Loop], list[Loop]] | None:
         return list(chain.batch), slowest_first(chain.rows, 0), slowest_first(chain.columns, -1)
     if not multiplies_matrices(step):
         return None
-    kept = [loop for loop in step.loops if loop.kept]
-    batch, rows, columns = ([loop for loop in kept if _role(loop) == role] for role in ("batch", "rows", "columns"))
+    batch, rows, columns = (_of_role(step, role) for role in ("batch", "rows", "columns"))
     return batch, slowest_first(rows, LEFT), slowest_first(columns, RIGHT)
 
 
@@ -55,44 +146,64 @@ def with_more_rows(step: Fused) -> tuple[Fused, bool]:
     """
     if not multiplies_matrices(step) or len(step.reads) > 2:
         return step, False
-    rows, columns = (prod(loop.size for loop in step.loops if _role(loop) == role) for role in ("rows", "columns"))
+    rows, columns = (prod(loop.size for loop in _of_role(step, role)) for role in ("rows", "columns"))
     if rows >= columns:
         return step, False
     return step.replace(loops=tuple(loop.replace(strides=loop.strides[::-1]) for loop in step.loops)), True
 
 
-def problem(step: Fused, strides: Sequence[int]) -> ChainProblem | Contraction | Reduction:
-    """The step as loops by role, for a result with these strides."""
+def problem(step: Fused, strides: Sequence[int]) -> Loops:
+    """The step as loops by role, with whatever can be joined joined, for a result with these strides."""
     of_result = dict(zip(step.labels, strides, strict=True))
     chain = chain_of(step.loops)
     if chain is not None:
 
-        def axes_of(loops: Iterable[Loop]) -> list[Axis]:
-            """Axes with their strides where the chain kernel looks for them."""
-            return [
+        def axes_of(loops: Iterable[Loop], array: int) -> tuple[Axis, ...]:
+            """Axes with their strides where the chain kernel looks for them, in the order of one array."""
+            axes = [
                 Axis(loop.size, (loop.strides[0], loop.strides[-1], of_result.get(loop.label, 0), *loop.strides[1:-1]))
                 for loop in loops
             ]
+            return _merged(axes, array)
 
-        batch, rows, columns = map(axes_of, (chain.batch, chain.rows, chain.columns))
-        return chain_problem(batch, rows, columns, list(map(axes_of, chain.links)))
-    if multiplies_matrices(step):
-        roles: dict[str, list[Axis]] = {"batch": [], "rows": [], "columns": [], "contracted": []}
-        for loop in step.loops:
+        last = len(chain.links) - 1
+        # A link has the order of a large operand, where it is of one.
+        links = [axes_of(link, RIGHT if at == last else array_of(at, last + 2)) for at, link in enumerate(chain.links)]
+        batch, rows, columns = (axes_of(loops, OUT) for loops in (chain.batch, chain.rows, chain.columns))
+        return ChainProblem(batch, rows, columns, tuple(links))
+    if not multiplies_matrices(step):
+        return as_reduction(step, strides)
+    epilogue = step.epilogue
+    of_bias = None if epilogue is None or epilogue.bias is None else dict(zip(step.labels, epilogue.bias, strict=True))
+
+    def role(name: str, array: int) -> tuple[Axis, ...]:
+        axes = []
+        for loop in _of_role(step, name):
             left, right, *more = loop.strides
-            if step.epilogue is not None and step.epilogue.bias is not None:
-                more = [dict(zip(step.labels, step.epilogue.bias, strict=True)).get(loop.label, 0)]
-            roles[_role(loop)].append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *more)))
-        return contraction(**roles, epilogue=step.epilogue)
-    return as_reduction(step, strides)
+            more = more if of_bias is None else [of_bias.get(loop.label, 0)]
+            axes.append(Axis(loop.size, (left, right, of_result.get(loop.label, 0), *more)))
+        return _merged(axes, array)
+
+    batch, rows, columns = (role(name, OUT) for name in ("batch", "rows", "columns"))
+    return Contraction(batch, rows, columns, role("contracted", LEFT), epilogue)
 
 
 def as_reduction(step: Fused, strides: Sequence[int]) -> Reduction:
     """The same as loops over products, be they of matrices or not."""
     of_result = dict(zip(step.labels, strides, strict=True))
-    axes = [(loop, Axis(loop.size, (*loop.strides, of_result.get(loop.label, 0)))) for loop in step.loops]
-    free = [axis for loop, axis in axes if loop.kept]
-    return reduction(len(step.reads), free, [axis for loop, axis in axes if not loop.kept])
+    axes = [(loop.kept, Axis(loop.size, (*loop.strides, of_result.get(loop.label, 0)))) for loop in step.loops]
+    free, summed = ([axis for kept, axis in axes if kept == wanted] for wanted in (True, False))
+    operands = len(step.reads)
+    largest = max(range(operands), key=Reduction(operands, tuple(free), tuple(summed)).size)
+    return Reduction(operands, _merged(free, operands), _merged(summed, largest))
+
+
+def _merged(axes: Iterable[Axis], array: int) -> tuple[Axis, ...]:
+    return merge_axes(by_stride(axes, array))
+
+
+def _of_role(step: Fused, role: str) -> list[Loop]:
+    return [loop for loop in step.loops if _role(loop) == role]
 
 
 def _role(loop: Loop) -> str:

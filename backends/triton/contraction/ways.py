@@ -14,16 +14,10 @@ from einops_fast.backends.triton.contraction.launch import GENERIC, BoxKernel, K
 from einops_fast.backends.triton.contraction.library import Candidate, Run
 from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, accumulator, follow_early
+from einops_fast.backends.triton.launching.rehearsing import Rehearsed
 from einops_fast.planning.steps import Fused
 
-__all__ = [
-    "ANY_SIZE",
-    "ORDER",
-    "BoxCandidate",
-    "CopyCandidate",
-    "KernelCandidate",
-    "Order",
-]
+__all__ = ["ANY_SIZE", "ORDER", "BoxCandidate", "CopyCandidate", "KernelCandidate", "Order"]
 
 ANY_SIZE = "any size, "
 """What the name of a kernel begins with that is told sizes and strides when it runs."""
@@ -33,15 +27,7 @@ ORDER = ", order "
 
 
 class Order(NamedTuple):
-    """A step, and one of the orders that its result may have.
-
-    Attributes:
-        number: of the order; the first one is C order.
-        step: the step.
-        strides: of the result.
-        swapped: whether the kernel takes the step's two operands the other way round.
-        dtype: of the operands and the result.
-    """
+    """A step, and one of the orders of its result; the kernel takes the operands the other way round if ``swapped``."""
 
     number: int
     step: Fused
@@ -51,17 +37,9 @@ class Order(NamedTuple):
 
 
 class KernelCandidate(Candidate):
-    """A kernel of our own with one tiling.
+    """A kernel of our own with one tiling; ``generic`` if it is told sizes and strides when it runs.
 
     A bias follows the operands; an epilogue that keeps the sums has two results.
-
-    ``leads`` and ``follows`` say whether the next one may begin while it ends, and itself while that before it does.
-
-    Args:
-        order: what is computed, and how the result lies.
-        seconds: predicted time.
-        tiling: what the kernel is specialised for.
-        generic: it isn't for sizes and strides, which it is told when it runs.
     """
 
     def __init__(self, order: Order, seconds: float, tiling: Any, generic: bool = False) -> None:
@@ -85,10 +63,11 @@ class KernelCandidate(Candidate):
         then = replace(sum_of_parts(self.tiling.split, self.tiling.reach), follows=follow_early())
         return Kernel(then, accumulator(self.dtype), self.dtype, told=self._generic)
 
-    def compile(self, aligned: bool = True) -> None:
-        self._kernel.compile(aligned)
+    def launches(self, aligned: bool = True) -> list[Rehearsed]:
+        kernels = [Rehearsed(self._kernel, self._kernel.declared(aligned))]
         if self.tiling.split > 1:
-            self._addition.compile()
+            kernels.append(Rehearsed(self._addition, self._addition.declared()))
+        return kernels
 
     @property
     def told(self) -> KernelCandidate | None:
@@ -100,7 +79,7 @@ class KernelCandidate(Candidate):
     @property
     def compiled_as(self) -> Hashable:
         """What its kernels are compiled for: those of two problems that are alike here are the same ones."""
-        kernels = [self._kernel] if self.tiling.split == 1 else [self._kernel, self._addition]
+        kernels = [each.call for each in self.launches()]
         return self.dtype, *[(each.constants["tiling"], *sorted(each.options.items())) for each in kernels]
 
     def _in_turn(self) -> Any:
@@ -146,13 +125,7 @@ class KernelCandidate(Candidate):
 
 
 class BoxCandidate(KernelCandidate):
-    """The kernel that has boxes copied by the hardware; another way where an address isn't one that this can do.
-
-    Args:
-        order, seconds, tiling: as of other kernels.
-        other: finds a kernel for the same order of the result.
-        units: multiprocessors of the device.
-    """
+    """The kernel that has boxes copied by the hardware; ``other`` finds one for addresses that this can't do."""
 
     in_boxes = True
 
@@ -181,13 +154,7 @@ class BoxCandidate(KernelCandidate):
 
 
 class CopyCandidate(Candidate):
-    """Copies of operands in an order that suits the kernel, then the kernel; another way where no memory is left.
-
-    Args:
-        copies: how each operand is copied that is.
-        then: the kernel that reads these instead.
-        other: finds a way without copies.
-    """
+    """Copies in an order that suits the kernel, then the kernel; ``other`` finds a way where no memory is left."""
 
     def __init__(self, copies: dict[int, Candidate], then: Candidate, other: Callable[[], Candidate]) -> None:
         self.name, self.in_order = self.described(copies) + then.name, then.in_order
@@ -203,10 +170,9 @@ class CopyCandidate(Candidate):
         """What the name begins with."""
         return f"copy of {' and '.join(f'operand {at}' for at in copied)}, "
 
-    def compile(self, aligned: bool = True) -> None:
-        for way in self._copies.values():
-            way.compile(aligned)
-        self._then.compile()
+    def launches(self, aligned: bool = True) -> list[Any]:
+        copies = [each for way in self._copies.values() for each in way.launches(aligned)]
+        return [*copies, *self._then.launches()]
 
     def run(self, memory: Memory, device: int) -> Run:
         copies = [(at, copy.run(memory, device)) for at, copy in self._copies.items()]

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["heard", "meet", "notes_here", "tell"]
+__all__ = ["again", "heard", "meet", "notes_here", "tell"]
 
 _BARRIER = gl.constexpr(8)
 """Bytes of a barrier."""
@@ -113,3 +113,17 @@ def heard(notes, step, t: gl.constexpr):
     return gl.inline_asm_elementwise(
         "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [place], dtype=(gl.float32, gl.float32), is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def again(value):
+    """A tile as it was read, but for all that the compiler knows something else.
+
+    If numbers of 16 bits are wanted again, the compiler rather keeps what was made of them, in twice as many registers,
+    than to convert them once more.
+    """
+    if value.dtype == gl.uint32:
+        value = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
+    elif value.dtype.primitive_bitwidth == 16:
+        value = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
+    return value

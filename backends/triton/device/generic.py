@@ -68,12 +68,7 @@ class _Role:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A tiling without sizes and strides.
-
-    Attributes:
-        kind: of the tiling.
-        parts: its fields, and what else its kernel reads, by name.
-    """
+    """A tiling of this kind without sizes and strides: its fields, and what else its kernel reads, by name."""
 
     kind: type
     parts: tuple[tuple[str, Any], ...]
@@ -98,10 +93,7 @@ _OPTIONS = "warps", "stages"
 def generic(tiling: Any, vector: int, in_chunks: bool) -> tuple[Pattern, tuple[int, ...]]:
     """Return the pattern of a tiling, and the numbers that a kernel compiled for it is told for this one.
 
-    Args:
-        tiling: of the kernel that takes pointers, or of the loop kernel.
-        vector: elements that a thread loads at once, at most.
-        in_chunks: sums have chunks where they are long enough, see the tiling.
+    A thread loads at most a ``vector`` of elements at once; ``in_chunks`` is for sums that have some, see the tiling.
     """
     roles = {each.name: getattr(tiling, each.name) for each in fields(tiling)}
     axes = [axis for value in roles.values() for axis in _axes(value)]
@@ -132,12 +124,7 @@ def _axes(value: Any) -> Iterable[Axis]:
 
 
 class _Told:
-    """The numbers that a kernel is told, in the order in which they are asked for.
-
-    Args:
-        axes: all of the tiling.
-        vector: elements that a thread loads at once, at most.
-    """
+    """The numbers that a kernel is told, in the order in which they are asked for."""
 
     def __init__(self, axes: Iterable[Axis], vector: int) -> None:
         self.numbers: list[int] = []

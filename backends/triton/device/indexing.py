@@ -1,4 +1,4 @@
-"""Device functions from a tile's number to memory offsets.
+"""Device functions from a tile's number to memory offsets, and what a kernel of such tiles begins and ends with.
 
 Extents and strides are known while compiling, or the kernel is told some when it runs: ``numbers`` are these, see
 :mod:`~einops_fast.backends.triton.device.generic`.
@@ -14,25 +14,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from einops_fast.backends.triton.device.generic import Nest, Number
 
 __all__ = [
-    "counted",
-    "field",
-    "group_field",
-    "group_inside",
-    "group_offsets",
-    "inside",
-    "inside_at",
-    "lacks",
-    "may_exceed",
-    "offsets_at",
-    "run_inside",
-    "run_offsets",
-    "tile_offsets",
-    "told",
-]
+    "counted", "field", "group_field", "group_inside", "group_offsets", "inside", "inside_at", "lacks", "may_exceed",
+    "offsets_at", "run_inside", "run_offsets", "store_tile", "take_turn", "tile_offsets", "told",
+]  # fmt: skip
 
 
 @triton.constexpr_function
@@ -282,3 +271,52 @@ def run_inside(tile, role: tl.constexpr, array: tl.constexpr, numbers=None):
     else:
         found = inside(tile, role, False, numbers)
     return found
+
+
+@triton.jit
+def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers=None):
+    """A tile of the result, in its own dtype and order of axes."""
+    rows: tl.constexpr = field(tiling, "rows")
+    wide: tl.constexpr = field(tiling, "wide")
+    value = product.to(out.dtype.element_ty)
+    if field(tiling, "scattered"):
+        value = value.reshape(
+            (
+                group_field(rows, 0, "block"),
+                group_field(rows, 1, "block"),
+                group_field(columns, 0, "block"),
+                group_field(columns, 1, "block"),
+            )
+        )
+        place = (
+            group_offsets(row_tile, rows, 0, 2, wide, numbers)[:, None, None, None]
+            + group_offsets(row_tile, rows, 1, 2, wide, numbers)[None, :, None, None]
+            + group_offsets(column_tile, columns, 0, 2, wide, numbers)[None, None, :, None]
+            + group_offsets(column_tile, columns, 1, 2, wide, numbers)[None, None, None, :]
+        )
+        exists = (
+            group_inside(row_tile, rows, 0, numbers)[:, None, None, None]
+            & group_inside(row_tile, rows, 1, numbers)[None, :, None, None]
+            & group_inside(column_tile, columns, 0, numbers)[None, None, :, None]
+            & group_inside(column_tile, columns, 1, numbers)[None, None, None, :]
+        )
+        tl.store(out + place, value, mask=exists)
+    else:
+        place = (
+            tile_offsets(row_tile, rows, 2, False, wide, numbers)[:, None]
+            + tile_offsets(column_tile, columns, 2, False, wide, numbers)[None, :]
+        )
+        exists = inside(row_tile, rows, False, numbers)[:, None] & inside(column_tile, columns, False, numbers)[None, :]
+        tl.store(out + place, value, mask=exists)
+
+
+@triton.jit
+def take_turn(tiling: tl.constexpr):
+    """What a kernel begins with, before it reads or writes anything: programmatic dependent launch (Hopper).
+
+    One that follows another one begins while that ends, and waits for its results.
+    """
+    if field(tiling, "leads"):
+        gdc_launch_dependents()
+    if field(tiling, "follows"):
+        gdc_wait()

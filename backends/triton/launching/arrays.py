@@ -15,11 +15,9 @@ __all__ = ["Array", "Descriptor", "mapped"]
 class Array(NamedTuple):
     """What is known of an array when a kernel that takes it is compiled.
 
-    Attributes:
-        dtype: the framework's, or its name as in NumPy.
-        shape, strides, box: in elements, for the hardware, which copies boxes: at most five axes; the last stride is 1,
-            the others are multiples of 16 bytes. Without these, the kernel gets the address.
-        aligned: whether the address is a multiple of 16.
+    Shape, strides and box are in elements, for the hardware, which copies boxes: at most five axes; the last stride is
+    1, the others are multiples of 16 bytes. Without a box, the kernel gets the address, a multiple of 16 if it is
+    ``aligned``.
     """
 
     dtype: Any

@@ -16,10 +16,9 @@ _TOGETHER = "3.7"
 
 
 class Launch(NamedTuple):
-    """How a kernel is queued.
+    """How a kernel is queued: ``queue`` takes the numbers of programs, the stream, and what :meth:`arguments` gives.
 
     Attributes:
-        queue: takes the numbers of programs, the stream, and what :meth:`arguments` gives.
         head: the kernel and what is fixed about it.
         bare: whether it takes expanded descriptors.
         together: whether it takes the kernel's arguments as a tuple.

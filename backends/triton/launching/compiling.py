@@ -43,13 +43,7 @@ _INT32 = range(-(1 << 31), 1 << 31)
 
 
 class Signature(NamedTuple):
-    """What a kernel is compiled for, besides the device and the compiler's options.
-
-    Attributes:
-        types: of the arguments, by name, as Triton's compiler spells them.
-        constants: the values that are known while compiling.
-        aligned: the arguments that are multiples of 16: addresses and numbers.
-    """
+    """What a kernel is compiled for: types as Triton spells them, constants, and what is a multiple of 16."""
 
     types: tuple[tuple[str, Any], ...]
     constants: tuple[tuple[_Path, Any], ...]
@@ -59,15 +53,11 @@ class Signature(NamedTuple):
 def signature(
     function: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...], even: Collection[str] | None
 ) -> Signature:
-    """Return what a kernel is compiled for.
+    """Return what a kernel is compiled for: an :class:`Array`, ``None``, a number, or a tuple of such, and constants.
 
-    Args:
-        function: the kernel.
-        arguments: the first ones: an :class:`Array`, ``None``, a number, or a tuple of such.
-        constants: the other ones.
-        even: fields of tuples that the compiler is told to be multiples of 16 where they are; of other numbers it's
-            told nothing. If ``None``, it's told as much as Triton's launcher does: 1 is a constant, and so on, but for
-            arguments that the kernel excludes (``do_not_specialize``).
+    ``even`` are fields of tuples that the compiler is told to be multiples of 16 where they are; of other numbers it's
+    told nothing. If ``None``, it's told as much as Triton's launcher does: 1 is a constant, and so on, but for
+    arguments that the kernel excludes (``do_not_specialize``).
     """
     types: list[Any] = []
     known: list[tuple[_Path, Any]] = []

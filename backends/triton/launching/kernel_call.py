@@ -31,18 +31,11 @@ _Ready = tuple[Callable[..., None], int, int, int, tuple[Any, ...]]
 
 
 class KernelCall:
-    """A kernel with everything fixed but its arrays.
+    """A kernel with everything fixed but its arrays, which come first among its arguments.
 
-    It is compiled at the first launch, for the numbers and for the arrays' dtypes and alignment.
-
-    Args:
-        function: the kernel, whose first arguments are arrays or tuples of arrays, the same ones in all calls.
-        grid: how many programs.
-        tail: the arguments that follow.
-        constants: those that are known while compiling, in the kernel's order.
-        warps, stages: of a program.
-        ctas: thread blocks of a program, which are then a cluster.
-        registers: of a thread, at most.
+    They, or tuples of them, are the same ones in all calls; ``tail`` follows, then the ``constants`` that are known
+    while compiling, in the kernel's order. It is compiled at the first launch, for the numbers and for the arrays'
+    dtypes and alignment. So many thread blocks (``ctas``) of a program are a cluster.
     """
 
     _declared: tuple[Any, ...] | None = None
@@ -76,8 +69,7 @@ class KernelCall:
     def __call__(self, memory: Memory, device: int, *arrays: Any) -> bool:
         """Queue the kernel on the framework's stream of the device, which is the current one.
 
-        Returns:
-            Whether it was queued: not where the kernel copies boxes of an array that lies at an odd address.
+        Returns whether it was queued: not where the kernel copies boxes of an array that lies at an odd address.
         """
         # Few attributes are read: the interpreter finds those of a class less fast where others share this code.
         pointer, given = memory.pointer, self._given
@@ -171,11 +163,7 @@ class KernelCall:
         return self.function, given, tuple(self.options.items())
 
     def at_a_time(self, *arrays: Any) -> int | None:
-        """Return how many of its programs run at a time, if these are clusters; ``None`` if that isn't known.
-
-        Args:
-            arrays: as for :meth:`compile_for`.
-        """
+        """Return how many of its programs, which are clusters, run at a time; ``None`` if that isn't known."""
         if self._interpreted:
             return None
         compiled, threads = self.compile_for(*arrays), LANES * self.options["num_warps"]
@@ -185,16 +173,9 @@ class KernelCall:
 class DeclaredCall(KernelCall):
     """A kernel whose arrays are described before there are any; some may be copied as boxes.
 
-    Args:
-        function: the kernel.
-        grid: how many programs.
-        arrays: an :class:`Array` in place of each that the kernel takes, or a tuple of these; ``None`` where there is
-            none.
-        tail, constants: the arguments that follow, as of any kernel.
-        options: the compiler's.
-        even: fields of tuples in ``tail`` that the compiler is told to be multiples of 16 where they are.
-        order: where each array that the kernel takes is in a call, in tuples as the kernel has them; if ``None``, a
-            call has the kernel's order.
+    There is an :class:`Array` in place of each that the kernel takes, in tuples as the kernel has them, ``None`` where
+    there is none. ``even`` are fields of tuples in ``tail`` that the compiler is told to be multiples of 16 where they
+    are; ``order`` is where each array is in a call, if a call hasn't the kernel's order.
     """
 
     def __init__(
@@ -218,9 +199,13 @@ class DeclaredCall(KernelCall):
         self._aligned = [array is not None and array.aligned for array in _flat(arrays)]
         self._boxes = any(array is not None and array.box for array in _flat(arrays))
 
+    def declared(self, aligned: bool = True) -> tuple[Any, ...]:
+        """Return what stands for arrays at aligned addresses, or at any; boxes are copied from aligned ones."""
+        return self._declared if aligned or self._boxes else self._anywhere
+
     def compile(self, aligned: bool = True) -> Any:
-        """Compile for the current device, and for aligned addresses or for any; boxes are copied from aligned ones."""
-        return self.compile_for(*(self._declared if aligned or self._boxes else self._anywhere))
+        """Compile for the current device, and for aligned addresses or for any."""
+        return self.compile_for(*self.declared(aligned))
 
     def _described(self, pointer: Callable[[Any], int], arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
         for array, aligned in zip(_flat(arrays), self._aligned, strict=True):

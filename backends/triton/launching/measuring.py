@@ -17,11 +17,7 @@ __all__ = ["Measurable", "measure", "works"]
 
 
 class Measurable(Protocol):
-    """One of several ways to compute the same.
-
-    Attributes:
-        name: unique among them, and stable, so that a measured choice can be kept.
-    """
+    """One of several ways to compute the same; a measured choice is kept by the name."""
 
     name: str
 
@@ -52,15 +48,9 @@ def measure(
     device: int,
     policy: Policy,
 ) -> choosing.Record | None:
-    """Return a record of the fastest of these ways; ``None`` if none works.
+    """Return a record of the fastest of these ways on the operands of a call; ``None`` if none works.
 
-    Args:
-        ways: what computes the same.
-        preferred: the names of those that may take a little longer.
-        operands: of the call.
-        memory: the framework's arrays.
-        device: which the operands are on.
-        policy: how ways are timed.
+    Those whose names are ``preferred`` may take a little longer.
     """
 
     def compiles(way: Way) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from contextlib import suppress
+
+from einops_fast.backends.gpu_driver import library
 
 __all__ = ["ask_for_shared", "clusters_at_a_time"]
 
@@ -32,41 +34,28 @@ class _Configuration(ctypes.Structure):
     ]
 
 
-def _driver() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
 def ask_for_shared(function: int, size: int) -> None:
     """Let a kernel have so many bytes of dynamic shared memory.
 
     Triton does if they are more than 48 KiB. But there may be static shared memory beside them.
     """
-    driver = _driver()
-    if driver is not None:
-        driver.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, size)
+    with suppress(OSError):
+        library().cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, size)
 
 
 def clusters_at_a_time(function: int, blocks: int, threads: int, shared: int) -> int | None:
-    """So many clusters of a kernel run at a time on the current device, if nothing else does; ``None`` if unknown.
+    """Return how many clusters of a kernel run at a time on the current device; ``None`` if that isn't known.
 
+    A cluster has so many thread blocks, and each of these so many threads and bytes of dynamic shared memory.
     Multiprocessors come in groups that no cluster goes beyond, and not all groups are as large.
-
-    Args:
-        function: handle of the kernel.
-        blocks: thread blocks of a cluster.
-        threads: of a thread block.
-        shared: bytes of dynamic shared memory of a thread block.
     """
-    driver = _driver()
-    if driver is None:
+    try:
+        driver = library()
+    except OSError:
         return None
     attribute = _Attribute(_CLUSTER_DIMENSION, 0, (blocks, 1, 1))
     asked = _Configuration((blocks, 1, 1), (threads, 1, 1), shared, None, ctypes.pointer(attribute), 1)
-    found = ctypes.c_int()
-    kernel = ctypes.c_void_p(function)
+    found, kernel = ctypes.c_int(), ctypes.c_void_p(function)
     failed = driver.cuFuncSetAttribute(kernel, _ANY_CLUSTER_SIZE, 1)
     failed = failed or driver.cuOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(asked))
     return None if failed or found.value < 1 else found.value

@@ -19,13 +19,8 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.tiles import element_place, row_place
 
 __all__ = [
-    "from_shared",
-    "parameter",
-    "part_of_row",
-    "parts_of",
-    "stored",
-    "with_parts",
-]
+    "from_shared", "packed_pieces", "parameter", "part_of_row", "parts_of", "stored", "unpacked", "with_parts",
+]  # fmt: skip
 
 
 @gluon.jit
@@ -102,3 +97,33 @@ def from_shared(array, place, t: gl.constexpr):
         return place
     else:
         return place.load(field(t, "layout"))
+
+
+@gluon.jit
+def packed_pieces(tiles, item: gl.constexpr):
+    """Several tiles of numbers of ``item`` bytes, each packed: what a loop carries has a register for each number."""
+    found = ()
+    for at in gl.static_range(len(tiles)):
+        found += (_packed(tiles[at], item),)
+    return found
+
+
+@gluon.jit
+def _packed(tile, item: gl.constexpr):
+    """A tile whose numbers have ``item`` bytes, in half as many columns if these are two, else as it is."""
+    if item == 2:
+        pairs = gl.reshape(tile.to(gl.uint16, bitcast=True), [tile.shape[0], tile.shape[1] // 2, 2])
+        first, second = gl.split(pairs)
+        tile = first.to(gl.uint32) | (second.to(gl.uint32) << 16)
+    return tile
+
+
+@gluon.jit
+def unpacked(tile, item: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr):
+    """The same back as float32, from numbers of ``dtype``."""
+    if item == 2:
+        first = (tile & 0xFFFF).to(gl.uint16).to(dtype, bitcast=True)
+        second = (tile >> 16).to(gl.uint16).to(dtype, bitcast=True)
+        pairs = gl.join(first, second)
+        tile = gl.convert_layout(gl.reshape(pairs, [tile.shape[0], tile.shape[1] * 2]), layout, assert_trivial=True)
+    return tile.to(gl.float32)

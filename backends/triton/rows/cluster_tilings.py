@@ -45,15 +45,11 @@ _STEP = 16
 
 
 class Share(NamedTuple):
-    """What a thread block has of a row.
+    """What a thread block has of a row: room for a ``block`` of columns, warps, and registers of each thread, at most.
 
-    Attributes:
-        block: columns that it has room for.
-        warps: of a thread block.
-        registers: of a thread, at most.
-        each: thread blocks for a multiprocessor; 0: as many as there are rows for.
-        late: what is told about a row is only heard when the next one has been worked on, if there are several.
-        kept: what all rows share stays in registers, not in shared memory.
+    There are ``each`` thread blocks for a multiprocessor; 0: as many as there are rows for. What is told about a row is
+    only heard when the next one has been worked on if it is ``late``; what all rows share stays in registers, not in
+    shared memory, if it is ``kept``.
     """
 
     block: int
@@ -91,14 +87,10 @@ GRADIENTS_OF_NORM = (
 
 @dataclass(frozen=True)
 class ClusterTiling:
-    """What a kernel is specialised for.
+    """What a kernel is specialised for: thread blocks of a cluster, each with a share of the row.
 
-    Attributes:
-        ctas: thread blocks of a cluster, each with a part of the row.
-        share: what each has.
-        items: bytes of an element of each array that is read.
-        block, pieces: columns of a tile of parts, and how many of these hold parts, see :mod:`.pieces`.
-        ragged: parts don't fill their pieces.
+    ``items`` are bytes of an element of each array that is read; so many ``pieces``, tiles of ``block`` columns, hold
+    the parts of a row, which don't fill them if they are ``ragged``.
     """
 
     ctas: int
@@ -176,14 +168,11 @@ def in_parts(rows: Rows, count: int) -> Rows:
 def cluster_tilings(
     rows: Rows, whole: Sequence[int], items: Sequence[int], shares: Sequence[Share], shared: int
 ) -> list[ClusterTiling]:
-    """The tilings that are worth a try; none where there are no clusters, or for rows that don't need or fit them.
+    """Return tilings worth trying; none where there are no clusters, or for rows that don't need or fit them.
 
-    Args:
-        rows: how all arrays lie.
-        whole: which of them have whole rows.
-        items: bytes of an element of those that are read; none if these don't begin at multiples of 16 bytes.
-        shares: what thread blocks may have, beginning with the rule's for elements of two bytes; for others it is last.
-        shared: bytes of shared memory that a program may have.
+    ``whole`` are the arrays that have whole rows, and ``items`` bytes of an element of those that are read: none if
+    these don't begin at multiples of 16 bytes. The first of the shares is the rule's for elements of two bytes; for
+    others the last one is.
     """
     if interpreted() or not items or max(items) > 4 or shared < _SHARED:
         return []

@@ -6,7 +6,6 @@ The first of the ways is a rule's. It is taken where nothing may be timed or whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from einops_fast.backends.triton_support import circumstances
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
 
-__all__ = ["NONE", "Call", "ClusterWay", "Contest", "Site", "Step", "Way"]
+__all__ = ["NONE", "Call", "Contest", "Site", "Step", "Steps", "Way"]
 
 _LEAST = {"wait": 8 << 20, "always": 0}
 """Bytes of all arrays, by mode, below which the rule is good enough."""
@@ -32,16 +31,15 @@ NONE = -1
 Step = tuple[KernelCall, Sequence[int]]
 """A kernel, and which arrays it takes: positions among those of the call, the workspaces behind them, or ``NONE``."""
 
+Steps = tuple[Sequence[Step], Sequence[tuple[int, str]]]
+"""Kernels that run one after the other, and elements and dtype of each of their workspaces."""
+
 
 class Site(NamedTuple):
     """Where a call runs, and how its way is chosen.
 
-    Attributes:
-        memory: the framework's arrays.
-        device: where they are.
-        limits: bytes of shared memory that a program may have there, and how many multiprocessors there are.
-        mode: of :func:`einops_fast.autotune`.
-        aligned: arrays whose addresses matter begin at multiples of 16 bytes.
+    ``limits`` are the bytes of shared memory that a program may have there, and how many multiprocessors there are;
+    arrays whose addresses matter begin at multiples of 16 bytes if the call is ``aligned``.
     """
 
     memory: Memory
@@ -51,22 +49,47 @@ class Site(NamedTuple):
     aligned: bool = True
 
 
+class Call(NamedTuple):
+    """A kind of call, as far as it makes a difference for time: in a line for people, and all else, ready for JSON.
+
+    Where a result is written ``in_place`` of what is read, no run may be repeated.
+    """
+
+    problem: str
+    details: Mapping[str, Any]
+    in_place: bool = False
+
+
 class Way:
     """Kernels that compute a kind of call, one after the other.
 
-    Args:
-        name: unique among the ways for a kind of call, and stable, so that a measured choice can be kept.
-        steps: the kernels.
-        work: elements and dtype of each workspace.
+    A measured choice is kept by the name, which is unique among the ways for a kind of call. Where each of the first
+    kernel's clusters has several rows, ``for_fewer`` gives the steps for fewer clusters: no more are launched than run
+    at a time, since others would come when the first ones have done all of their rows.
     """
 
-    def __init__(self, name: str, steps: Sequence[Step], work: Sequence[tuple[int, str]] = ()) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        steps: Sequence[Step],
+        work: Sequence[tuple[int, str]] = (),
+        for_fewer: Callable[[int], Steps] | None = None,
+    ) -> None:
+        self.name, self._for_fewer = name, for_fewer
+        self._set(steps, work)
+
+    def _set(self, steps: Sequence[Step], work: Sequence[tuple[int, str]]) -> None:
         # In one attribute, which another thread sees as a whole.
         self._plan = [(kernel, itemgetter(*positions)) for kernel, positions in steps], work
 
     def prepare(self, arrays: Sequence[Array | None]) -> None:
         """Do what has to be done once before the first launch, for arrays such as these."""
+        for_fewer, self._for_fewer = self._for_fewer, None
+        if for_fewer is not None:
+            kernel, given = self._kernels(arrays)[0]
+            most = kernel.at_a_time(*given)
+            if most is not None and most < kernel.grid[0]:
+                self._set(*for_fewer(most))
 
     def compile(self, arrays: Sequence[Array | None]) -> None:
         """Compile the kernels for arrays such as these."""
@@ -90,72 +113,18 @@ class Way:
             kernel(memory, device, *take(arrays))
 
 
-class ClusterWay(Way):
-    """A way whose first kernel has clusters, no more of which are launched than run at a time if each has several rows.
-
-    Others would come when the first ones have done all of their rows.
-
-    Args:
-        name: as for :class:`Way`.
-        clusters: how many there are rows for.
-        several: whether clusters have several rows.
-        steps: the steps for so many clusters, and the workspaces.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        clusters: int,
-        several: bool,
-        steps: Callable[[int], tuple[Sequence[Step], Sequence[tuple[int, str]]]],
-    ) -> None:
-        super().__init__(name, *steps(clusters))
-        self._clusters, self._several, self._steps_for = clusters, several, steps
-
-    def prepare(self, arrays: Sequence[Array | None]) -> None:
-        if self._several:
-            self._several = False
-            kernel, given = self._kernels(arrays)[0]
-            clusters = min(self._clusters, kernel.at_a_time(*given) or self._clusters)
-            super().__init__(self.name, *self._steps_for(clusters))
-
-
-@dataclass(frozen=True)
-class Call:
-    """A kind of call, as far as it makes a difference for time.
-
-    Attributes:
-        problem: what it computes, in a line for people.
-        details: all else about it that matters; ready for JSON.
-        in_place: a result is written over what is read, so that no run may be repeated.
-    """
-
-    problem: str
-    details: Mapping[str, Any]
-    in_place: bool = False
-
-
 class _Trial:
     """A way on the arrays of a call, for whoever measures it."""
 
     def __init__(self, way: Way, arrays: Sequence[Array | None]) -> None:
-        self.name, self.way, self._arrays = way.name, way, arrays
-
-    def compile(self) -> None:
-        self.way.compile(self._arrays)
+        self.name, self.way, self.compile = way.name, way, partial(way.compile, arrays)
 
     def run(self, memory: Memory, device: int) -> Callable[..., Any]:
         return partial(self.way.queue, memory, device)
 
 
 class Contest:
-    """Runs one kind of call in the way that is found to be the fastest when it is first run.
-
-    Args:
-        site: where it runs.
-        call: the kind.
-        ways: the rule's first.
-    """
+    """Runs one kind of call in the way that its first call finds to be the fastest; the rule's comes first."""
 
     def __init__(self, site: Site, call: Call, ways: Sequence[Way]) -> None:
         self.site, self.call, self.ways = site, call, ways

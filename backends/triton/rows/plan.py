@@ -9,20 +9,17 @@ from math import gcd
 from typing import Any
 
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.rows.cluster_tilings import ClusterTiling, Share, cluster_tilings, in_parts
+from einops_fast.backends.triton.rows.cluster_tilings import Share, cluster_tilings, in_parts
 from einops_fast.backends.triton.rows.column_sums import column_sums
-from einops_fast.backends.triton.rows.contest import NONE, Call, ClusterWay, Contest, Site, Step, Way
+from einops_fast.backends.triton.rows.contest import NONE, Call, Contest, Site, Step, Steps, Way
 from einops_fast.backends.triton.rows.rows import RowFeatures, Rows, RowTiling, typical
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.target import Operand
 
-__all__ = ["Operands", "RowCall", "Steps", "size_of", "strides_of"]
+__all__ = ["Operands", "RowCall", "size_of", "strides_of"]
 
 Operands = Sequence[Any]
 """An :class:`~einops_fast.planning.target.Operand` for each array, ``None`` where there is none."""
-
-Steps = tuple[Sequence[Step], Sequence[tuple[int, str]]]
-"""What a :class:`~einops_fast.backends.triton.rows.contest.Way` does: its kernels and their workspaces."""
 
 _CLUSTERS_LEAD = 12288
 """Columns up to which the kernels with one program for a row are as fast, on an H200."""
@@ -30,16 +27,10 @@ _CLUSTERS_LEAD = 12288
 
 @dataclass(frozen=True)
 class RowCall:
-    """One kind of call of an operator.
+    """One kind of call of an operator, which has a name for people.
 
-    Attributes:
-        site: where it runs.
-        name: of the operator, for people.
-        rows: how all arrays lie.
-        features: what the kernels are specialised for.
-        places: strides of rows, or of parts of them, as the kernels take them.
-        operands: the arrays of the call, in the kernels' order; of the first one's dtype is what tiles are of.
-        in_place: a result is written over what is read.
+    ``places`` gives strides of rows, or of parts of them, as the kernels take them; ``operands`` are the arrays of the
+    call, in the kernels' order; of the first one's dtype is what tiles are of.
     """
 
     site: Site
@@ -76,13 +67,8 @@ class RowCall:
     ) -> KernelCall:
         """Return a kernel with tiles of these rows.
 
-        Args:
-            function: takes arrays, sizes and strides of rows, their number, their length, ``numbers``, features, rows
-                and columns of a tile, ``constants``.
-            tiling: the tiles.
-            grid: how many programs.
-            numbers, constants: see above.
-            features: other ones than those of the call.
+        It takes arrays, sizes and strides of rows, their number, their length, ``numbers``, features, rows and columns
+        of a tile, ``constants``.
         """
         rows = self.rows
         tail = rows.sizes, self.places(rows), rows.count, rows.columns, *numbers
@@ -99,28 +85,18 @@ class RowCall:
     ) -> Way:
         """Return the way of whole rows, of blocks one after the other, or of parts of rows.
 
-        Args:
-            function: takes the call's arrays and ``sums`` others, in which parts of rows leave something for each other
-                in a first step.
-            sums: see above.
-            tiling, numbers, features: as for :meth:`kernel`.
+        The kernel takes the call's arrays and so many ``sums`` more, in which parts of rows leave something for each
+        other in a first step.
         """
         parts, count = tiling.parts, len(self.operands)
+        grid, numbers = (-(-self.rows.count // tiling.rows), parts), (tiling.part(self.rows.columns), *numbers)
         kernels = [
             self.kernel(
-                function,
-                tiling,
-                (-(-self.rows.count // tiling.rows), parts),
-                (tiling.part(self.rows.columns), *numbers),
-                features,
-                whole=tiling.whole,
-                pieces=tiling.pieces,
-                parts=parts,
-                step=step,
-                stages=tiling.stages,
+                function, tiling, grid, numbers, features, whole=tiling.whole, pieces=tiling.pieces, parts=parts,
+                step=step, stages=tiling.stages,
             )
             for step in ((1, 2) if parts > 1 else (0,))
-        ]
+        ]  # fmt: skip
         if parts == 1:
             return Way(tiling.name, [(kernels[0], (*range(count), *[NONE] * sums))])
         work = [(self.rows.count * parts, self.acc)] * sums
@@ -138,37 +114,29 @@ class RowCall:
     ) -> list[Way]:
         """Return the ways of long rows through clusters, see :mod:`~einops_fast.backends.triton.rows.cluster`.
 
-        Args:
-            function: takes the call's arrays, sizes of the axes that count whole rows, strides of parts, the number of
-                rows, their length, that of a part, ``numbers``, features and tiling.
-            shares, whole, items: as for :func:`~einops_fast.backends.triton.rows.cluster_tilings.cluster_tilings`.
-            numbers: see above.
-            features: those of parts.
-            steps: everything that is launched, if that is more than a kernel with so many clusters.
+        The kernel takes the call's arrays, sizes of the axes that count whole rows, strides of parts, the number of
+        rows, their length, that of a part, ``numbers``, features of parts and the tiling. ``shares``, ``whole`` and
+        ``items`` are as for :func:`~einops_fast.backends.triton.rows.cluster_tilings.cluster_tilings`; ``steps`` are
+        everything that is launched, if that is more than a kernel with so many clusters.
         """
-        tilings = cluster_tilings(self.rows, whole, items, shares, self.site.limits[0])
-        return [self._cluster_way(function, tiling, numbers, features, steps) for tiling in tilings]
+        rows, ways = self.rows, []
+        for tiling in cluster_tilings(rows, whole, items, shares, self.site.limits[0]):
+            share, parts = tiling.share, in_parts(rows, tiling.parts)
+            tail = parts.sizes[:-1], self.places(parts), rows.count, rows.columns, parts.columns, *numbers
+            options = {"f": features(parts), "t": tiling}, share.warps, 1, tiling.ctas, share.registers
 
-    def _cluster_way(
-        self, function: Any, tiling: ClusterTiling, numbers: Sequence[Any], features: Any, steps: Any
-    ) -> ClusterWay:
-        rows, share, parts = self.rows, tiling.share, in_parts(self.rows, tiling.parts)
-        tail = parts.sizes[:-1], self.places(parts), rows.count, rows.columns, parts.columns, *numbers
-        constants = {"f": features(parts), "t": tiling}
+            def made(clusters: int, tail: Any = tail, options: Any = options) -> Steps:
+                kernel = KernelCall(function, (clusters, 1), tail, *options)
+                return ([(kernel, range(len(self.operands)))], ()) if steps is None else steps(kernel, clusters)
 
-        def made(clusters: int) -> Steps:
-            grid = clusters, 1
-            kernel = KernelCall(function, grid, tail, constants, share.warps, 1, tiling.ctas, share.registers)
-            return ([(kernel, range(len(self.operands)))], ()) if steps is None else steps(kernel, clusters)
-
-        return ClusterWay(tiling.name, tiling.clusters(rows.count, self.site.limits[1]), tiling.several, made)
+            clusters = tiling.clusters(rows.count, self.site.limits[1])
+            ways.append(Way(tiling.name, *made(clusters), made if tiling.several else None))
+        return ways
 
     def added_up(self, count: int, results: Sequence[int]) -> tuple[list[int], list[tuple[int, str]], list[Step]]:
-        """Return what adds up columns that programs have added up in part: where sums are, workspaces, steps.
+        """Return what adds up columns of which ``count`` programs have made a sum each: places, workspaces, steps.
 
-        Args:
-            count: how many programs, each of which writes one sum of each column.
-            results: positions of the arrays of total sums, or ``NONE``; one or two.
+        ``results`` are positions of one or two arrays of total sums, or ``NONE``.
         """
         columns, wanted = self.rows.columns, [at for at in results if at != NONE]
         work = [(count * columns, self.acc)] * len(wanted)
@@ -179,12 +147,9 @@ class RowCall:
         return [sums.get(at, NONE) for at in results], work, steps
 
     def contest(self, ways: Sequence[Way], clusters: Sequence[Way] = (), **details: Any) -> Contest:
-        """Return the contest of these ways.
+        """Return the contest of ways of one program for a row or a part of it, the rule's first, and of clusters.
 
-        Args:
-            ways: those of one program for a row or for a part of it, the rule's first.
-            clusters: others, which are the rule for long rows that keep all processors busy.
-            details: what else makes a difference for time.
+        These are the rule for long rows that keep all processors busy. ``details`` also make a difference for time.
         """
         lead = self.rows.columns > _CLUSTERS_LEAD and 2 * self.rows.count >= self.site.limits[1]
         return Contest(self.site, self._call(details), [*clusters, *ways] if lead else [*ways, *clusters])

@@ -28,14 +28,12 @@ class RowFeatures:
 
     Attributes:
         axes: how many count the rows.
-        wide: offsets inside a row need 64 bits.
         double: compute in float64. Factors, which would be float32 as arguments, are then constants.
         unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
             where rows are cut.
         across: rows that go together, where neighbours are in different rows; see :meth:`Rows.across`.
         group: how many neighbours in a row a thread has at least.
-        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.cut_rows`; else 0.
-        dropout: some elements are dropped.
+        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.tiles`; else 0.
         fours: four columns each are drawn together.
         drop: probability of dropping an element, for float64 only.
     """
@@ -56,11 +54,8 @@ class RowFeatures:
 class Rows:
     """How several arrays lie as rows.
 
-    Attributes:
-        sizes: of the axes that count rows, merged; the last is the fastest. At least one.
-        strides: per array, those of these axes and then of the columns, in elements; 0 where an array lacks an axis.
-        columns: length of a row.
-        wide: offsets inside a row need 64 bits.
+    ``sizes`` are of the axes that count rows, merged, at least one; the last is the fastest. ``strides`` are per array
+    those of these axes and then of the columns, in elements; 0 where an array lacks an axis.
     """
 
     sizes: tuple[int, ...]
@@ -101,7 +96,7 @@ class Rows:
         return gcd(16, self.sizes[-1], *(stride for *outer, _, along in places for stride in (*outer, along)))
 
     def cut(self, arrays: Sequence[int], size: int) -> int:
-        """Return how many elements of so many bytes are read at once if rows are cut, see :mod:`.cut_rows`, or else 0.
+        """Return how many elements of so many bytes are read at once if rows are cut, see :mod:`.tiles`, or else 0.
 
         They are where they begin at odd places, but in all of these arrays as far from an even address.
         """
@@ -116,22 +111,17 @@ class Rows:
         return VECTOR // size if self.strides[0][-1] == 1 else 1
 
     def features(self, of_tiles: Iterable[int], drop: float | None = None, double: bool = False) -> dict[str, Any]:
-        """Return what :class:`RowFeatures` say about these rows.
+        """Return what :class:`RowFeatures` say about these rows, and the arrays that tiles are of.
 
-        Args:
-            of_tiles: the arrays that tiles are of.
-            drop: probability of dropping an element of an operator with dropout, whose last array has the places of
-                elements in C order.
-            double: compute in float64.
+        If there is a probability of dropping an element, be it 0, the last array has the places of elements in C order.
         """
-        numbered = range(len(self.strides) - (drop == 0))
         found: dict[str, Any] = {
             "axes": len(self.sizes),
             "wide": self.wide,
             "double": double,
             "unit": self.unit(of_tiles),
+            "across": self.across(range(len(self.strides) - (drop == 0))),
         }
-        found["across"] = self.across(numbered)
         if drop is not None:
             *outer, along = self.strides[-1]
             fours = self.columns % 4 == 0 and along == 1 and all(each % 4 == 0 for each in outer)
@@ -144,14 +134,10 @@ class RowTiling:
     """How much of the rows a program works on at a time.
 
     Attributes:
-        rows: how many rows.
-        block: how many columns.
-        whole: a whole row is held, so that it is read once and kept.
+        whole: a whole row is held, in so many pieces, so that it is read once and kept.
         parts: how many programs share a row.
-        warps: of a program.
         stages: how many tiles of rows are on their way to a program that works on several of them.
         programs: how many work on the tiles of rows; 0: one for each tile.
-        pieces: how many blocks hold a whole row, see :mod:`.pieces`.
         registers: of a thread, at most; 0: as many as the compiler likes.
     """
 
@@ -182,13 +168,7 @@ class RowTiling:
         return -(-blocks // self.parts) * self.block
 
     def fitting(self, arrays: int, size: int, shared: int) -> RowTiling:
-        """Return the tiling, but with one tile of each array at a time if more on their way wouldn't fit.
-
-        Args:
-            arrays: how many are read.
-            size: bytes of an element.
-            shared: bytes of shared memory that a program may have.
-        """
+        """Return the tiling, but with one tile of each array at a time if more wouldn't fit in shared memory."""
         needed = (self.stages - 1) * arrays * self.rows * self.pieces * self.block * size
         return self if needed < shared else replace(self, stages=1)
 
@@ -198,11 +178,6 @@ def pieces_of(columns: int, block: int, least: int) -> tuple[int, int]:
 
     >>> pieces_of(5000, 8192, 64), pieces_of(8000, 8192, 64)
     ((1024, 5), (8192, 1))
-
-    Args:
-        columns: to hold, not more than ``block``.
-        block: columns of the largest tile.
-        least: columns of the smallest.
     """
     blocks = [block]
     while blocks[-1] // 2 >= max(least, block // _MOST_PIECES):
@@ -214,12 +189,7 @@ def pieces_of(columns: int, block: int, least: int) -> tuple[int, int]:
 
 
 def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -> Rows:
-    """Return arrays of one shape as rows along ``axis``.
-
-    Args:
-        shape: of all arrays.
-        axis: the one along a row, not negative.
-        strides: per array, in elements; 0 where it is expanded.
+    """Return arrays of one shape as rows along an axis, by their strides in elements, 0 where they are expanded.
 
     >>> rows_of((2, 3, 5), 1, [(15, 5, 1), (0, 1, 3)])
     Rows(sizes=(2, 5), strides=((15, 1, 5), (0, 3, 1)), columns=3, wide=False)

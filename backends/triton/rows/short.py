@@ -61,15 +61,10 @@ def short_tilings_added_up(rows: Rows, size: int) -> list[RowTiling]:
 
 
 def _of_one_warp(rows: Rows, size: int, pieces: int) -> list[RowTiling]:
-    """Tilings of one warp, the best first.
+    """Tilings of one warp, the best first: of about so many pieces where a thread loads as much as can be at once.
 
     >>> [tiling.name for tiling in _of_one_warp(Rows((65536,), ((49, 1),), 49, False), 2, 4)]
     ['4×7·8, 1 warp', '2×4·16, 1 warp', '1×2·32, 1 warp']
-
-    Args:
-        rows: what they are for.
-        size: bytes of an element.
-        pieces: about as many are wanted where a thread loads as much as can be at once; else of few threads.
     """
     if not rows.contiguous:
         return []

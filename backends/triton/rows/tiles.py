@@ -1,9 +1,18 @@
 """Device functions for kernels that work along rows: where rows and their elements are, and which exist.
 
 A tile has rows along its first axis and columns along its second.
+
+*Pieces*: a tile has a power of two of columns. In one tile, a row of 5000 elements would have 8192, of which a third is
+nothing: registers and instructions that load no bytes. Five tiles of 1024 have hardly more than the row. All pieces
+have the same shape, and so the same threads at the same places; they are added up place by place before threads
+exchange anything.
+
+*Cut rows* begin at odd places, and are read in whole vectors: an edge up to the first even address, a body, and an
+edge. A program has one such row, or a part of its body; ``f.vector`` is how many neighbours a vector has, and 0 if rows
+aren't cut. Then the body is the whole row.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -14,22 +23,11 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type, multiple
 
 __all__ = [
-    "dropped_tile",
-    "element_place",
-    "exponential",
-    "exponentials",
-    "exponentials_of_rows",
-    "in_runs",
-    "in_units",
-    "kept_elements",
-    "kept_tile",
-    "last_block",
-    "load_parameter",
-    "load_tile",
-    "lowest",
-    "row_place",
-    "store_tile",
-]
+    "body_place", "cut_row", "dropped_tile", "edges", "element_place", "exponential", "exponentials",
+    "exponentials_of_rows", "in_runs", "in_units", "kept_elements", "kept_tile", "last_block", "load_parameter",
+    "load_parameters", "load_tile", "lowest", "most_of", "piece_columns", "pieces_exist", "row_place", "store_tile",
+    "sums_of_two", "total_of", "within",
+]  # fmt: skip
 
 
 @triton.jit
@@ -217,3 +215,97 @@ def dropped_tile(value, kept, drop, f: tl.constexpr):
     else:
         value = value * drop[1]
     return tl.where(kept, value, 0.0)
+
+
+@triton.jit
+def piece_columns(at, block: tl.constexpr):
+    """The columns of a piece."""
+    return at * block + tl.arange(0, block)
+
+
+@triton.jit
+def pieces_exist(there, columns, block: tl.constexpr, pieces: tl.constexpr):
+    """Which elements of each piece there are, of rows of which some are ``there``."""
+    exist = ()
+    for at in tl.static_range(pieces):
+        exist += (there[:, None] & (piece_columns(at, block) < columns)[None, :],)
+    return exist
+
+
+@triton.jit
+def load_parameters(array, strides, columns, block: tl.constexpr, pieces: tl.constexpr):
+    """The pieces of what all rows share, see :func:`load_parameter`."""
+    found = ()
+    for at in tl.static_range(pieces):
+        found += (load_parameter(array, strides, piece_columns(at, block), columns),)
+    return found
+
+
+@triton.jit
+def total_of(tiles):
+    """The sum of tiles, place by place."""
+    total = tiles[0]
+    for at in tl.static_range(1, len(tiles)):
+        total += tiles[at]
+    return total
+
+
+@triton.jit
+def most_of(tiles):
+    """The largest of the elements of tiles at each place."""
+    most = tiles[0]
+    for at in tl.static_range(1, len(tiles)):
+        most = tl.maximum(most, tiles[at])
+    return most
+
+
+@triton.jit
+def _both_sums(first, second, more_first, more_second):
+    return first + more_first, second + more_second
+
+
+@triton.jit
+def sums_of_two(first, second):
+    """The sums of the rows of two tiles. Threads exchange both at once, and wait for each other once."""
+    return tl.reduce((first, second), 1, _both_sums)
+
+
+@triton.jit
+def cut_row(place, columns, f: tl.constexpr):
+    """How many columns are before the first address that isn't odd, and from there on in whole vectors."""
+    vector: tl.constexpr = field(f, "vector")
+    if vector > 0:
+        # Of a tile's only row.
+        begin = tl.sum(place, 0)
+        head = min((vector - begin % vector) % vector, columns).to(tl.int32)
+        body = (columns - head) // vector * vector
+    else:
+        head = columns * 0
+        body = columns
+    return head, body
+
+
+@triton.jit
+def body_place(place, head, f: tl.constexpr):
+    """Where the bodies of rows begin."""
+    if field(f, "vector") > 0:
+        # Where that is rounded up is the same, and the compiler sees what it is a multiple of.
+        place = (place + head + (field(f, "vector") - 1)) // field(f, "vector") * field(f, "vector")
+    return place
+
+
+@triton.jit
+def within(column, end, f: tl.constexpr):
+    """Which columns of a body are before ``end``; the same for those that are read at once."""
+    if field(f, "vector") > 0:
+        column = column // field(f, "vector") * field(f, "vector")
+    return (column < end)[None, :]
+
+
+@triton.jit
+def edges(head, body, columns, f: tl.constexpr):
+    """Columns on both sides of the body, and which of them there are."""
+    vector: tl.constexpr = field(f, "vector")
+    run = tl.arange(0, 2 * vector)
+    column = tl.where(run < vector, run, head + body + run - vector)
+    return column, (tl.where(run < vector, run < head, column < columns))[None, :]

@@ -68,14 +68,10 @@ def _rivals(tilings: Iterable[RowTiling], arrays: int, size: int, shared: int) -
 
 
 def row_tilings(rows: Rows, size: int, live: int, arrays: int, shared: int) -> list[RowTiling]:
-    """Return tilings for rows that are read, reduced and written.
+    """Return tilings for rows of elements of so many bytes that are read, reduced and written.
 
-    Args:
-        rows: how they lie.
-        size: bytes of an element.
-        live: how many values per element are kept, 1 or 2.
-        arrays: how many are read.
-        shared: bytes of shared memory that a program may have.
+    Of each element ``live`` values are kept, 1 or 2; so many ``arrays`` are read, and a program may have so many bytes
+    of ``shared`` memory.
     """
     rule = _row_rule(rows, size, live)
     warps = rule.warps
@@ -179,9 +175,7 @@ def sums_tilings(rows: Rows, size: int, arrays: int, shared: int) -> list[RowTil
 def gradient_tilings(rows: Rows, size: int, sums: int, arrays: int, shared: int) -> list[RowTiling]:
     """Return tilings for whole rows that are also added up, by programs that have several; none if they are too long.
 
-    Args:
-        rows, size, arrays, shared: as for :func:`row_tilings`.
-        sums: how many sums of each column are made, up to 2.
+    Of each column up to two ``sums`` are made.
     """
     rule = _added_up_rule(rows, size, sums)
     if rule is None:

@@ -24,7 +24,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     run_of,
     tile_of,
 )
-from einops_fast.backends.triton.contraction.epilogue import activated, has_bias
+from einops_fast.backends.triton.contraction.matrix_product import activated, has_bias
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
 

@@ -43,10 +43,9 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     tile_of,
     tiles_of,
 )
-from einops_fast.backends.triton.contraction.epilogue import activated
+from einops_fast.backends.triton.contraction.matrix_product import activated
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.following import take_turn
-from einops_fast.backends.triton.device.indexing import field
+from einops_fast.backends.triton.device.indexing import field, take_turn
 
 __all__ = ["box_kernel"]
 

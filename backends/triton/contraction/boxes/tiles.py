@@ -28,15 +28,9 @@ _SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")
 
 @dataclass(frozen=True)
 class Dim:
-    """One axis of an array as TMA sees it.
+    """One axis of an array as TMA sees it: the position of a box is ``tile // divisor % count * step``.
 
-    Attributes:
-        size, stride: of the axis, in elements.
-        role: which tile number it belongs to.
-        divisor, count: the position along the axis is ``tile // divisor % count`` …
-        step: … times this.
-        box: how many neighbours are copied at once.
-        shift: from the rows of one warp group to those of the next.
+    ``role`` says which tile's number that is; ``shift`` is from the rows of one warp group to those of the next.
     """
 
     size: int
@@ -74,11 +68,8 @@ class BoxTiling(Tiling):
 
     Attributes:
         left, right, out: how the arrays are seen; a box of the left operand and of the result has 64 rows.
-        tiles: how many tiles there are of batch, rows and columns, and how many steps in each.
+        tiles: how many there are of batch, rows and columns, and how many steps in each.
         groups: warp groups, each with 64 rows of a tile.
-        width: columns of a tile.
-        depth: contracted extent of a step.
-        swath: tiles of rows that are worked on together, for the L2 cache.
         pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
             memory for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
         rest: columns of a tile's second part, where their number is no power of two.

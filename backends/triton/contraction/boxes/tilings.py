@@ -17,14 +17,23 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     View,
     ends_late,
 )
-from einops_fast.backends.triton.contraction.matrix_tiles import BIAS, FACTOR, LEFT, OUT, RIGHT
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction
-from einops_fast.backends.triton.contraction.tiling import even_parts, listed
+from einops_fast.backends.triton.contraction.problems import Contraction
+from einops_fast.backends.triton.contraction.tiling import (
+    BIAS,
+    FACTOR,
+    LEFT,
+    OUT,
+    RIGHT,
+    even_parts,
+    idle,
+    listed,
+    padded,
+)
 from einops_fast.backends.triton.device.tiling import Axis, power_of_two
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
-from einops_fast.planning.cost import Ceilings
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["box_tilings", "loose"]
+__all__ = ["loose", "tilings"]
 
 _ITEM = 2
 """Bytes of an element: the products of warp groups turn operands around for these only."""
@@ -71,21 +80,22 @@ _SHAPES = (
 )  # fmt: skip
 
 
-def box_tilings(problem: Contraction, item: int, on: Ceilings) -> list[tuple[float, BoxTiling]]:
-    """Tilings with predicted seconds, fastest first; none where strides don't let boxes be copied."""
-    if item != _ITEM:
-        return []
+def tilings(
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
+) -> list[tuple[float, BoxTiling]]:
+    """Return tilings with predicted seconds, fastest first; none where strides don't let boxes be copied.
+
+    A ``name`` makes no difference: there are few tilings.
+    """
     tiled = _tiled_axes(problem)
     if (
-        tiled is None
+        ITEM_SIZES[dtype] != _ITEM
+        or tiled is None
         or (problem.factored and tiled[0].strides[FACTOR] and tiled[-1].strides[FACTOR])
         or not all(_copyable(problem, array) for array in (LEFT, RIGHT))
+        or (_has_bias(problem) and not _along_one_side(problem, tiled))
+        or (loose(problem) and (problem.results > 1 or max(axis.strides[OUT] for axis in tiled) >= _FAR))
     ):
-        return []
-    keeps = problem.epilogue is not None and problem.epilogue.keeps
-    if loose(problem) and (keeps or max(axis.strides[OUT] for axis in tiled) >= _FAR):
-        return []
-    if _has_bias(problem) and not _along_one_side(problem, tiled):
         return []
     return [*listed(_all(problem, tiled, on), lambda tiling: _seconds(problem, tiling, on))]
 
@@ -145,7 +155,7 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis], on: Ceilings) -> 
         rest = width // fraction if fraction else 0
         if width > max(16, power_of_two(columns.size)):
             continue
-        if rest and -(-columns.size // (width + rest)) * (width + rest) > 0.93 * -(-columns.size // width) * width:
+        if rest and padded(columns.size, width + rest) > 0.93 * padded(columns.size, width):
             continue
         # Warp groups have neighbouring rows, or rows that lie apart along another axis.
         aparts: list[Axis | None] = [None] if rows.size > _GROUP_ROWS or groups == 1 else []
@@ -154,7 +164,7 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis], on: Ceilings) -> 
         for apart in aparts:
             for pieces, depth in product(_pieces(problem, width, rest), _depths(contracted.size)):
                 tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth, pieces)
-                if tiling is not None:
+                if tiling.stages > 1:
                     yield tiling
                     yield from _in_parts(tiling, on)
                     yield from _resident(tiling, on)
@@ -165,8 +175,15 @@ def _depths(size: int) -> Iterator[int]:
     deepest = min(64, max(16, power_of_two(size)))
     yield deepest
     half = deepest // 2
-    if half >= 16 and -(-size // half) * half < 0.93 * -(-size // deepest) * deepest:
+    if half >= 16 and padded(size, half) < 0.93 * padded(size, deepest):
         yield half
+
+
+def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
+    """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
+    yield 1
+    if ends_late(problem.epilogue) and not rest and width > _PIECE and not loose(problem):
+        yield width // _PIECE
 
 
 def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
@@ -176,30 +193,10 @@ def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     if split < 2:
         # More than one for each: the fewest parts that come close to whole rounds.
         most = min(_MOST_ROUNDS * on.units // places, steps // _LEAST_STEPS)
-        split = max(
-            range(1, most + 1), key=lambda parts: (round(_busy(parts * places, on.units), 1), -parts), default=1
-        )
+        busy = {parts: round(parts * places / padded(parts * places, on.units), 1) for parts in range(1, most + 1)}
+        split = max(busy, key=lambda parts: (busy[parts], -parts), default=1)
     if split > 1 and tiling.epilogue is None:
-        # What leaves by threads needs no shared memory.
-        stages = _stages(0, _step_bytes(tiling.groups, tiling.width + tiling.rest, tiling.depth))
-        yield replace(tiling, split=even_parts(steps, split), stages=stages)
-
-
-def _leaving(tiling: BoxTiling) -> int:
-    """Shared memory for results that leave."""
-    at_once = tiling.width if tiling.loose else tiling.width + tiling.rest
-    columns = at_once if tiling.pieces == 1 else 2 * tiling.width // tiling.pieces
-    return _GROUP_ROWS * tiling.workers * columns * _ITEM
-
-
-def _stages(held: int, step: int, most: int = _MOST_STAGES) -> int:
-    """How many steps fit beside what else is held in shared memory."""
-    return min((_SHARED - held) // step, most)
-
-
-def _busy(programs: int, units: int) -> float:
-    """Which part of the multiprocessors has something to do, on average."""
-    return programs / (-(-programs // units) * units)
+        yield _staged(replace(tiling, split=even_parts(steps, split)))
 
 
 def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
@@ -213,24 +210,22 @@ def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
     kept = tiling.epilogue is not None or tiling.factor is not None
     if batches * column_tiles > 1 or few or kept or piece < 32:
         return
-    pieces = max(1, tiling.width // piece)
-    stays = replace(tiling, resident=True, pieces=1 if tiling.loose else pieces)
-    right = (tiling.width + tiling.rest) * tiling.depth * steps * _ITEM
-    stages = _stages(_leaving(stays) + right, _step_bytes(tiling.groups, 0, tiling.depth), 2 * _MOST_STAGES)
-    if stages > 2:
-        yield replace(stays, stages=stages)
+    stays = _staged(replace(tiling, resident=True, pieces=1 if tiling.loose else max(1, tiling.width // piece)))
+    if stays.stages > 2:
+        yield stays
 
 
-def _step_bytes(groups: int, width: int, depth: int) -> int:
-    """Shared memory for the boxes of a step."""
-    return (_GROUP_ROWS * groups + width) * depth * _ITEM
-
-
-def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
-    """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
-    yield 1
-    if ends_late(problem.epilogue) and not rest and width > _PIECE and not loose(problem):
-        yield width // _PIECE
+def _staged(tiling: BoxTiling) -> BoxTiling:
+    """The tiling with as many steps in shared memory as fit beside what leaves, and a right operand that stays."""
+    columns, rows = tiling.width + tiling.rest, _GROUP_ROWS * tiling.groups
+    at_once = tiling.width if tiling.loose else columns
+    leaving = at_once if tiling.pieces == 1 else 2 * tiling.width // tiling.pieces
+    held = 0 if tiling.split > 1 else _GROUP_ROWS * tiling.workers * leaving
+    step, most = (rows + columns) * tiling.depth, _MOST_STAGES
+    if tiling.resident:
+        held += columns * tiling.depth * tiling.tiles[CONTRACTED]
+        step, most = rows * tiling.depth, 2 * _MOST_STAGES
+    return replace(tiling, stages=min((_SHARED - _ITEM * held) // (_ITEM * step), most))
 
 
 def _tiling(
@@ -241,24 +236,22 @@ def _tiling(
     widths: tuple[int, int],
     depth: int,
     pieces: int,
-) -> BoxTiling | None:
-    """The tiling with as many stages as shared memory holds; ``None`` if that isn't two."""
+) -> BoxTiling:
     width, rest = widths
     rows, columns, contracted = tiled
     steps = {rows: _GROUP_ROWS * (1 if apart else groups), columns: width + rest, contracted: depth}
     shifts = {apart: 1} if apart else {rows: _GROUP_ROWS}
     if apart:
         steps[apart] = groups
-    roles = (problem.batch, problem.rows, problem.columns, problem.contracted)
+    boxes = {rows: _GROUP_ROWS, columns: width, contracted: depth}
+    *free, summed = problem.batch, problem.rows, problem.columns, problem.contracted
     # What the left operand lacks comes first: its boxes stay meanwhile.
-    *free, summed = roles
     lacking = [axis for axis in summed if not axis.strides[LEFT]]
     counted = [*(_counted(axes, steps) for axes in free), _counted(summed, steps, lacking)]
 
     def view(array: int, first: int) -> View:
-        boxes = {rows: _GROUP_ROWS, columns: width, contracted: depth}
         axes = _of_array(problem, array)
-        dims = tuple(
+        dims = [
             Dim(
                 axis.size,
                 axis.strides[array],
@@ -269,8 +262,8 @@ def _tiling(
                 shifts.get(axis, 0),
             )
             for role, axis in axes
-        )
-        return View(dims, turned=axes[-1][0] == first)
+        ]
+        return View(tuple(dims), turned=axes[-1][0] == first)
 
     bias = tuple(axis.strides[BIAS] for _, axis in _of_array(problem, OUT)) if _has_bias(problem) else ()
     batches, row_tiles, column_tiles, depths = (prod(count for _, count in each.values()) for each in counted)
@@ -282,7 +275,6 @@ def _tiling(
         groups,
         width,
         depth,
-        stages=_MOST_STAGES,
         swath=16 if groups * width >= _WIDE else 8,
         pieces=pieces,
         rest=rest,
@@ -291,8 +283,7 @@ def _tiling(
         factor=view(FACTOR, ROWS) if problem.factored else None,
         loose=loose(problem),
     )
-    stages = _stages(_leaving(tiling), _step_bytes(groups, width + rest, depth))
-    return replace(tiling, stages=stages) if stages > 1 else None
+    return _staged(tiling)
 
 
 def _counted(
@@ -312,15 +303,15 @@ def _counted(
 
 
 def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
-    """Predicted time: arithmetic or traffic, whichever takes longer; copies hide all but what the first tile needs."""
-    idle = 1 / _busy(tiling.total, on.units)
+    """Predict the time: arithmetic or traffic, whichever takes longer; copies hide all but the first tile's."""
+    waiting = idle(tiling.total, on)
     rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
     steps = -(-tiling.tiles[CONTRACTED] // tiling.split)
-    padded = 2 * tiling.total * rows * columns * steps * tiling.depth
+    products = 2 * tiling.total * rows * columns * steps * tiling.depth
     reach: float = min(1.0, (rows * tiling.turns * columns / 32768) ** 0.15)
-    arithmetic = idle * padded / (on.gemm_rate("float16") * reach)
+    arithmetic = waiting * products / (on.gemm_rate("float16") * reach)
     loaded = rows if tiling.resident else rows / tiling.repeats + columns
-    cache = idle * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
+    cache = waiting * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
     if problem.factored:
         arithmetic *= _FROM_REGISTERS
     memory = _ITEM * problem.moved / on.bandwidth

@@ -16,9 +16,8 @@ import triton.language as tl
 
 from einops_fast.backends.triton.contraction.matrix_product import matrix_product
 from einops_fast.backends.triton.contraction.tiling import MatrixTiling
-from einops_fast.backends.triton.device.indexing import counted, field, inside, tile_offsets
+from einops_fast.backends.triton.device.indexing import counted, field, inside, store_tile, tile_offsets
 from einops_fast.backends.triton.device.offsets import in_swaths
-from einops_fast.backends.triton.device.storing import store_tile
 from einops_fast.backends.triton.device.tiling import Role
 
 __all__ = ["ChainTiling", "array_of", "chain_kernel"]
@@ -28,9 +27,7 @@ __all__ = ["ChainTiling", "array_of", "chain_kernel"]
 class ChainTiling(MatrixTiling):
     """Everything that the kernel is specialised for. For where an array's strides are, see :func:`array_of`.
 
-    Attributes:
-        links: for each two neighbours, what they share; one tile each.
-        across: how many tiles of columns a program walks along.
+    Each two neighbours share a link, of one tile; a program walks along so many tiles of columns ``across``.
     """
 
     links: tuple[Role, ...]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import ceil, gcd, hypot, log2, prod
 
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
-from einops_fast.backends.triton.contraction.matrix_tiles import SECTOR
+from einops_fast.backends.triton.contraction.tiling import SECTOR
 from einops_fast.backends.triton.device.tiling import LANES, Group
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import VECTOR
@@ -44,14 +44,7 @@ _THREADS, _PROGRAMS, _REGISTERS = 2048, 32, 65536
 
 
 def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, on: Ceilings) -> float:
-    """Predicted time.
-
-    Args:
-        tiling: how the loops are cut.
-        sizes: elements of each operand, and of the result.
-        item: bytes of an element.
-        on: ceilings of the device.
-    """
+    """Predict the time of a tiling; ``sizes`` are elements of each operand, and of the result."""
     out = tiling.operands
     resident = _resident(tiling, item)
     programs = tiling.free.tiles * tiling.split / on.units

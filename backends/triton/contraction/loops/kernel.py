@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.contraction.tiling import Tiling
-from einops_fast.backends.triton.device.following import take_turn
 from einops_fast.backends.triton.device.indexing import (
     field,
     group_field,
@@ -23,6 +22,7 @@ from einops_fast.backends.triton.device.indexing import (
     group_offsets,
     lacks,
     may_exceed,
+    take_turn,
     told,
 )
 from einops_fast.backends.triton.device.tiling import Role, reach
@@ -34,11 +34,7 @@ __all__ = ["ReductionTiling", "reduce_kernel"]
 class ReductionTiling(Tiling):
     """Everything that the kernel is specialised for. In an axis, the result's stride follows the operands'.
 
-    Attributes:
-        operands: how many there are.
-        free: axes of the result.
-        summed: all other axes.
-        passing: operands that leave the cache first.
+    Operands that are ``passing`` leave the cache first.
     """
 
     operands: int

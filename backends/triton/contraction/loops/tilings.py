@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import inf, log2, prod
 
 from einops_fast.backends.triton.contraction.loops.costs import reduction_seconds
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.problems import Reduction
 from einops_fast.backends.triton.contraction.tiling import even_parts, listed
-from einops_fast.backends.triton.device.tiling import (
-    Axis,
-    Group,
-    Role,
-    by_stride,
-    linear_role,
-    merge_axes,
-    needs_64_bits,
-    power_of_two,
-)
-from einops_fast.planning.cost import Ceilings
+from einops_fast.backends.triton.device.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["Reduction", "reduction", "sum_of_parts", "tilings"]
+__all__ = ["sum_of_parts", "tilings"]
 
 _PASSING = (8 << 20, 192 << 20)
 """Bytes of an operand that is better not kept in the cache, as measured on an H200."""
@@ -47,79 +39,35 @@ _PROGRAMS, _FEW_STEPS = (4, 8), 4
 """For each multiprocessor, if the summed range is cut into parts; it isn't if a program has so few steps anyway."""
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """A product of ``operands`` arrays as loops; in every axis the result's stride follows the operands'."""
-
-    operands: int
-    free: tuple[Axis, ...]
-    summed: tuple[Axis, ...]
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """Elements of the result, and how many products each is the sum of."""
-        return prod(axis.size for axis in self.free), prod(axis.size for axis in self.summed)
-
-    @property
-    def wide(self) -> bool:
-        """Whether an offset, or a position among a role's axes, may not fit in 32 bits."""
-        return needs_64_bits(self.free + self.summed, self.extents)
-
-    def size(self, array: int) -> int:
-        """Elements of one array."""
-        return prod(axis.size for axis in self.free + self.summed if axis.strides[array])
-
-
-def reduction(operands: int, free: Sequence[Axis], summed: Sequence[Axis]) -> Reduction:
-    """Loops by role with whatever can be joined joined."""
-    whole = Reduction(operands, tuple(free), tuple(summed))
-    largest = _largest(whole)
-    return Reduction(operands, merge_axes(by_stride(free, operands)), merge_axes(by_stride(summed, largest)))
-
-
-def _largest(problem: Reduction) -> int:
-    return max(range(problem.operands), key=problem.size)
-
-
-def tilings(problem: Reduction, item: int, on: Ceilings, name: str = "") -> Iterable[tuple[float, ReductionTiling]]:
-    """Return tilings with predicted seconds, the most promising first; if a name is given, find those of this name.
-
-    Args:
-        problem: the loops.
-        item: bytes of an element.
-        on: ceilings of the device.
-        name: of the tilings that are wanted, if not all are.
-    """
-    return listed(_all(problem, item, on), _predicting(problem, item, on), name) if name else _ranked(problem, item, on)
+def tilings(
+    problem: Reduction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
+) -> Iterable[tuple[float, ReductionTiling]]:
+    """Return tilings with predicted seconds, the most promising first; if a name is given, find those of this name."""
+    return _listed(problem, ITEM_SIZES[dtype], on, name) if name else _ranked(problem, ITEM_SIZES[dtype], on)
 
 
 @lru_cache(maxsize=1024)
 def _ranked(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
-    timed = [*listed(_all(problem, item, on), _predicting(problem, item, on))]
+    timed = [*_listed(problem, item, on)]
     best = timed[0][0]
     # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
-    usual = min((tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best), key=_unusual)
+    good = (tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best)
+    usual = min(good, key=lambda tiling: abs(log2(tiling.block / _USUAL)))
     return (best, usual), *(pair for pair in timed if pair[1] != usual)
 
 
-def _all(problem: Reduction, item: int, on: Ceilings) -> Iterator[ReductionTiling]:
-    passing = _passing(problem, item)
-    for tiling in _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf):
-        yield from _splits(replace(tiling, wide=problem.wide, passing=passing), on)
-
-
-def _predicting(problem: Reduction, item: int, on: Ceilings) -> Callable[[ReductionTiling], float]:
-    """Return what predicts the time of a tiling."""
+def _listed(problem: Reduction, item: int, on: Ceilings, name: str = "") -> Iterable[tuple[float, ReductionTiling]]:
     sizes = [problem.size(array) for array in range(problem.operands + 1)]
     free, summed = problem.extents
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
     least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
-    return lambda tiling: max(reduction_seconds(tiling, sizes, item, on), least)
-
-
-def _unusual(tiling: ReductionTiling) -> float:
-    """How far a tile's size is from one that has mostly done well."""
-    return abs(log2(tiling.block / _USUAL))
+    passing = _passing(problem, item)
+    found = (
+        each
+        for tiling in _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf)
+        for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
+    )
+    return listed(found, lambda tiling: max(reduction_seconds(tiling, sizes, item, on), least), name)
 
 
 def _tiles(problem: Reduction, most_empty: float) -> list[ReductionTiling]:
@@ -165,15 +113,14 @@ def sum_of_parts(parts: int, elements: int) -> ReductionTiling:
     return ReductionTiling(1, linear_role([free], width), linear_role([summed], depth))
 
 
-def _splits(tiling: ReductionTiling, on: Ceilings) -> list[ReductionTiling]:
-    """The tiling, and with its summed range cut for the device to be full; in parts none of which is empty."""
+def _splits(tiling: ReductionTiling, on: Ceilings) -> Iterator[ReductionTiling]:
+    """The tiling, and with its summed range cut for the device to be full."""
+    yield tiling
     programs, steps = tiling.free.tiles, tiling.summed.tiles
-    found = {tiling: None}
     for each in _PROGRAMS if steps >= _FEW_STEPS else ():
         split = min(-(-each * on.units // programs), steps // 2)
         if split > 1:
-            found[replace(tiling, split=even_parts(steps, split))] = None
-    return list(found)
+            yield replace(tiling, split=even_parts(steps, split))
 
 
 def _blocks(axes: tuple[Axis, ...], arrays: Sequence[int]) -> list[Role]:

@@ -15,11 +15,8 @@ from math import isqrt
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.contraction.epilogue import activated, has_bias
-from einops_fast.backends.triton.contraction.matrix_product import matrix_product
-from einops_fast.backends.triton.contraction.matrix_tiles import OUT
-from einops_fast.backends.triton.contraction.tiling import MatrixTiling
-from einops_fast.backends.triton.device.following import take_turn
+from einops_fast.backends.triton.contraction.matrix_product import activated, has_bias, matrix_product
+from einops_fast.backends.triton.contraction.tiling import OUT, MatrixTiling
 from einops_fast.backends.triton.device.indexing import (
     counted,
     field,
@@ -28,11 +25,12 @@ from einops_fast.backends.triton.device.indexing import (
     may_exceed,
     run_inside,
     run_offsets,
+    store_tile,
+    take_turn,
     tile_offsets,
     told,
 )
 from einops_fast.backends.triton.device.offsets import in_swaths
-from einops_fast.backends.triton.device.storing import store_tile
 from einops_fast.backends.triton.device.tiling import Role, reach
 
 __all__ = ["ContractionTiling", "contract_kernel"]
@@ -46,11 +44,9 @@ added up one after the other. Of k products there are about the root of k / 32 c
 class ContractionTiling(MatrixTiling):
     """Everything that the kernel is specialised for.
 
-    Attributes:
-        contracted: the axes that are summed.
-        rest: a second part of each tile's columns, where their number is no power of two.
-        turned: the right operand is gathered with the groups of the contracted axes in the other order.
-        factored: the left operand is the product of two arrays, multiplied when they are loaded.
+    A tile's columns have a second part, ``rest``, where their number is no power of two. If it is ``turned``, the right
+    operand is gathered with the groups of the contracted axes in the other order. A left operand that is ``factored``
+    is the product of two arrays, multiplied when they are loaded.
     """
 
     contracted: Role

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from math import prod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 
-from einops_fast.backends.triton.contraction.matrix_tiles import (
-    FACTOR,
-    IN_PIECES,
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.problems import Contraction
+from einops_fast.backends.triton.contraction.tiling import (
     LEFT,
-    OUT,
     RIGHT,
     SCATTERED,
     SECTOR,
     SHARED,
+    even_parts,
     fastest,
     free_role,
-    loaded_bytes,
+    idle,
+    listed,
+    padded,
     run_block,
     run_length,
     scattered,
 )
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
-from einops_fast.backends.triton.contraction.tiling import Product, even_parts, listed
 from einops_fast.backends.triton.device.tiling import (
     NOTHING,
     Axis,
@@ -32,58 +31,11 @@ from einops_fast.backends.triton.device.tiling import (
     Role,
     by_stride,
     linear_role,
-    merge_axes,
     power_of_two,
 )
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
-from einops_fast.planning.epilogue import Epilogue
 
-__all__ = ["Contraction", "contracted_role", "contraction", "tilings"]
-
-
-@dataclass(frozen=True)
-class Contraction(Product):
-    """Two operands and a result as loops by role; every axis has the strides of left, right and result.
-
-    There may be an array more: a factor of the left operand, or the bias of an epilogue.
-    """
-
-    contracted: tuple[Axis, ...]
-    epilogue: Epilogue | None = None
-
-    @property
-    def summed(self) -> tuple[tuple[Axis, ...], ...]:
-        return (self.contracted,)
-
-    @cached_property
-    def factored(self) -> bool:
-        """Whether the left operand is the product of two arrays."""
-        return len(sum(self.roles, ())[0].strides) > FACTOR and self.epilogue is None
-
-    @cached_property
-    def results(self) -> int:
-        """How many arrays are written."""
-        return 2 if self.epilogue is not None and self.epilogue.keeps else 1
-
-    @cached_property
-    def moved(self) -> int:
-        """Elements of all arrays that are read or written once."""
-        axes = [axis for role in (self.batch, *self.roles) for axis in role]
-        arrays = range(len(axes[0].strides))
-        sizes = [prod(axis.size for axis in axes if axis.strides[array]) for array in arrays]
-        return sum(sizes) + (self.results - 1) * sizes[OUT]
-
-    @cached_property
-    def along_batch(self) -> bool:
-        """Whether the result is contiguous along a batch axis, of which a tile has one index."""
-        return fastest(self.batch, OUT) is not None
-
-    @cached_property
-    def torn(self) -> bool:
-        """Whether rows, or columns, are contiguous along one axis in their operand and along another in the result."""
-        sides = ((self.rows, LEFT), (self.columns, RIGHT))
-        found = [(fastest(axes, operand), fastest(axes, OUT)) for axes, operand in sides]
-        return any(read is not None and written is not None and read != written for read, written in found)
+__all__ = ["contracted_role", "tilings"]
 
 
 # Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
@@ -98,9 +50,7 @@ _HALF = (
     (256, 64, 32, 8, 4),
     (64, 256, 32, 8, 4),
     (64, 256, 32, 4, 4),
-    (64, 256, 64, 4, 3),
     (256, 64, 64, 8, 3),
-    (64, 256, 64, 8, 3),
     (128, 64, 64, 4, 4),
     (64, 128, 64, 4, 4),
     (128, 64, 32, 4, 4),
@@ -113,7 +63,6 @@ _HALF = (
     (32, 32, 64, 4, 4),
     (16, 16, 64, 1, 2),
     (128, 16, 64, 4, 4),
-    (16, 128, 64, 4, 4),
     (64, 16, 64, 4, 4),
     (16, 64, 64, 4, 4),
     (16, 16, 64, 4, 4),
@@ -162,69 +111,46 @@ def tilings(
     problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
 ) -> Iterable[tuple[float, ContractionTiling]]:
     """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
-    item = ITEM_SIZES[dtype]
-    slower = max(IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, item)] for operand in (LEFT, RIGHT))
+    slowdown = problem.slowdown(ITEM_SIZES[dtype])
     found = _all(problem, dtype, on, precision, name)
-    return listed(found, lambda tiling: _predicted(problem, tiling, slower, dtype, on), name)
+    return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call, name)
 
 
-def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str = "") -> Iterator[ContractionTiling]:
+def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str) -> Iterator[ContractionTiling]:
     """All tilings, but for most of those that haven't this name, if one is given."""
     item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
-    cut = _Cuts(problem, run_length(item), not one_by_one, item)
-    for shape in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
-        if name and not name.startswith(f"contraction {shape[0]}×"):
+    run, (_, m, n, k) = run_length(item), problem.extents
+    at_once = min(problem.loaded_bytes(operand, item) for operand in (LEFT, RIGHT)) // item
+    # Many tilings have roles that are cut alike.
+    rows_of = cache(lambda block: free_role(problem.rows, LEFT, block, run))
+    columns_of = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
+    contracted_of = cache(lambda block: contracted_role(problem.contracted, block, run, not one_by_one, at_once))
+    for rows, columns, depth, warps, stages in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
+        # A tile of twice the extent does the work of none.
+        if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
             continue
-        for tiling in _of_shape(problem, cut, shape, dtype, precision):
-            for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling)):
-                yield from _splits(_fitting(each, item), on)
-
-
-class _Cuts:
-    """How the roles of a problem are cut into blocks, of which many tilings have the same.
-
-    Args:
-        problem: the loops.
-        run: elements that a tile takes along a second contiguous axis.
-        two_groups: whether the contracted axes may have two.
-        item: bytes of an element.
-    """
-
-    def __init__(self, problem: Contraction, run: int, two_groups: bool, item: int) -> None:
-        at_once = min(loaded_bytes(problem.batch, problem.roles, operand, item) for operand in (LEFT, RIGHT)) // item
-        self.rows = cache(lambda block: free_role(problem.rows, LEFT, block, run))
-        self.columns = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
-        self.contracted = cache(lambda block: contracted_role(problem.contracted, block, run, two_groups, at_once))
-
-
-def _of_shape(
-    problem: Contraction, cut: _Cuts, shape: tuple[int, int, int, int, int], dtype: str, precision: str
-) -> Iterator[ContractionTiling]:
-    """The tiling of this shape, unsplit, unless its tiles would be half empty."""
-    rows, columns, depth, warps, stages = shape
-    item = ITEM_SIZES[dtype]
-    if is_integer(dtype) and item == 8:
-        depth //= 2  # a number takes two registers
-    _, m, n, k = problem.extents
-    # A tile of twice the extent does the work of none.
-    if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
-        return
-    row_role, column_role = cut.rows(rows), cut.columns(columns)
-    contracted, turned = cut.contracted(min(depth, max(16, power_of_two(k))))
-    yield ContractionTiling(
-        problem.batch,
-        row_role,
-        column_role,
-        contracted,
-        turned=turned,
-        factored=problem.factored,
-        scattered=scattered(row_role, column_role),
-        wide=problem.wide,
-        precision=precision if item == 4 else "ieee",
-        warps=warps,
-        stages=stages,
-        epilogue=problem.epilogue,
-    )
+        if name and not name.startswith(f"contraction {rows}×"):
+            continue
+        if one_by_one and item == 8:
+            depth //= 2  # a number takes two registers
+        row_role, column_role = rows_of(rows), columns_of(columns)
+        contracted, turned = contracted_of(min(depth, max(16, power_of_two(k))))
+        tiling = ContractionTiling(
+            problem.batch,
+            row_role,
+            column_role,
+            contracted,
+            turned=turned,
+            factored=problem.factored,
+            scattered=scattered(row_role, column_role),
+            wide=problem.wide,
+            precision=precision if item == 4 else "ieee",
+            warps=warps,
+            stages=stages,
+            epilogue=problem.epilogue,
+        )
+        for each in (tiling,) if one_by_one else (tiling, *_in_two_parts(tiling)):
+            yield from _splits(_fitting(each, item), on)
 
 
 def _in_two_parts(tiling: ContractionTiling) -> Iterator[ContractionTiling]:
@@ -234,8 +160,8 @@ def _in_two_parts(tiling: ContractionTiling) -> Iterator[ContractionTiling]:
         return
     for part in (second.block // 2, second.block // 4, second.block // 8):
         width = second.block + part
-        padded = -(-second.extent // width) * width
-        if part >= 16 and padded < 0.93 * tiling.columns.padded and tiling.rows.block * width <= 128 * 320:
+        fuller = padded(second.extent, width) < 0.93 * tiling.columns.padded
+        if part >= 16 and fuller and tiling.rows.block * width <= 128 * 320:
             main = replace(second, period=width)
             rest = replace(second, block=part, period=width, start=second.block)
             yield replace(
@@ -245,16 +171,12 @@ def _in_two_parts(tiling: ContractionTiling) -> Iterator[ContractionTiling]:
 
 def _fitting(tiling: ContractionTiling, item: int) -> ContractionTiling:
     """The tiling with as many stages as shared memory holds and the loop has use for."""
-    stages = min(tiling.stages, max(1, tiling.contracted.tiles))
     each = (tiling.rows.block + tiling.columns.width) * tiling.contracted.block * item
-    return replace(tiling, stages=max(1, min(stages, SHARED // each)))
+    return replace(tiling, stages=max(1, min(tiling.stages, tiling.contracted.tiles, SHARED // each)))
 
 
 def _splits(tiling: ContractionTiling, on: Ceilings) -> Iterator[ContractionTiling]:
-    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty.
-
-    An epilogue wants the whole sum.
-    """
+    """The tiling, and where its tiles are few, with the contracted range in parts."""
     yield tiling
     tiles, steps = tiling.grid[0], tiling.contracted.tiles
     if tiles > on.units or steps < 8 or tiling.epilogue is not None:
@@ -274,12 +196,8 @@ def contracted_role(
 ) -> tuple[Role, bool]:
     """The contracted axes, and whether the right operand wants its two groups the other way round.
 
-    Args:
-        axes: the contracted ones.
-        block: extent of a tile.
-        run: elements that it takes along a second contiguous axis.
-        two_groups: whether there may be such a one.
-        at_once: elements that strides let a thread load at once.
+    A tile takes ``run`` elements along a second contiguous axis, if it may have ``two_groups``; strides let a thread
+    load elements ``at_once``.
     """
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
     if two_groups and left is not None and right is not None and left != right:
@@ -294,7 +212,7 @@ def contracted_role(
     return linear_role([*rest, *([last] if last else [])], block), False
 
 
-# As in matrix_tiles, how much longer a kernel takes:
+# How much longer a kernel takes:
 _TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
 """where the right operand is turned around in registers, by bytes of an element;"""
 _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
@@ -310,29 +228,24 @@ _PROGRAM, _STEP = 1e-6, 0.25e-6
 """Seconds from a program's beginning to its end, without and with a step: with nothing else to do, it only waits."""
 
 
-def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, dtype: str, on: Ceilings) -> float:
-    """Predicted time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest.
-
-    A kernel that has fewer programs than the device has multiprocessors leaves some idle. By ``slower`` it takes
-    longer, as operands are loaded in pieces.
-    """
+def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ceilings) -> float:
+    """Predict the time: arithmetic, traffic from the L2 cache and from memory, whichever takes longest."""
     item = ITEM_SIZES[dtype]
     batch, m, n, _ = problem.extents
     rows, columns, contracted = tiling.rows, tiling.columns, tiling.contracted
     programs = tiling.grid[0] * tiling.split
-    waves = programs / on.units
-    idle = -(-programs // on.units) / waves if waves < 4 else 1.0
-    padded = 2 * batch * rows.padded * columns.padded * contracted.padded
+    waiting_for_last = idle(programs, on) if programs < 4 * on.units else 1.0
+    products = 2 * batch * rows.padded * columns.padded * contracted.padded
     # Small tiles don't reach the peak.
     reach: float = min(1.0, (rows.block * columns.width / 32768) ** 0.15)
-    arithmetic = idle * padded / (on.gemm_rate(dtype) * reach)
+    arithmetic = waiting_for_last * products / (on.gemm_rate(dtype) * reach)
     if is_integer(dtype):
         arithmetic *= _ONE_BY_ONE
     elif item > 2 and tiling.precision == "ieee":
         along = sum(fastest(problem.contracted, operand) is not None for operand in (LEFT, RIGHT))
         arithmetic *= _ALONG_CONTRACTED[along]
     reads = tiling.grid[0] * contracted.padded * (rows.block + columns.width) * item
-    cache = idle * reads / (on.bandwidth * 1.5)
+    cache = waiting_for_last * reads / (on.bandwidth * 1.5)
     memory = item * problem.moved / on.bandwidth
     if problem.along_batch:
         # Neighbours are written by different programs, each of them as a whole sector of the cache.
@@ -341,22 +254,4 @@ def _predicted(problem: Contraction, tiling: ContractionTiling, slower: float, d
     side_by_side = on.units * min(_PROGRAMS, _WARPS // tiling.warps)
     waiting = programs / side_by_side * (_PROGRAM + contracted.tiles / tiling.split * _STEP)
     seconds = max(arithmetic, cache, memory, waiting) + 0.2 * min(arithmetic, memory) + written
-    seconds *= slower * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
-    return seconds + on.call
-
-
-def contraction(
-    batch: Sequence[Axis],
-    rows: Sequence[Axis],
-    columns: Sequence[Axis],
-    contracted: Sequence[Axis],
-    epilogue: Epilogue | None = None,
-) -> Contraction:
-    """Loops by role, with whatever can be joined joined."""
-    return Contraction(
-        merge_axes(by_stride(batch, OUT)),
-        merge_axes(by_stride(rows, OUT)),
-        merge_axes(by_stride(columns, OUT)),
-        merge_axes(by_stride(contracted, LEFT)),
-        epilogue,
-    )
+    return seconds * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)

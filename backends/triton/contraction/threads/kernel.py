@@ -22,8 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.following import take_turn
-from einops_fast.backends.triton.device.indexing import counted, field, inside_at, offsets_at
+from einops_fast.backends.triton.device.indexing import counted, field, inside_at, offsets_at, take_turn
 from einops_fast.backends.triton.device.offsets import in_swaths
 
 __all__ = ["fma_kernel"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.contraction.matrix_tiles import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.tiling import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.device.tiling import LANES, Group, Role
 
 __all__ = ["FmaTiling"]
@@ -26,14 +26,10 @@ _BANKS = 32
 
 @dataclass(frozen=True)
 class FmaTiling(ContractionTiling):
-    """What the kernel is specialised for, besides what the other contraction kernel is.
+    """What the kernel is specialised for; ``factored``, ``turned``, ``rest`` and ``epilogue`` aren't used.
 
-    ``factored``, ``turned``, ``rest`` and ``epilogue`` aren't used.
-
-    Attributes:
-        below, further: more parts of each tile's rows and columns, where their number is no power of two.
-        one_by_one: operands that are contiguous along contracted axes, and of which each element is copied by itself:
-            then rows, or columns, are neighbours in shared memory.
+    More parts of each tile's rows and columns are ``below`` and ``further``. Operands that are contiguous along
+    contracted axes may be copied ``one_by_one``: then rows, or columns, are neighbours in shared memory.
     """
 
     below: tuple[Role, ...] = ()

@@ -7,23 +7,25 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import inf
 
-from einops_fast.backends.triton.contraction.matrix_tiles import (
-    IN_PIECES,
+from einops_fast.backends.triton.contraction.pointers.tilings import contracted_role
+from einops_fast.backends.triton.contraction.problems import Contraction
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.contraction.tiling import (
     LEFT,
     RIGHT,
     SCATTERED,
+    even_parts,
     fastest,
     free_role,
-    loaded_bytes,
+    idle,
+    listed,
+    padded,
     run_length,
 )
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction, contracted_role
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
-from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import NOTHING, Role, power_of_two
 from einops_fast.planning.cost import Ceilings
 
-__all__ = ["fma_tilings", "in_parts", "tiling_of"]
+__all__ = ["in_parts", "tiling_of", "tilings"]
 
 _ITEM = 4
 
@@ -79,15 +81,12 @@ _MANY = 112
 """Sums of a thread that leave few registers for what is multiplied."""
 
 
-def fma_tilings(problem: Contraction, on: Ceilings, name: str = "") -> Iterable[tuple[float, FmaTiling]]:
-    """Return tilings with predicted seconds, fastest first; none for what the kernel can't do.
-
-    Args:
-        problem: the loops.
-        on: ceilings of the device.
-        name: of the tilings that are wanted, if not all are.
-    """
-    return listed(_all(problem, on, name), lambda tiling: _predicted(problem, tiling, on), name)
+def tilings(
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
+) -> Iterable[tuple[float, FmaTiling]]:
+    """Return tilings with predicted seconds, fastest first; none for what the kernel can't do."""
+    slowdown: float = problem.slowdown(_ITEM) ** 0.5
+    return listed(_all(problem, on, name), lambda tiling: _seconds(problem, tiling, slowdown, on), name)
 
 
 def tiling_of(
@@ -132,7 +131,7 @@ def _parts_of(role: Role, parts: Sequence[int]) -> list[Role]:
     ]
 
 
-def _all(problem: Contraction, on: Ceilings, name: str = "") -> Iterator[FmaTiling]:
+def _all(problem: Contraction, on: Ceilings, name: str) -> Iterator[FmaTiling]:
     """All tilings, but for most of those that haven't this name, if one is given."""
     left, right = (fastest(problem.contracted, operand) for operand in (LEFT, RIGHT))
     along_two = left is not None and right is not None and left != right
@@ -157,7 +156,7 @@ def _all(problem: Contraction, on: Ceilings, name: str = "") -> Iterator[FmaTili
 
 def _shapes(problem: Contraction) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int, int]]:
     _, m, n, k = problem.extents
-    shallow = _padded(k, _FLAT) < _FULLER * _padded(k, 16)
+    shallow = padded(k, _FLAT) < _FULLER * padded(k, 16)
     for high, wide, depth, warps, stages in _SHAPES:
         # A tile of twice the extent does the work of none.
         if high <= max(32, power_of_two(m)) and wide <= max(32, power_of_two(n)):
@@ -182,18 +181,14 @@ def in_parts(extent: int) -> list[tuple[int, ...]]:
     ([(64, 32, 8)], [(128, 16), (64, 32)], [])
     """
     least, most = min(extent, _WIDTHS[0]), _WIDTHS[1]
-    enough = _FULLER * _padded(extent, min(64, power_of_two(extent)))
+    enough = _FULLER * padded(extent, min(64, power_of_two(extent)))
     widths = [parts for count in (2, 3) for parts in combinations(_PARTS, count) if least <= sum(parts) <= most]
-    found = sorted((_padded(extent, sum(parts)), len(parts), -sum(parts), parts) for parts in widths)
-    return [parts for padded, *_, parts in found if padded <= min(enough, 1.05 * found[0][0])][:2]
-
-
-def _padded(extent: int, width: int) -> int:
-    return -(-extent // width) * width
+    found = sorted((padded(extent, sum(parts)), len(parts), -sum(parts), parts) for parts in widths)
+    return [parts for width, *_, parts in found if width <= min(enough, 1.05 * found[0][0])][:2]
 
 
 def _in_splits(tiling: FmaTiling, on: Ceilings) -> Iterator[FmaTiling]:
-    """The tiling, and where its tiles are few, with the contracted range in parts; none of them is empty."""
+    """The tiling, and where its tiles are few, with the contracted range in parts."""
     yield _with_room(tiling, -(-tiling.tiles // on.units))
     side_by_side, steps = on.units * _with_room(tiling).resident, tiling.contracted.tiles
     splits = {min(rounds * side_by_side // tiling.tiles, steps // 4) for rounds in (1, 2)} if steps >= 8 else set()
@@ -202,43 +197,36 @@ def _in_splits(tiling: FmaTiling, on: Ceilings) -> Iterator[FmaTiling]:
 
 
 def _with_room(tiling: FmaTiling, programs: float = inf) -> FmaTiling:
-    """The tiling with fewer stages where totals take the room of other programs.
-
-    Args:
-        tiling: with as many stages as are of use.
-        programs: how many there are for each multiprocessor.
-    """
+    """The tiling with fewer stages where totals take the room of other programs of a multiprocessor."""
     if not tiling.chunk:
         return tiling
     fewer = (replace(tiling, stages=stages) for stages in range(2, tiling.stages + 1))
     return max(fewer, key=lambda each: (min(each.resident, programs), each.stages))
 
 
-def _predicted(problem: Contraction, tiling: FmaTiling, on: Ceilings) -> float:
-    """Predicted time: arithmetic, or what it reads from shared memory, and traffic from memory."""
+def _seconds(problem: Contraction, tiling: FmaTiling, slowdown: float, on: Ceilings) -> float:
+    """Predict the time: arithmetic, or what it reads from shared memory, and traffic from memory."""
     batch, m, n, k = problem.extents
     tiles = tiling.tiles * tiling.split
-    idle = -(-tiles // on.units) * on.units / tiles
+    waiting = idle(tiles, on)
     if tiling.contracted.tiles <= _ONE_STEP:
-        idle *= _UNHIDDEN
+        waiting *= _UNHIDDEN
     resident = min(tiling.resident, -(-tiles // on.units)) * tiling.warps
     if tiling.contracted.tiles <= _FEW:
-        idle *= max(1.0, _WARPS / resident) ** 0.3
-        idle *= float((tiling.rows.width * tiling.columns.width / 4096) ** _LARGE)
+        waiting *= max(1.0, _WARPS / resident) ** 0.3
+        waiting *= float((tiling.rows.width * tiling.columns.width / 4096) ** _LARGE)
     products = tiles * tiling.rows.width * tiling.columns.width * tiling.contracted.padded / tiling.split
     # Reading a number takes four times as long as multiplying two.
     high, wide = tiling.sums_of_thread
     reading = 4 * (high + wide) / (high * wide)
     lazy: float = max(1.0, _BUSY / (resident * high * wide)) ** 0.5
-    arithmetic = idle * lazy * 2 * products / on.gemm_rate("float32") * max(0.9 + 0.1 * reading, reading)
+    arithmetic = waiting * lazy * 2 * products / on.gemm_rate("float32") * max(0.9 + 0.1 * reading, reading)
     read = products * (1 / tiling.rows.width + 1 / tiling.columns.width)
     memory = _ITEM * max(batch * (m * k + k * n + m * n), read / _CACHE) / on.bandwidth
     written = 8 * batch * m * n * tiling.split / on.bandwidth + on.call if tiling.split > 1 else 0.0
-    pieces: float = max(
-        IN_PIECES[loaded_bytes(problem.batch, problem.roles, operand, _ITEM)] ** 0.5 for operand in (LEFT, RIGHT)
-    )
-    regrouped: float = SCATTERED if tiling.regrouped else 1.0
+    regrouped = SCATTERED if tiling.regrouped else 1.0
     copied = _TURNED if tiling.one_by_one else 1.0
     if tiling.at_once > 1 and tiling.contracted.block == _FLAT:
         copied = _SHORT_RUNS
-    return (max(arithmetic, memory) + 0.3 * min(arithmetic, memory)) * pieces * regrouped * copied + written + on.call
+    seconds = max(arithmetic, memory) + 0.3 * min(arithmetic, memory)
+    return seconds * slowdown * regrouped * copied + written + on.call

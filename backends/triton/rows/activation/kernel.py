@@ -37,9 +37,7 @@ __all__ = [
 class ActivationFeatures(RowFeatures):
     """What the kernels are specialised for, apart from the tiles.
 
-    Attributes:
-        kind: of the activation.
-        digits: binary ones of a result: where they're few, some activations needn't have many either.
+    Where a result has few binary ``digits``, some activations needn't have many either.
     """
 
     kind: str = "none"

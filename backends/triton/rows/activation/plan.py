@@ -65,14 +65,7 @@ def activation_gradients(site: Site, given: Operands, made: Operands, numbers: S
 
 
 def _call(site: Site, name: str, arrays: Operands, operands: Operands, kind: str, drop: float) -> RowCall:
-    """Return the call.
-
-    Args:
-        site, name, operands: as for :class:`~einops_fast.backends.triton.rows.plan.RowCall`.
-        arrays: input, result or gradient of the input, and gradient of the result.
-        kind: of the activation.
-        drop: probability of dropping an element.
-    """
+    """Return the call; ``arrays`` are input, result or gradient of the input, and gradient of the result."""
     x, bias = operands[0], operands[1]
     rows = rows_of(x.shape, len(x.shape) - 1, (*[each.strides for each in arrays], contiguous_strides(x.shape)))
     features = ActivationFeatures(

@@ -16,9 +16,11 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
-from einops_fast.backends.triton.rows.cut_rows import body_place, cut_row, edges, within
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
+    body_place,
+    cut_row,
+    edges,
     exponential,
     exponentials,
     exponentials_of_rows,
@@ -29,6 +31,7 @@ from einops_fast.backends.triton.rows.tiles import (
     lowest,
     row_place,
     store_tile,
+    within,
 )
 
 __all__ = ["CrossEntropyFeatures", "CrossEntropyStrides", "cross_entropy_gradient_kernel", "cross_entropy_kernel"]
@@ -36,12 +39,7 @@ __all__ = ["CrossEntropyFeatures", "CrossEntropyStrides", "cross_entropy_gradien
 
 @dataclass(frozen=True)
 class CrossEntropyFeatures(RowFeatures):
-    """What the kernels are specialised for, apart from the tiles.
-
-    Attributes:
-        smoothing: share of the target that is spread over all classes.
-        z_loss: factor of the square of the logarithm of the sum.
-    """
+    """What the kernels are specialised for: ``smoothing`` is the share of the target that all classes have."""
 
     smoothing: float = 0.0
     z_loss: float = 0.0

@@ -48,12 +48,7 @@ def _contest(
 ) -> Contest:
     """Return the contest of the kernel, or of that of the gradient if it may be ``in_place``.
 
-    Args:
-        site, operands: as for :class:`~einops_fast.backends.triton.rows.plan.RowCall`.
-        arrays: logits, targets, losses, gradients of logits and those of losses.
-        weight: of the classes.
-        numbers: the axis of the classes, the target that doesn't count, smoothing and the factor of the z-loss.
-        in_place: see above.
+    ``arrays`` are logits, targets, losses, gradients of logits and those of losses.
     """
     x, (dim, ignored, smoothing, z_loss), gradient = arrays[0], numbers, in_place is not None
     size = size_of(x)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.device.again import again
-from einops_fast.backends.triton.device.exchange import heard, meet, notes_here, tell
+from einops_fast.backends.triton.device.exchange import again, heard, meet, notes_here, tell
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.cluster import from_shared, parameter, part_of_row, parts_of, stored, with_parts
 from einops_fast.backends.triton.rows.norm.kernel import norm_statistics, norm_sum, store_norm

@@ -12,14 +12,19 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.device.again import again
-from einops_fast.backends.triton.device.exchange import heard, meet, notes_here, tell
+from einops_fast.backends.triton.device.exchange import again, heard, meet, notes_here, tell
 from einops_fast.backends.triton.device.indexing import field
-from einops_fast.backends.triton.device.packed import packed_pieces, unpacked
-from einops_fast.backends.triton.rows.cluster import from_shared, part_of_row, parts_of, stored, with_parts
+from einops_fast.backends.triton.rows.cluster import (
+    from_shared,
+    packed_pieces,
+    part_of_row,
+    parts_of,
+    stored,
+    unpacked,
+    with_parts,
+)
 from einops_fast.backends.triton.rows.norm.gradient import store_norm_gradient, weighted
-from einops_fast.backends.triton.rows.pieces import total_of
-from einops_fast.backends.triton.rows.tiles import kept_elements, row_place
+from einops_fast.backends.triton.rows.tiles import kept_elements, row_place, total_of
 
 __all__ = ["norm_gradient_cluster_kernel"]
 

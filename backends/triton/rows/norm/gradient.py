@@ -12,16 +12,20 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
-from einops_fast.backends.triton.rows.pieces import load_parameters, piece_columns, pieces_exist, sums_of_two, total_of
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
     in_runs,
     in_units,
     kept_tile,
     load_parameter,
+    load_parameters,
     load_tile,
+    piece_columns,
+    pieces_exist,
     row_place,
     store_tile,
+    sums_of_two,
+    total_of,
 )
 
 __all__ = [

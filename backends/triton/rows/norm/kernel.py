@@ -18,7 +18,6 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
-from einops_fast.backends.triton.rows.pieces import load_parameters, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
@@ -27,9 +26,13 @@ from einops_fast.backends.triton.rows.tiles import (
     kept_tile,
     last_block,
     load_parameter,
+    load_parameters,
     load_tile,
+    piece_columns,
+    pieces_exist,
     row_place,
     store_tile,
+    total_of,
 )
 
 __all__ = ["NormFeatures", "NormStrides", "norm_kernel", "norm_statistics", "norm_sum", "store_norm"]
@@ -37,12 +40,7 @@ __all__ = ["NormFeatures", "NormStrides", "norm_kernel", "norm_statistics", "nor
 
 @dataclass(frozen=True)
 class NormFeatures(RowFeatures):
-    """What the kernels are specialised for, apart from the tiles.
-
-    Attributes:
-        eps: added to the variance.
-        centred: the mean is taken off.
-    """
+    """What the kernels are specialised for, apart from the tiles; the mean is taken off if ``centred``."""
 
     eps: float = 0.0
     centred: bool = True

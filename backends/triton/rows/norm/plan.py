@@ -7,7 +7,7 @@ from typing import Any
 
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.rows.cluster_tilings import CENTRED_NORM, GRADIENTS_OF_NORM, NORM, NORM_OF_SUM
-from einops_fast.backends.triton.rows.contest import NONE, Contest, Site, Way
+from einops_fast.backends.triton.rows.contest import NONE, Contest, Site, Steps, Way
 from einops_fast.backends.triton.rows.norm.cluster import norm_cluster_kernel
 from einops_fast.backends.triton.rows.norm.cluster_gradient import norm_gradient_cluster_kernel
 from einops_fast.backends.triton.rows.norm.gradient import (
@@ -16,7 +16,7 @@ from einops_fast.backends.triton.rows.norm.gradient import (
     norm_row_sums_kernel,
 )
 from einops_fast.backends.triton.rows.norm.kernel import NormFeatures, NormStrides, norm_kernel
-from einops_fast.backends.triton.rows.plan import Operands, RowCall, Steps, size_of, strides_of
+from einops_fast.backends.triton.rows.plan import Operands, RowCall, size_of, strides_of
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, dropping, rows_of
 from einops_fast.backends.triton.rows.tilings import column_tilings, gradient_tilings, row_tilings, sums_tilings
 from einops_fast.planning.layout import Strides, contiguous_strides, dense_strides

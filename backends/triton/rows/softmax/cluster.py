@@ -10,14 +10,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.device.again import again
-from einops_fast.backends.triton.device.exchange import heard, meet, notes_here, tell
+from einops_fast.backends.triton.device.exchange import again, heard, meet, notes_here, tell
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.cluster import part_of_row, parts_of, with_parts
-from einops_fast.backends.triton.rows.pieces import most_of, total_of
 from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_tile, softmax_summand
 from einops_fast.backends.triton.rows.softmax.kernel import softmax_reference
-from einops_fast.backends.triton.rows.tiles import exponential, row_place, store_tile
+from einops_fast.backends.triton.rows.tiles import exponential, most_of, row_place, store_tile, total_of
 
 __all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 

@@ -9,17 +9,22 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
-from einops_fast.backends.triton.rows.cut_rows import body_place, cut_row, edges, within
-from einops_fast.backends.triton.rows.pieces import piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.rows.softmax.kernel import scaled, store_edges
 from einops_fast.backends.triton.rows.tiles import (
+    body_place,
+    cut_row,
+    edges,
     exponential,
     in_runs,
     in_units,
     last_block,
     load_tile,
+    piece_columns,
+    pieces_exist,
     row_place,
     store_tile,
+    total_of,
+    within,
 )
 
 __all__ = ["softmax_gradient_kernel", "softmax_gradient_tile", "softmax_pair", "softmax_summand"]

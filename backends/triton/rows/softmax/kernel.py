@@ -18,10 +18,11 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
-from einops_fast.backends.triton.rows.cut_rows import body_place, cut_row, edges, within
-from einops_fast.backends.triton.rows.pieces import most_of, piece_columns, pieces_exist, total_of
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
+    body_place,
+    cut_row,
+    edges,
     element_place,
     exponential,
     exponentials,
@@ -31,8 +32,13 @@ from einops_fast.backends.triton.rows.tiles import (
     last_block,
     load_tile,
     lowest,
+    most_of,
+    piece_columns,
+    pieces_exist,
     row_place,
     store_tile,
+    total_of,
+    within,
 )
 
 __all__ = [
@@ -52,12 +58,7 @@ __all__ = [
 class SoftmaxFeatures(RowFeatures):
     """What the kernels are specialised for, apart from the tiles.
 
-    Attributes:
-        log: the logarithm is wanted.
-        added: there is a mask that is added to the scores.
-        hiding: there is a mask that says which elements take part.
-        causal: elements after the row's own position don't.
-        scale: of the scores, for float64 only.
+    One mask is ``added`` to the scores, or one is ``hiding`` elements; the scale is for float64 only.
     """
 
     log: bool = False

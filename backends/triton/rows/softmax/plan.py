@@ -19,14 +19,10 @@ __all__ = ["softmax", "softmax_gradient"]
 
 
 class _Kernels(NamedTuple):
-    """The kernels of the result, or of the gradient.
+    """The kernels of the result, or of the gradient: with one program for a row or a part of it, and with clusters.
 
-    Attributes:
-        rows: takes one program for a row or for a part of it.
-        sums: arrays in which parts leave something for each other.
-        clusters: the kernel of long rows.
-        live: how many values per element are kept.
-        tiles: arrays that tiles are of where rows are cut or shared by clusters.
+    Parts leave something for each other in ``sums`` arrays; ``live`` values per element are kept, and ``tiles`` are the
+    arrays that tiles are of where rows are cut or shared by clusters.
     """
 
     rows: Any

@@ -17,10 +17,9 @@ from kernel_problems import check  # noqa: E402
 from kernel_tensors import DEVICE, MEMORY  # noqa: E402
 
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.tilings import box_tilings  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.tilings import tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import contraction  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import Contraction, problem  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import BoxCandidate  # noqa: E402
 from einops_fast.backends.triton.device.tiling import Axis  # noqa: E402
 from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
@@ -172,7 +171,7 @@ def loops(equation: str, *shapes: tuple[int, ...], dtype: Any = torch.float16) -
 
 
 def test_boxes_extend_along_what_is_contiguous() -> None:
-    for _, tiling in box_tilings(loops("bda,dc->abc", (5, 96, 136), (96, 288)), 2, ON):
+    for _, tiling in tilings(loops("bda,dc->abc", (5, 96, 136), (96, 288)), "float16", ON):
         assert tiling.left.turned != tiling.right.turned
         for view in (tiling.left, tiling.right, tiling.out):
             assert view.dims[-1].stride == 1
@@ -184,7 +183,7 @@ def test_boxes_extend_along_what_is_contiguous() -> None:
 def test_tiles_cover_the_result_once(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     """Every element of the result is in exactly one box, by the arithmetic that the kernel does."""
     of = loops(equation, left, right)
-    for _, tiling in box_tilings(of, 2, ON)[:4]:
+    for _, tiling in tilings(of, "float16", ON)[:4]:
         batches, rows, columns, _ = tiling.tiles
         seen = set()
         for number in range(batches * rows * columns):
@@ -205,15 +204,15 @@ def test_tiles_cover_the_result_once(equation: str, left: tuple[int, ...], right
     ],
 )
 def test_no_boxes_where_strides_forbid_it(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    assert box_tilings(loops(equation, left, right), 2, ON) == []
+    assert tilings(loops(equation, left, right), "float16", ON) == []
 
 
 def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
     of = loops("ik,kj->ij", (256, 128), (128, 256))
-    assert box_tilings(of, 2, ON)
-    assert box_tilings(of, 4, ON) == []
+    assert tilings(of, "float16", ON)
+    assert tilings(of, "float32", ON) == []
     rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
-    assert box_tilings(contraction([], [rows], [columns], [contracted]), 2, ON) == []
+    assert tilings(Contraction((), (rows,), (columns,), (contracted,)), "float16", ON) == []
 
 
 FACTORED = [

@@ -12,10 +12,13 @@ pytest.importorskip("triton")
 from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
 
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+    Contraction,
+    layouts,
+    problem,
+)
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
 from einops_fast.planning.notation import parse  # noqa: E402
 from einops_fast.planning.plan import make_plan  # noqa: E402
@@ -89,7 +92,7 @@ def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
     step = step_of(equation, *(torch.empty(shape, device="meta") for shape in shapes))
     loops = problem(step, layouts(step)[0])
     assert isinstance(loops, Contraction)
-    return [tiling for _, tiling in fma_tilings(loops, ON)]
+    return [tiling for _, tiling in tilings(loops, "float32", ON)]
 
 
 @pytest.mark.parametrize(("columns", "width"), [(24, 24), (48, 48), (96, 96), (288, 96), (200, 104)])
@@ -174,6 +177,6 @@ def test_names_are_unique() -> None:
     step = step_of("bik,bjk->bij", numbers(64, 100, 128), numbers(64, 72, 128))
     loops = problem(step, layouts(step)[0])
     assert isinstance(loops, Contraction)
-    names = [tiling.name for _, tiling in fma_tilings(loops, ON)]
+    names = [tiling.name for _, tiling in tilings(loops, "float32", ON)]
     assert names
     assert len(set(names)) == len(names)

@@ -17,6 +17,7 @@ torch: Any = pytest.importorskip("torch")
 from fake_memory import FakeMemory  # noqa: E402
 
 from einops_fast.backends.memory import Memory  # noqa: E402
+from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction import deciding as module  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice, chosen_run  # noqa: E402
@@ -77,7 +78,9 @@ def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[...,
         clear_plans()  # each choice as in a process of its own
         libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
-        monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
+        monkeypatch.setattr(
+            candidates, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name)
+        )
         monkeypatch.setattr(choice_module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
         further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
         return Choice(step, library.run(memory, 0), memory, "ieee", mode, lambda _: further)

@@ -19,8 +19,7 @@ from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice, StepProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.generic import generic_kernel  # noqa: E402
-from einops_fast.backends.triton.contraction.loops.tilings import Reduction  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import Contraction, Reduction  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import KernelCandidate  # noqa: E402
 from einops_fast.backends.triton.device.generic import generic  # noqa: E402
 from einops_fast.planning.epilogue import Epilogue  # noqa: E402

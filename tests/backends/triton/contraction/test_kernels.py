@@ -22,14 +22,16 @@ from kernel_tensors import DEVICE, MEMORY, Poisoned, randn  # noqa: E402
 
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.chain.tilings import ChainProblem  # noqa: E402
 from einops_fast.backends.triton.contraction.copies import with_copies  # noqa: E402
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.loops.tilings import Reduction  # noqa: E402
-from einops_fast.backends.triton.contraction.matrix_tiles import loaded_bytes  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+    ChainProblem,
+    Contraction,
+    Reduction,
+    layouts,
+    problem,
+)
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402
@@ -403,7 +405,7 @@ def test_an_operand_is_loaded_through_several_axes() -> None:
         step = fused_step(equation, operands)
         loops = problem(step, contiguous_strides(step.shape))
         assert isinstance(loops, Contraction)
-        assert loaded_bytes(loops.batch, loops.roles, 0, 2) == loaded
+        assert loops.loaded_bytes(0, 2) == loaded
         check(equation, operands, ways(equation, operands))
 
 

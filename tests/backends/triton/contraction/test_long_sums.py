@@ -16,10 +16,13 @@ from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
 
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import Contraction  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import layouts, problem  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+    Contraction,
+    layouts,
+    problem,
+)
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tilings import fma_tilings, tiling_of  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings  # noqa: E402
 from einops_fast.backends.triton.contraction.ways import Candidate, KernelCandidate  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
 
@@ -88,9 +91,8 @@ def unsplit(ways: Sequence[Candidate]) -> list[KernelCandidate]:
 def test_short_sums_have_no_totals() -> None:
     for k, totals in ((64, False), (128, False), (288, False), (400, True), (4096, True)):
         loops = contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta"))
-        tilings = [tiling for _, tiling in fma_tilings(loops, ON) if tiling.split == 1]
-        assert tilings
-        assert {bool(tiling.chunk) for tiling in tilings} == {totals}
+        chunks = {bool(tiling.chunk) for _, tiling in tilings(loops, "float32", ON) if tiling.split == 1}
+        assert chunks == {totals}
 
 
 def test_totals_leave_room() -> None:
@@ -98,8 +100,8 @@ def test_totals_leave_room() -> None:
     short, long = (
         {
             (tiling.rows.width, tiling.columns.width, tiling.warps): tiling.resident
-            for _, tiling in fma_tilings(
-                contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta")), ON
+            for _, tiling in tilings(
+                contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta")), "float32", ON
             )
         }
         for k in (176, 4096)

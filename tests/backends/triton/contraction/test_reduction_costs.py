@@ -8,7 +8,8 @@ pytest.importorskip("triton")
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
-from einops_fast.backends.triton.contraction.loops.tilings import reduction, tilings
+from einops_fast.backends.triton.contraction.loops.tilings import tilings
+from einops_fast.backends.triton.contraction.problems import Reduction
 from einops_fast.backends.triton.device.tiling import Axis
 
 ON = gpu_ceilings("H200")
@@ -16,7 +17,7 @@ ROWS = 264066
 
 
 def fastest(free: Axis, summed: Axis, operands: int) -> tuple[float, ReductionTiling]:
-    return tilings(reduction(operands, [free], [summed]), 2, ON)[0]
+    return tilings(Reduction(operands, (free,), (summed,)), "float16", ON)[0]
 
 
 def test_lanes_without_an_element_take_as_long_as_others() -> None:

@@ -15,14 +15,16 @@ triton: Any = pytest.importorskip("triton")
 PROGRAM = (
     FINISH
     + """
+import pickle
+
 import torch
 import triton
 
 from fused_steps import ON, fused_step
 
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
-from einops_fast.backends.triton.contraction.deciding import compile_for
-from einops_fast.backends.triton.launching.elsewhere import aimed_at
+from einops_fast.backends.triton.launching.rehearsing import aimed_at
+from einops_fast.backends.triton.launching.rehearsing import _compile
 
 finish(False)
 compile = triton.compile
@@ -34,9 +36,11 @@ def reported(source, target, options):
 triton.compile = reported
 step = fused_step("ik,kj->ij", (torch.zeros(512, 256), torch.zeros(256, 384)))
 with aimed_at(80):
-    name = kernel_candidates(step, "float32", ON)[0].name
+    (kernel,) = kernel_candidates(step, "float32", ON)[0].launches()
+    function, *source = kernel.call.source_for(*kernel.arrays)
+    source = pickle.loads(pickle.dumps(source))
 for arch in (80, 80, 90):
-    compile_for(arch, name, step, "float32", ON, "ieee", True)
+    _compile(arch, function.__module__, function.__name__, *source)
 """
 )
 

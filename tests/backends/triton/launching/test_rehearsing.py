@@ -29,7 +29,7 @@ from einops_fast.backends.torch.beginning import meta_like
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
 from einops_fast.backends.torch.ops.dropout import later_seed
 from einops_fast.backends.torch.ops.begun import _OperatorProblem
-from einops_fast.backends.triton.launching.elsewhere import aimed_at
+from einops_fast.backends.triton.launching.rehearsing import aimed_at
 
 def tensor(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point)

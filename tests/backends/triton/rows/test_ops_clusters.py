@@ -22,7 +22,7 @@ from einops_fast.backends.triton.launching.occupancy import clusters_at_a_time  
 from einops_fast.backends.triton.rows import cluster_tilings  # noqa: E402
 from einops_fast.backends.triton.rows import plan as row_plan  # noqa: E402
 from einops_fast.backends.triton.rows.cluster_tilings import Share  # noqa: E402
-from einops_fast.backends.triton.rows.contest import ClusterWay, Contest  # noqa: E402
+from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
 from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
 from einops_fast.backends.triton.rows.rows import rows_of  # noqa: E402
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
@@ -284,19 +284,19 @@ def test_large_parts_are_for_rows_that_are_too_long_for_others(shares: Any, item
     assert not tilings(262_160, *shares, items=items)
 
 
-@pytest.mark.parametrize(("known", "left"), [(21, 21), (90, 50), (None, 50)])
-def test_no_more_clusters_than_run_at_a_time(known: int | None, left: int) -> None:
+@pytest.mark.parametrize(("known", "launched"), [(21, [50, 21]), (90, [50]), (None, [50])])
+def test_no_more_clusters_than_run_at_a_time(known: int | None, launched: list[int]) -> None:
     for several in (False, True):
         tried: list[int] = []
 
         def steps(clusters: int, tried: list[int] = tried) -> Any:
             tried.append(clusters)
-            return [(SimpleNamespace(at_a_time=lambda *arrays: known), (0, 1))], ()
+            return [(SimpleNamespace(grid=(clusters, 1, 1), at_a_time=lambda *arrays: known), (0, 1))], ()
 
-        way = ClusterWay("clusters", 50, several, steps)
+        way = Way("clusters", *steps(50), steps if several else None)
         for _ in range(2):
             way.prepare([None])
-        assert tried == ([50, left] if several else [50])
+        assert tried == (launched if several else [50])
 
 
 def test_what_runs_at_a_time_is_unknown_without_a_kernel() -> None:
