@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from einops_fast.profiles.cases import ITEM_SIZES, Named, parts
+from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts
 from einops_fast.profiles.compare import Run, run_studies
-from einops_fast.profiles.contraction.own_cases import read_cases
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
 from einops_fast.profiles.reporting.report import check_rich
@@ -22,6 +21,8 @@ __all__ = ["main"]
 EVERY_STUDY = "all"
 
 PEERS = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.peers))
+
+FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.families))
 
 
 def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
@@ -35,48 +36,40 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         SystemExit: by argparse, for arguments that are wrong.
     """
     parser = _parser(command)
-    options = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     try:
-        names = _studies(options)
-        for flag, paths in (("--compare", options.compare), ("--resume", options.resume)):
+        names = _studies(given)
+        for flag, paths in (("--compare", given.compare), ("--resume", given.resume)):
             for path in paths:
-                _check_study(flag, path, names)
-        dtypes = _names(options.dtype, tuple(ITEM_SIZES))
-        peers = PEERS if options.peers == "all" else _names(options.peers, PEERS)
-        frameworks = _names(options.framework, tuple(FRAMEWORKS))
-        if options.threads < 0:
-            raise ValueError(f"--threads {options.threads}: give a number from 1 on, or 0 for all")
+                if (study := read_result(path).study) not in names:
+                    told = f"{flag} {path}: that is a result of the study {study!r}"
+                    raise ValueError(f"{told}, not of {' or '.join(names)}")
+        frameworks = _names(given.framework, tuple(FRAMEWORKS))
+        options = Options(
+            device=given.device,
+            threads=given.threads,
+            dtypes=_names(given.dtype, tuple(ITEM_SIZES)),
+            # A file by its whole path, for processes elsewhere.
+            cases=given.cases if given.cases in FAMILIES else str(Path(given.cases).resolve()),
+            only=given.only_run,
+            peers=PEERS if given.peers == "all" else _names(given.peers, PEERS),
+            quick=given.quick,
+            forward_only=given.forward_only,
+            trace=str(given.out.resolve() / "traces") if given.trace else "",
+        )
+        if given.threads < 0:
+            raise ValueError(f"--threads {given.threads}: give a number from 1 on, or 0 for all")
         # Found out now, not when hours of measuring are to be kept; what is lacking before there is a folder.
         check_rich()
-        options.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=options.out):
+        given.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=given.out):
             pass
     except (ValueError, OSError) as wrong:
         parser.error(str(wrong))
-    chosen = Options(
-        device=options.device,
-        threads=options.threads,
-        dtypes=dtypes,
-        cases=_cases(options.cases),
-        only=options.only_run,
-        peers=peers,
-        quick=options.quick,
-        forward_only=options.forward_only,
-        trace=str(options.out.resolve() / "traces") if options.trace else "",
-    )
     try:
-        return run_studies(
-            names, Run(chosen, options.out, frameworks, options.compare, options.resume, options.verbose)
-        )
+        return run_studies(names, Run(options, given.out, frameworks, given.compare, given.resume, given.verbose))
     except ValueError as wrong:
         parser.error(str(wrong))
-
-
-def _check_study(flag: str, path: Path, names: Sequence[str]) -> None:
-    """Raise ValueError unless a file is a result of one of these studies."""
-    study = read_result(path).study
-    if study not in names:
-        raise ValueError(f"{flag} {path}: that is a result of the study {study!r}, not of {' or '.join(names)}")
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -92,11 +85,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--framework", default="", help=f"of {', '.join(FRAMEWORKS)}, separated by commas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: gpu, if any")
     parser.add_argument("--dtype", default="", help=f"of {', '.join(ITEM_SIZES)}, separated by commas")
-    families = dict.fromkeys(name for study in STUDIES.values() for name in study.families)
     parser.add_argument(
         "--cases",
         default="public",
-        metavar=f"{{{','.join(families)}}} or FILE",
+        metavar=f"{{{','.join(FAMILIES)}}} or FILE",
         help="a family of the study's cases (extra: other extents and layouts; models: equations as models are written "
         "with; sweep: from small to large),"
         " or a JSON or YAML file with equations and shapes of your own",
@@ -108,29 +100,18 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         default="",
-        help="what to measure ours against, separated by commas, or all; "
+        help="what to measure ours and the native call against, separated by commas, or all; "
         + "; ".join(f"{name}: of {', '.join(study.peers)}" for name, study in STUDIES.items() if study.peers)
         + "; default: all that are installed on a GPU, on a CPU those that need no compiler",
     )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
     parser.add_argument("--verbose", action="store_true", help="whole tracebacks of what fails or is left out")
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="JSON of an earlier run: ratios to it, regressions marked; once per study, if you like",
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="JSON of a run that was interrupted, or of some of the cases: measure the others and keep all",
-    )
+    for flag, told in (
+        ("--compare", "JSON of an earlier run: ratios to it, regressions marked; once per study, if you like"),
+        ("--resume", "JSON of a run that was interrupted, or of some of the cases: measure the others and keep all"),
+    ):
+        parser.add_argument(flag, type=Path, action="append", default=[], metavar="FILE", help=told)
     parser.add_argument(
         "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"
     )
@@ -138,38 +119,28 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _studies(options: argparse.Namespace) -> list[str]:
-    """The studies to run: of all, those that have such cases.
+def _studies(given: argparse.Namespace) -> list[str]:
+    """Return the studies to run: of all, those that have such cases.
 
     Raises:
         ValueError: no study has such cases, or none has a name with one of the parts asked for.
     """
-    asked = list(STUDIES) if options.study == EVERY_STUDY else [options.study]
-    families = {name: family for name in asked if (family := _family(name, options.cases)) is not None}
+    asked = list(STUDIES) if given.study == EVERY_STUDY else [given.study]
+    # A name without a suffix was meant for a family.
+    is_file = bool(Path(given.cases).suffix) or Path(given.cases).exists()
+    families: dict[str, Sequence[AnyCase]] = {}
+    for name in asked:
+        if given.cases in STUDIES[name].families or (STUDIES[name].own_cases and is_file):
+            families[name] = STUDIES[name].family(given.cases)
     if not families:
         known = ", ".join(dict.fromkeys(family for name in asked for family in STUDIES[name].families))
-        raise ValueError(f"--cases {options.cases} is not for the study of {options.study} (there are {known})")
+        raise ValueError(f"--cases {given.cases} is not for the study of {given.study} (there are {known})")
     names = [case.name for family in families.values() for case in family]
-    unknown = [part for part in parts(options.only_run) if not any(part in name for name in names)]
+    unknown = [part for part in parts(given.only_run) if not any(part in name for name in names)]
     if unknown:
         raise ValueError(f"no such case: {', '.join(unknown)} (there are {', '.join(names)})")
-    wanted = parts(options.only_run) or [""]
+    wanted = parts(given.only_run) or [""]
     return [study for study, family in families.items() if any(part in case.name for part in wanted for case in family)]
-
-
-def _family(name: str, cases: str) -> Sequence[Named] | None:
-    """The cases of a study that ``--cases`` asks for; ``None`` where it has no such family and takes no file."""
-    study = STUDIES[name]
-    known = study.families.get(cases)
-    # A name without a suffix was meant for a family.
-    is_file = bool(Path(cases).suffix) or Path(cases).exists()
-    return read_cases(Path(cases)) if known is None and study.own_cases and is_file else known
-
-
-def _cases(cases: str) -> str:
-    """A family as it is; a file by its whole path, for processes elsewhere."""
-    known = any(cases in study.families for study in STUDIES.values())
-    return cases if known else str(Path(cases).resolve())
 
 
 def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:

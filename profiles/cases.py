@@ -6,27 +6,17 @@ A case is an equation, the shapes of its operands and how they lie in memory; no
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 __all__ = [
-    "BACKWARD",
-    "CONTRACTIONS",
-    "ITEM_SIZES",
-    "MODES",
-    "PROBLEMS",
-    "Case",
-    "Described",
-    "Named",
-    "Shape",
-    "contractions",
-    "curve",
-    "parts",
-    "scaled",
-    "select",
-]
+    "BACKWARD", "CONTRACTIONS", "ITEM_SIZES", "MODES", "PROBLEMS", "AnyCase", "Case", "Shape", "contractions", "curve",
+    "parts", "select",
+]  # fmt: skip
 
 MODES = ("einsum", "einsum_optimize", "no_einsum", "th_einsum", "fast_einsum", "patched")
 """How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum,
@@ -53,8 +43,40 @@ BACKWARD = ("mx0", "mx1", "mx2", "qk-bind", "pv-bind", "proj-out", "linattn-bind
 Shape = tuple[int, ...]
 
 
+class AnyCase(ABC):
+    """A case of any study: what is called, on arrays of which sizes, and how it is measured by default."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def called(self) -> str:
+        """What every implementation computes, for tables."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> str:
+        """The sizes of operands and result, for tables."""
+
+    def directions(self) -> tuple[bool, ...]:
+        """Which directions are measured: False for forward, True for forward and backward."""
+        return (False, True)
+
+    def by_default(self, device: str, dtype: str) -> bool:
+        """Whether it is measured there if nobody asks for it."""
+        return True
+
+    def scaled(self, device: str, dtype: str) -> AnyCase | None:
+        """The case at a size that the device finishes soon, or ``None`` for not at all."""
+        return self
+
+    def compiles(self, way: str) -> bool:
+        """Whether a way of it is worth compiling, and can be before anything is measured, in other processes."""
+        return True
+
+
 @dataclass(frozen=True)
-class Case:
+class Case(AnyCase):
     """An equation in letters with the shapes of its operands.
 
     Attributes:
@@ -183,6 +205,28 @@ class Case:
         """The same equation at other extents."""
         return replace(self, shapes=tuple(tuple(extents[letter] for letter in term) for term in self.inputs))
 
+    def directions(self) -> tuple[bool, ...]:
+        """Gradients of what models are trained through, and of the user's own cases."""
+        return (False, True) if self.fixed or self.name in BACKWARD else (False,)
+
+    def scaled(self, device: str, dtype: str) -> Case | None:
+        """As it is on a GPU, shrunk on a CPU; a point of a curve is left out rather than moved.
+
+        Halving the largest extent again and again shrinks sequences and batches and leaves heads and features,
+        whose sizes make the case what it is; odd extents stay odd.
+        """
+        if device != "cpu" or self.fixed:
+            return self
+        if self.uniform:
+            return _tccg(self.name, CPU_ELEMENTS)
+        case = self
+        while max(case.elements) > CPU_LARGEST or case.flops > CPU_FLOPS:
+            extents = case.extents
+            largest = max(extents, key=lambda letter: extents[letter])
+            half = extents[largest] // 2 | extents[largest] % 2
+            case = case.with_extents({**extents, largest: half})
+        return case if case is self or curve(self.name) is None else None
+
 
 def _problem(number: int, equation: str, *shapes: Shape) -> Case:
     return Case(f"mx{number}", equation, shapes, problem=number, fixed=True)
@@ -241,51 +285,11 @@ def contractions(elements: float = GPU_ELEMENTS) -> tuple[Case, ...]:
 CONTRACTIONS: tuple[Case, ...] = contractions()
 
 
-def scaled(case: Case, device: str) -> Case:
-    """The case at a size that ``device`` finishes soon: as it is on a GPU, shrunk on a CPU.
-
-    Halving the largest extent again and again shrinks sequences and batches and leaves heads and features,
-    whose sizes make the case what it is; odd extents stay odd. The three problems fit a CPU as they are, and
-    cases of the user's own are left alone.
-    """
-    if device != "cpu" or case.fixed:
-        return case
-    if case.uniform:
-        return _tccg(case.name, CPU_ELEMENTS)
-    while max(case.elements) > CPU_LARGEST or case.flops > CPU_FLOPS:
-        extents = case.extents
-        largest = max(extents, key=lambda letter: extents[letter])
-        half = extents[largest] // 2 | extents[largest] % 2
-        case = case.with_extents({**extents, largest: half})
-    return case
+Kind = TypeVar("Kind", bound=AnyCase)
 
 
-class Named(Protocol):
-    """A case of any study."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Described(Named, Protocol):
-    """A case as a row tells of it: what is called, on arrays of which sizes."""
-
-    @property
-    def called(self) -> str: ...
-
-    @property
-    def sizes(self) -> str: ...
-
-
-AnyCase = TypeVar("AnyCase", bound=Named)
-
-
-def select(cases: tuple[AnyCase, ...], only: str) -> tuple[AnyCase, ...]:
-    """The cases whose names have any of the parts in ``only``, or all of them.
-
-    Args:
-        cases: to choose from.
-        only: parts of names, separated by commas; a number is one of the three problems'.
+def select(cases: Sequence[Kind], only: str) -> tuple[Kind, ...]:
+    """The cases whose names have any of the parts in ``only``, or all of them; a number is one of the problems'.
 
     Raises:
         ValueError: there is none.

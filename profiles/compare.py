@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles.frameworks import installed
 from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
@@ -27,7 +28,6 @@ from einops_fast.profiles.reporting.report import (
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.limits import interrupts
-from einops_fast.profiles.timing.progress import Progress
 from einops_fast.profiles.worker import run_worker
 
 if TYPE_CHECKING:
@@ -64,19 +64,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a study.
-
-    Attributes:
-        status: an exit status: 0 if every result was right.
-        interrupted: by Ctrl-C; nothing more is wanted.
-        result: what was measured, if anything.
-        paths: the files that were written.
-    """
+    """The exit status of a study, 0 if every result was right, and what was measured, if anything."""
 
     status: int
-    interrupted: bool = False
     result: Result | None = None
-    paths: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -88,38 +79,40 @@ class _Found:
     rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
     ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    expected: int = 0
 
-    @classmethod
-    def of(cls, before: Result | None, done: Sequence[str]) -> _Found:
-        """What an earlier run has done."""
-        if before is None:
-            return cls()
-        rows = [row for row in before.measured if row.task in done]
-        ceilings = {(each.framework, each.dtype): each for each in before.ceilings}
-        notes = [note for note in before.notes if note != _INTERRUPTED]
-        if done:
-            notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
-        return cls(before, [], {row.key: row for row in rows}, ceilings, notes)
+    def add(self, record: Record) -> None:
+        """Keep a record; of rows of the same the last counts."""
+        match record:
+            case Row():
+                self.rows[record.key] = record
+            case Machine():
+                if self.before is not None:
+                    check_same_machine(self.before, record)
+                self.machines.append(record)
+            case Ceiling():
+                self.ceilings[record.framework, record.dtype] = record
+            case Note():
+                self.notes.append(record.text)
+            case Extent():
+                self.expected += record.cases
 
     @property
-    def environment(self) -> dict[str, dict[str, str]]:
-        """What times may depend on, by framework."""
-        return {each.framework: each.environment for each in self.machines if each.environment}
+    def done(self) -> int:
+        """How many cases there are rows of."""
+        return len({row.task for row in self.rows.values() if row.case != ALL})
 
 
 def run_studies(names: Sequence[str], run: Run) -> int:
-    """Run studies one after another, and put all that they found on one page.
+    """Run studies one after another, and put all that they found on one page; 0 if all results were right.
 
     Raises:
         ValueError: a result to go on from isn't of the same kind of run.
-
-    Returns:
-        An exit status: 0 if every result of every study was right.
     """
     outcomes = []
     for name in names:
         outcomes.append(run_study(name, run))
-        if outcomes[-1].interrupted:
+        if outcomes[-1].status == INTERRUPTED:
             break
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if results:
@@ -130,84 +123,98 @@ def run_studies(names: Sequence[str], run: Run) -> int:
 
 
 def run_study(name: str, run: Run) -> Outcome:
-    """Measure in one process per framework, one after another."""
-    study = STUDIES[name]
+    """Measure in one process per framework, one after another; keep, draw and show what they found."""
     to = console()
     before = earlier_result(run.resumed, name)
-    done = () if before is None else finished(before, run.options)
-    options = replace(run.options, done=done)
-    found = _Found.of(before, done)
-    # Not on Windows.
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
-        found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
-    wanted = list(run.frameworks or filter(installed, study.frameworks))
+    options = replace(run.options, done=() if before is None else finished(before, run.options))
+    found = _begun(before, options.done)
+    wanted = list(run.frameworks or filter(installed, STUDIES[name].frameworks))
+    interrupted = False
     try:
-        with interrupts(), Progress(to, name, wanted) as progress:
+        with interrupts(), _progress(to, name) as show:
             for framework in wanted:
-                progress.begin(framework)
                 for record in run_worker(name, framework, options):
-                    _keep(record, found, progress)
-        interrupted = False
+                    found.add(record)
+                    show(found, record)
     except KeyboardInterrupt:
         interrupted = True
         found.notes.append(_INTERRUPTED)
-    found.notes = list(dict.fromkeys(found.notes))
     rows = list(found.rows.values())
+    tables = STUDIES[name].tables([row for row in rows if row.case != ALL])
     # Such a row is of a process that crashed.
     ended = interrupted or any(row.case == ALL and not row.guest for row in rows)
-    whole = not ended and _is_whole(run, study.peers)
-    tables = study.tables([row for row in rows if row.case != ALL])
-    result = _result(name, found, rows, tables, whole, options) if found.machines else None
+    result = _result(name, found, tables, options, whole=not ended and _is_whole(name, run))
     other = earlier_result(run.earlier, name)
     if result is not None and other is not None:
         tables = [*tables, compared(result, other)]
     # Kept before they are shown: whoever reads may be gone, as `head` is.
     paths: list[Path] = []
-    if result is not None and result.measured:
-        base = slug(f"{name}{_family(options)}", measured_on(found.machines))
+    if result is not None:
+        cases = "" if options.cases == "public" else f"-{Path(options.cases).stem}"
+        base = slug(f"{name}{cases}", measured_on(found.machines))
         paths = save(run.folder / "-".join((base, *options.dtypes)), result, tables)
-        if whole:
-            paths += draw(result.measured, run.folder / base, result.ceilings, study=name)
+        paths += draw(result, run.folder / base) if result.whole else []
     _show(to, tables, found, rows, run.verbose)
     for path in paths:
         to.print(f"wrote {path}", highlight=False)
-    failed = any(row.failure and not row.guest for row in rows)
-    nothing = result is None or not result.measured
-    status = INTERRUPTED if interrupted else int(failed or nothing)
-    return Outcome(status, interrupted, None if nothing else result, tuple(paths))
+    failed = result is None or any(row.failure and not row.guest for row in rows)
+    return Outcome(INTERRUPTED if interrupted else int(failed), result)
 
 
-def _keep(record: Record, found: _Found, progress: Progress) -> None:
-    match record:
-        case Row():
-            found.rows[record.key] = record
-            progress.measured(record)
-        case Machine():
-            if found.before is not None:
-                check_same_machine(found.before, record)
-            found.machines.append(record)
-        case Extent():
-            progress.expect(record.cases)
-        case Ceiling():
-            found.ceilings[record.framework, record.dtype] = record
-        case Note():
-            found.notes.append(record.text)
+def _begun(before: Result | None, done: Sequence[str]) -> _Found:
+    """Return what an earlier run has done."""
+    found = _Found(before)
+    # Not on Windows.
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
+        found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
+    if before is not None:
+        kept: list[Record] = [*before.ceilings, *(row for row in before.measured if row.task in done)]
+        for record in kept:
+            found.add(record)
+        found.notes += [note for note in before.notes if note != _INTERRUPTED]
+    if done and before is not None:
+        found.notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
+        found.expected = found.done
+    return found
 
 
-def _is_whole(run: Run, peers: Sequence[str]) -> bool:
+@contextmanager
+def _progress(to: Console, study: str) -> Iterator[Any]:
+    """Show a bar of the cases that are done, with the time that is left, on a terminal and while it lasts."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("ETA"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
+        task = bar.add_task(study, total=None)
+
+        def show(found: _Found, record: Record) -> None:
+            told = f"{record.task} {record.what}" if isinstance(record, Row) else ""
+            bar.update(task, total=found.expected or None, completed=found.done, description=f"{study}: {told}")
+
+        yield show
+
+
+def _is_whole(name: str, run: Run) -> bool:
+    """Return whether everything is wanted that a study measures by default."""
     options = run.options
-    some_peers = bool(options.peers) and not set(peers) <= set(options.peers)
+    some_peers = bool(options.peers) and not set(STUDIES[name].peers) <= set(options.peers)
     return not (run.frameworks or options.only or options.quick or options.forward_only or some_peers)
 
 
-def _family(options: Options) -> str:
-    """What the names of files say about the cases: nothing of the public ones, the file's name of others."""
-    return "" if options.cases == "public" else f"-{Path(options.cases).stem}"
-
-
-def _result(
-    name: str, found: _Found, rows: Sequence[Row], tables: Sequence[Table], whole: bool, options: Options
-) -> Result:
+def _result(name: str, found: _Found, tables: Sequence[Table], options: Options, *, whole: bool) -> Result | None:
+    """Return what is kept of a run, if anything was measured."""
+    if not found.machines or not found.done:
+        return None
     machine = measured_on(found.machines)
     return Result(
         name,
@@ -216,10 +223,10 @@ def _result(
         datetime.now(timezone.utc).date().isoformat(),
         whole,
         {library: number for each in found.machines for library, number in each.versions.items()},
-        tuple(found.notes),
-        tuple(rows),
+        tuple(dict.fromkeys(found.notes)),
+        tuple(found.rows.values()),
         ceilings=tuple(found.ceilings.values()),
-        environment=found.environment,
+        environment={each.framework: each.environment for each in found.machines if each.environment},
         summaries=tuple({"title": table.title, **table.figures} for table in tables if table.figures),
         quick=options.quick,
         peers=options.peers,
@@ -227,17 +234,12 @@ def _result(
 
 
 def _show(to: Console, tables: Sequence[Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
-    for table in tables:
-        print_table(to, table)
-    skips = skips_table(rows)
-    if skips.cells:
-        print_table(to, skips)
-    if found.environment:
-        print_table(to, environment_table(found.environment))
-    for note in found.notes:
+    environment = {each.framework: each.environment for each in found.machines if each.environment}
+    for table in (*tables, skips_table(rows), environment_table(environment)):
+        if table.cells:
+            print_table(to, table)
+    for note in dict.fromkeys(found.notes):
         to.print(note, highlight=False, markup=False)
-    if verbose:
-        for row in rows:
-            if row.details:
-                to.print(f"\n{row.framework} {row.dtype} {row.case} {row.what}:", highlight=False, markup=False)
-                to.print(row.details.rstrip(), highlight=False, markup=False)
+    for row in rows:
+        if verbose and row.details:
+            to.print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}", highlight=False, markup=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -28,7 +26,7 @@ Call = Callable[..., Any]
 
 
 class Unavailable(Exception):
-    """A framework, a device or a dtype that this machine doesn't have."""
+    """A framework, a device, a dtype or a library that this machine doesn't have, or isn't made for a case."""
 
 
 class Framework(ABC):
@@ -38,19 +36,30 @@ class Framework(ABC):
         name: what to import, and what tables call it.
         product: name of its batched matrix product, the floor of any einsum's overhead.
         default_stream: whether work on a GPU is on CUDA's default stream, where anyone's events see it.
+        differentiable: it has gradients.
+        namespace: the module that has its einsum.
+        bfloat16: arrays can have this dtype.
     """
 
     name: ClassVar[str]
     product: ClassVar[str]
     default_stream: ClassVar[bool] = False
+    differentiable: ClassVar[bool] = False
+    bfloat16: ClassVar[bool] = False
+    namespace: Any
 
     def __init__(self, device: str, threads: int) -> None:
         self.device = device
         self.threads = threads
 
-    @abstractmethod
     def array(self, values: Values, dtype: str) -> Any:
         """An array on the device, with these values rounded to ``dtype``."""
+        if dtype == "bfloat16" and not self.bfloat16:
+            raise Unavailable(f"{self.name} has no bfloat16 that could be made from NumPy")
+        return self._array(values, dtype)
+
+    @abstractmethod
+    def _array(self, values: Values, dtype: str) -> Any: ...
 
     def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
         """Standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
@@ -67,9 +76,9 @@ class Framework(ABC):
     def to_float64(self, array: Any) -> Values:
         """The values of an array, exactly."""
 
-    @abstractmethod
     def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
         """The framework's own einsum, looked up at each call: a patch takes effect."""
+        return self.namespace.einsum(equation, *operands, **options)
 
     @abstractmethod
     def matmul(self, left: Any, right: Any) -> Any:
@@ -100,13 +109,13 @@ class Framework(ABC):
         """The device, as its maker calls it."""
         return cpu_name()
 
-    def capture(self, on: bool) -> None:
-        """Tell a CUDA profiler around this process to start or to stop recording."""
-        return
+    # By default there is nothing to do for these
 
-    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:  # noqa: B027
         """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
-        return
+
+    def forget(self) -> None:  # noqa: B027
+        """Give memory back that is kept for new arrays, which the next case may need in larger pieces."""
 
     def track(self, array: Any) -> None:
         """Ask for gradients with respect to ``array``."""
@@ -119,12 +128,10 @@ class Framework(ABC):
         """
         raise Unavailable(f"{self.name} has no autograd")
 
-    def forget(self) -> None:
-        """Give memory back that is kept for new arrays, which the next case may need in larger pieces."""
-        return
-
 
 class NumPy(Framework):
+    """NumPy, and whatever has its functions."""
+
     name = "numpy"
     product = "np.matmul"
 
@@ -132,12 +139,10 @@ class NumPy(Framework):
         if device != "cpu":
             raise Unavailable("NumPy runs on the CPU only")
         super().__init__(device, threads)
-        self.np: Any = import_module("numpy")
+        self.namespace = self.np = import_module(self.name)
 
-    def array(self, values: Values, dtype: str) -> Any:
-        if dtype == "bfloat16":
-            raise Unavailable("NumPy has no bfloat16")
-        return values.astype(dtype)
+    def _array(self, values: Values, dtype: str) -> Any:
+        return self.np.asarray(values.astype(dtype))
 
     def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
         return self.np.broadcast_to(array.transpose(axes), shape)
@@ -145,9 +150,6 @@ class NumPy(Framework):
     def to_float64(self, array: Any) -> Values:
         result: Values = self.np.asarray(array, "float64")
         return result
-
-    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
-        return self.np.einsum(equation, *operands, **options)
 
     def matmul(self, left: Any, right: Any) -> Any:
         return self.np.matmul(left, right)
@@ -159,14 +161,53 @@ class NumPy(Framework):
         pass
 
 
-class Torch(Framework):
-    name = "torch"
-    product = "torch.bmm"
+class CuPy(NumPy):
+    """CuPy, on a GPU."""
+
+    name = "cupy"
+    product = "cupy.matmul"
     default_stream = True
 
     def __init__(self, device: str, threads: int) -> None:
+        if device != "gpu":
+            raise Unavailable("CuPy runs on a GPU only")
+        super().__init__("cpu", threads)
+        self.device = device
+        if not self.np.cuda.is_available():
+            raise Unavailable("CuPy finds no GPU")
+
+    def to_float64(self, array: Any) -> Values:
+        result: Values = self.np.asnumpy(array).astype("float64")
+        return result
+
+    def synchronize(self) -> None:
+        self.np.cuda.get_current_stream().synchronize()
+
+    def clock(self, *, flushes: int = 1) -> Clock:
+        cache = self.np.empty(CACHE_FLUSH_BYTES if flushes else 0, "int8")
+        return EventClock(
+            new_event=self.np.cuda.Event,
+            milliseconds=self.np.cuda.get_elapsed_time,
+            flush=lambda: [cache.fill(0) for _ in range(flushes)],
+            synchronize=self.synchronize,
+        )
+
+    def device_name(self) -> str:
+        return str(self.np.cuda.runtime.getDeviceProperties(self.np.cuda.Device().id)["name"].decode())
+
+
+class Torch(Framework):
+    """torch, on a CPU or on one GPU."""
+
+    name = "torch"
+    product = "torch.bmm"
+    default_stream = True
+    differentiable = True
+    bfloat16 = True
+
+    def __init__(self, device: str, threads: int) -> None:
         super().__init__(device, threads)
-        self.torch: Any = import_module("torch")
+        self.namespace = self.torch = import_module("torch")
         self.torch.set_num_threads(threads)
         if device == "gpu" and not self.torch.cuda.is_available():
             raise Unavailable("torch finds no GPU")
@@ -175,7 +216,7 @@ class Torch(Framework):
     def _device(self) -> str:
         return "cuda" if self.device == "gpu" else "cpu"
 
-    def array(self, values: Values, dtype: str) -> Any:
+    def _array(self, values: Values, dtype: str) -> Any:
         return self.torch.from_numpy(values).to(self._device, getattr(self.torch, dtype), copy=True)
 
     def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
@@ -193,9 +234,6 @@ class Torch(Framework):
     def to_float64(self, array: Any) -> Values:
         result: Values = array.detach().double().cpu().numpy()
         return result
-
-    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
-        return self.torch.einsum(equation, *operands, **options)
 
     def matmul(self, left: Any, right: Any) -> Any:
         return self.torch.bmm(left, right)
@@ -234,9 +272,9 @@ class Torch(Framework):
     def device_name(self) -> str:
         return str(self.torch.cuda.get_device_name()) if self.device == "gpu" else super().device_name()
 
-    def capture(self, on: bool) -> None:
+    def forget(self) -> None:
         if self.device == "gpu":
-            (self.torch.cuda.profiler.start if on else self.torch.cuda.profiler.stop)()
+            self.torch.cuda.empty_cache()
 
     def track(self, array: Any) -> None:
         array.requires_grad_()
@@ -245,36 +283,31 @@ class Torch(Framework):
         results = call()
         return results, self.torch.autograd.grad(results, leaves, cotangents or None)
 
-    def forget(self) -> None:
-        if self.device == "gpu":
-            self.torch.cuda.empty_cache()
-
 
 class MXNet(Framework):
+    """MXNet's numpy interface."""
+
     name = "mxnet"
     product = "npx.batch_dot"
+    differentiable = True
 
     def __init__(self, device: str, threads: int) -> None:
         super().__init__(device, threads)
         from einops_fast.backends.mxnet.importing import import_mxnet
 
-        self.mx: Any = import_mxnet()
+        self.mx = import_mxnet()
+        self.namespace = self.mx.np
         self.mx.npx.set_np()
         if device == "gpu" and not self.mx.device.num_gpus():
             raise Unavailable("MXNet finds no GPU")
 
-    def array(self, values: Values, dtype: str) -> Any:
-        if dtype == "bfloat16":
-            raise Unavailable("MXNet arrays of bfloat16 can't be made from NumPy")
+    def _array(self, values: Values, dtype: str) -> Any:
         device = self.mx.gpu() if self.device == "gpu" else self.mx.cpu()
         return self.mx.np.array(values, dtype=dtype, device=device)
 
     def to_float64(self, array: Any) -> Values:
         result: Values = array.asnumpy().astype("float64")
         return result
-
-    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
-        return self.mx.np.einsum(equation, *operands, **options)
 
     def matmul(self, left: Any, right: Any) -> Any:
         return self.mx.npx.batch_dot(left, right)
@@ -288,13 +321,6 @@ class MXNet(Framework):
     def device_name(self) -> str:
         return "GPU" if self.device == "gpu" else super().device_name()
 
-    def capture(self, on: bool) -> None:
-        # MXNet has no switch of its own for this.
-        library = ctypes.util.find_library("cudart") if self.device == "gpu" else None
-        if library is not None:
-            cudart = ctypes.CDLL(library)
-            (cudart.cudaProfilerStart if on else cudart.cudaProfilerStop)()
-
     def track(self, array: Any) -> None:
         array.attach_grad()
 
@@ -305,66 +331,12 @@ class MXNet(Framework):
         return result, tuple(leaf.grad for leaf in leaves)
 
 
-class CuPy(Framework):
-    name = "cupy"
-    product = "cupy.matmul"
-    default_stream = True
-
-    def __init__(self, device: str, threads: int) -> None:
-        if device != "gpu":
-            raise Unavailable("CuPy runs on a GPU only")
-        super().__init__(device, threads)
-        self.cp: Any = import_module("cupy")
-        if not self.cp.cuda.is_available():
-            raise Unavailable("CuPy finds no GPU")
-
-    def array(self, values: Values, dtype: str) -> Any:
-        if dtype == "bfloat16":
-            raise Unavailable("CuPy's einsum has no bfloat16")
-        return self.cp.asarray(values.astype(dtype))
-
-    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-        return self.cp.broadcast_to(array.transpose(axes), shape)
-
-    def to_float64(self, array: Any) -> Values:
-        result: Values = self.cp.asnumpy(array).astype("float64")
-        return result
-
-    def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
-        return self.cp.einsum(equation, *operands, **options)
-
-    def matmul(self, left: Any, right: Any) -> Any:
-        return self.cp.matmul(left, right)
-
-    def copy(self, target: Any, source: Any) -> None:
-        self.cp.copyto(target, source)
-
-    def synchronize(self) -> None:
-        self.cp.cuda.get_current_stream().synchronize()
-
-    def clock(self, *, flushes: int = 1) -> Clock:
-        cache = self.cp.empty(CACHE_FLUSH_BYTES if flushes else 0, "int8")
-        return EventClock(
-            new_event=self.cp.cuda.Event,
-            milliseconds=self.cp.cuda.get_elapsed_time,
-            flush=lambda: [cache.fill(0) for _ in range(flushes)],
-            synchronize=self.synchronize,
-        )
-
-    def device_name(self) -> str:
-        return str(self.cp.cuda.runtime.getDeviceProperties(self.cp.cuda.Device().id)["name"].decode())
-
-    def capture(self, on: bool) -> None:
-        runtime = self.cp.cuda.runtime
-        (runtime.profilerStart if on else runtime.profilerStop)()
-
-
 FRAMEWORKS: dict[str, type[Framework]] = {kind.name: kind for kind in (NumPy, Torch, MXNet, CuPy)}
 
 
 def installed(name: str) -> bool:
     """Whether the framework can be imported, without importing it."""
-    return find_spec(FRAMEWORKS[name].name) is not None
+    return find_spec(name) is not None
 
 
 def load(name: str, device: str = "cpu", threads: int | None = None) -> Framework:
@@ -380,6 +352,4 @@ def load(name: str, device: str = "cpu", threads: int | None = None) -> Framewor
 
 def default_device(name: str) -> str:
     """``gpu`` where this machine has one that the framework can use, else ``cpu``."""
-    if name == "cupy":
-        return "gpu"
-    return "gpu" if name != "numpy" and gpu_count() else "cpu"
+    return "gpu" if name == "cupy" or (name != "numpy" and gpu_count()) else "cpu"

@@ -35,18 +35,9 @@ def surroundings(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_ahead(study: str, jobs: Sequence[Sequence[Any]], threads: int, seconds: float) -> list[str]:
-    """Call jobs of a study once, in several processes, each with its share of them.
+    """Call jobs of a study once, in several processes, each with its share of them; tells how long it took.
 
     What ours measures meanwhile, beside other processes, is forgotten: only what compilers make is kept.
-
-    Args:
-        study: its name.
-        jobs: what :meth:`~einops_fast.profiles.study.Study.ahead` takes; what JSON can hold.
-        threads: of the CPU; each process takes one.
-        seconds: the longest that is waited.
-
-    Returns:
-        What the reader has to know: how long it took.
     """
     jobs = list(jobs)
     # Some take much longer than others.
@@ -57,15 +48,11 @@ def run_ahead(study: str, jobs: Sequence[Sequence[Any]], threads: int, seconds: 
     start = perf_counter()
     with tempfile.TemporaryDirectory() as forgotten:
         variables = {"EINOPS_FAST_CACHE_DIR": forgotten, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", WORKER, study, "ahead", json.dumps(jobs[share::count])],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=surroundings(variables),
-            )
-            for share in range(count)
-        ]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": surroundings(variables)}
+        children = []
+        for share in range(count):
+            command = [sys.executable, "-m", WORKER, study, "ahead", json.dumps(jobs[share::count])]
+            children.append(subprocess.Popen(command, **quiet))  # type: ignore[call-overload]
         try:
             for child in children:
                 with suppress(subprocess.TimeoutExpired):

@@ -15,21 +15,18 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-if find_spec("einops_fast") is None:
-    # In an sdist this file lies in the package, in a checkout beside it.
-    above = Path(__file__).resolve().parents
-    sys.path.insert(0, str(next(folder for folder in above if (folder / "einops_fast").is_dir())))
+# In an sdist this file lies in the package, in a checkout beside it: whatever else is installed isn't meant.
+sys.path.insert(0, str(next(path for path in Path(__file__).resolve().parents if (path / "einops_fast").is_dir())))
 
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
 from einops_fast.profiles.timing.processors import available_threads, thread_environment
-from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
+from einops_fast.profiles.timing.ranges import is_watched, ranged, recorded
 
 if TYPE_CHECKING:
     from einops_fast.profiles.frameworks import Framework
@@ -46,16 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
-    from einops_fast.profiles.einsum.study import MAKERS
+    from einops_fast.profiles.einsum.study import EinsumStudy
+    from einops_fast.profiles.profilers.kernel_table import listing
+    from einops_fast.profiles.profilers.traces import kernel_times
+    from einops_fast.profiles.reporting.records import phase
     from einops_fast.profiles.study import Task
     from einops_fast.profiles.timing.measure import check
     from einops_fast.profiles.ways import bind, inputs
 
     try:
         framework = frameworks.load(options.framework, device, threads)
-        torch = frameworks.load("torch", device, threads) if options.mode == "th_einsum" else None
-        task = Task(framework, case, options.dtype, options.backward, torch)
-        ways = [MAKERS[mode](task) for mode in dict.fromkeys(("einsum", options.mode))]
+        task = Task(framework, case, options.dtype, options.backward)
+        ways = [EinsumStudy.makers[mode](task) for mode in dict.fromkeys(("einsum", options.mode))]
         way = ways[-1]
         checked = check(case, ways, options.dtype, backward=options.backward)[-1]
         call = bind(way, inputs(case, way.framework, options.dtype, 1, options.backward))
@@ -78,7 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{direction}: {middle} (median of {len(times)} calls, best {best})")
         print(f"result: {checked.failure or f'right (error {checked.error:.1e})'}")
         if options.kernels:
-            _print_kernels(call, way.framework)
+            try:
+                print(f"\n{listing(kernel_times(way.framework, call), 12)}")
+            except frameworks.Unavailable as reason:
+                print(f"kernels: {reason}")
     return 1 if checked.failure else 0
 
 
@@ -102,29 +104,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: int | None) -> list[float]:
-    """Seconds of each measured call; what a profiler outside records is these calls and nothing else."""
+    """Return the seconds of each measured call; a profiler outside records these calls and nothing else."""
     clock = framework.clock(flushes=0)
     warm_up = [clock.sample(call, 1) for _ in range(2)]
     if repeat is None:
         repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))
     times = []
-    with recorded(framework):
+    with recorded():
         for _ in range(repeat):
             with ranged(label):
                 times.append(clock.sample(call, 1))
     return times
-
-
-def _print_kernels(call: Callable[[], Any], framework: Framework) -> None:
-    from einops_fast.profiles.profilers.kernel_table import listing
-    from einops_fast.profiles.profilers.kernels import kernel_times
-
-    try:
-        kernels = kernel_times(framework, call)
-    except frameworks.Unavailable as reason:
-        print(f"kernels: {reason}")
-        return
-    print(f"\n{listing(kernels, 12)}")
 
 
 if __name__ == "__main__":

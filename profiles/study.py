@@ -1,23 +1,38 @@
 """The template of a study: it checks all ways to compute a case, times them in turns, and yields a row for each.
 
-A study says which cases there are, which ways, and how a result is checked; everything else is here.
+A study is data: its cases, a maker for each way, and what it needs here; its own is how a result is checked.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from traceback import format_exc
 from typing import Any, ClassVar
 
-from einops_fast.profiles.cases import Named, select
+from einops_fast.profiles.cases import AnyCase, select
 from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.processes import run_ahead
-from einops_fast.profiles.profilers.kernels import watched
-from einops_fast.profiles.profilers.traces import write_trace
+from einops_fast.profiles.profilers.traces import watched
+from einops_fast.profiles.reporting.cells import comparison, lines_of
 from einops_fast.profiles.reporting.charts import Chart, general_charts
-from einops_fast.profiles.reporting.records import Ceiling, Extent, Note, Options, Record, Row, is_own, skipped
+from einops_fast.profiles.reporting.records import (
+    Ceiling,
+    Extent,
+    Note,
+    Options,
+    Record,
+    Row,
+    is_ours,
+    is_own,
+    phase,
+    skipped,
+)
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.timing.measure import (
@@ -25,7 +40,6 @@ from einops_fast.profiles.timing.measure import (
     FULL,
     QUICK,
     Effort,
-    Timed,
     Timing,
     check,
     fastest,
@@ -33,8 +47,7 @@ from einops_fast.profiles.timing.measure import (
     time_ways,
 )
 from einops_fast.profiles.timing.memory import peak_memory
-from einops_fast.profiles.timing.ranges import phase
-from einops_fast.profiles.ways import Call, Inputs, Way, bind, inputs
+from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, available, bind, inputs
 
 __all__ = ["Study", "Task"]
 
@@ -45,10 +58,8 @@ class Task:
 
     Attributes:
         framework: whose arrays.
-        case: what is computed.
-        dtype: of the operands.
-        backward: gradients are wanted.
-        offered: what :meth:`Study.offered` found.
+        names: of the ways that are measured, as far as they are made for the case.
+        compiler: of torch, for all cases of the process.
         shared: what :meth:`Study.shared` made for both directions.
     """
 
@@ -56,7 +67,8 @@ class Task:
     case: Any
     dtype: str
     backward: bool
-    offered: Any = None
+    names: tuple[str, ...] = ()
+    compiler: Any = None
     shared: Any = None
 
 
@@ -68,29 +80,35 @@ class Study(ABC):
         frameworks: measured unless others are asked for, where they are installed.
         families: the cases by family; ``--cases`` chooses one, and ``--only-run`` selects from it.
         own_cases: whether ``--cases`` may also be a file of einsums.
+        makers: what makes each way of a task, or raises :class:`Unavailable` for what it isn't made for.
+        needs: what raises :class:`Unavailable` where a way can't run on a framework at all.
         ours: the name of our implementation in its rows.
         native: the name of the way that ratios are to.
         peers: what ours can be measured against, for ``--peers``.
         unrivalled: peers that compute something else, and aren't compared with ours.
         guests: ways whose failure isn't held against the run.
+        on_cpu: ways that are measured on a CPU if nobody asks for others; all if empty.
         needs_torch: it is about torch's tensors alone.
         dtypes: measured by default, by framework and device or by device.
         efforts: how long to measure, by device.
         hides_launches: on a GPU, the host queues a whole call before its time begins.
         profiled: the kernels of each call are looked at too.
-        compiled: ways that are compiled before anything is timed.
-        ahead_seconds: the longest that is waited for that.
+        compiled: ways that are compiled before anything is timed, within ``ahead_seconds``.
+        compile_seconds: the longest that torch.compile may take for all cases of a process.
     """
 
     about: ClassVar[str]
     frameworks: tuple[str, ...] = ("torch",)
-    families: Mapping[str, tuple[Any, ...]]
+    families: Mapping[str, Sequence[AnyCase]]
     own_cases: bool = False
+    makers: Mapping[str, Callable[[Task], Way]]
+    needs: Mapping[str, Callable[[Framework], object]] = {}
     ours: ClassVar[str] = "ours"
     native: ClassVar[str] = "native"
     peers: tuple[str, ...] = ()
     unrivalled: tuple[str, ...] = ()
     guests: tuple[str, ...] = ()
+    on_cpu: tuple[str, ...] = ()
     needs_torch: bool = True
     dtypes: Mapping[str, tuple[str, ...]]
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": BRIEF}
@@ -98,32 +116,22 @@ class Study(ABC):
     profiled: bool = False
     compiled: tuple[str, ...] = ()
     ahead_seconds: float = 120.0
+    compile_seconds: float = 300.0
+
+    @property
+    def name(self) -> str:
+        """What commands call the study: its folder, spelled with dashes."""
+        return type(self).__module__.split(".")[-2].replace("_", "-")
 
     # What a study may say in its own way
-
-    def wanted(self, framework: Framework, dtype: str, options: Options) -> Sequence[Named]:
-        """The cases of the options, before they are scaled."""
-        return select(self.families[options.cases], options.only)
-
-    def scaled(self, case: Any, device: str, dtype: str) -> Any:
-        """The case at a size that the device finishes soon, or ``None`` for not at all."""
-        return case
-
-    def directions(self, framework: Framework, case: Any, options: Options) -> tuple[bool, ...]:
-        """Which directions of a case are measured: False for forward, True for forward and backward."""
-        return (False,) if options.forward_only else (False, True)
-
-    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[Any, list[Record]]:
-        """What ours is measured against here, for :meth:`ways`; and what to tell about the others."""
-        return None, []
 
     def shared(self, task: Task) -> Any:
         """What both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
         return None
 
-    @abstractmethod
     def ways(self, task: Task) -> list[Way]:
         """The ways to compute a case."""
+        return available(partial(self.makers[name], task) for name in task.names)
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
         """Operands of a case; ``shared`` ones have the same values in every framework."""
@@ -133,34 +141,87 @@ class Study(ABC):
         """Whether each way is right; without those that aren't made for the case."""
         return check(task.case, ways, task.dtype, backward=task.backward)
 
-    def told(self, task: Task, row: Row, timed: Timed) -> Row:
+    def told(self, task: Task, row: Row, timing: Timing) -> Row:
         """The row with what only this study knows about a call."""
         return row
 
-    def compiled_for(self, case: Any, dtype: str, backward: bool, offered: Any) -> tuple[str, ...]:
-        """Which ways of a case have to be compiled ahead."""
-        return self.compiled
-
-    @abstractmethod
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """The tables of what was measured."""
-
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
         """The charts of what was measured, with names for files: of forward calls, per framework and dtype."""
-        groups: dict[tuple[str, str], list[Row]] = {}
-        for row in rows:
-            if not row.backward and row.dtype:
-                groups.setdefault((row.framework, row.dtype), []).append(row)
+        reached = {(each.framework, each.dtype): each for each in ceilings}
+        groups = _groups(row for row in rows if not row.backward and row.dtype)
         several = len({framework for framework, _ in groups}) > 1
         charts = []
         for (framework, dtype), group in groups.items():
-            reached = next((each for each in ceilings if (each.framework, each.dtype) == (framework, dtype)), None)
             named = f"{framework}-{dtype}" if several else dtype
-            for chart in general_charts(group, reached, f"{framework}, {dtype}"):
-                charts.append(replace(chart, name=named if chart.name == "floor" else f"{named}-{chart.name}"))
+            for chart in general_charts(group, reached.get((framework, dtype)), f"{framework}, {dtype}"):
+                charts.append(replace(chart, name=f"{named}-{chart.name}".removesuffix("-")))
         return charts
 
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """A table of each framework and dtype forward, and one forward and backward, a line per case."""
+        tables = []
+        for (framework, dtype), group in _groups(self.in_order(rows)).items():
+            lines = lines_of(group, self.native)
+            for backward, direction in ((False, "forward"), (True, "forward and backward")):
+                some = [line for line in lines if line.ours.backward is backward]
+                ways = dict.fromkeys(way for line in some for way in line.ways)
+                if some:
+                    title = f"{self.name}: {framework}, {dtype}, {direction}"
+                    tables.append(comparison(title, some, sorted(ways, key=lambda way: not is_ours(way))))
+        return tables
+
     # What is the same for all
+
+    def in_order(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows in the order of the families and not in that of the run, where what matters most comes first."""
+        names = dict.fromkeys(case.name for family in self.families.values() for case in family)
+        order = {name: place for place, name in enumerate(names)}
+        return sorted(rows, key=lambda row: order.get(row.case, len(order)))
+
+    def family(self, cases: str) -> Sequence[AnyCase]:
+        """The cases of a family, or of a file."""
+        known = self.families.get(cases)
+        return read_cases(Path(cases)) if known is None else known
+
+    def plan(self, framework: Framework, options: Options) -> dict[str, list[tuple[Any, list[bool]]]]:
+        """The cases that are still to be measured, by dtype, with their directions."""
+        device = framework.device
+        dtypes = options.dtypes or self.dtypes.get(f"{framework.name} {device}") or self.dtypes[device]
+        # Two cores take minutes for all, and a GPU for all dtypes; whoever asks for others gets them.
+        asked = options.only or options.cases != "public" if device == "cpu" else options.dtypes
+        plan: dict[str, list[tuple[Any, list[bool]]]] = {}
+        for dtype in dtypes:
+            plan[dtype] = []
+            for case in select(self.family(options.cases), options.only):
+                small = case.scaled(device, dtype)
+                if small is None or not (asked or case.by_default(device, dtype)):
+                    continue
+                both = framework.differentiable and not options.forward_only
+                directions = [
+                    backward
+                    for backward in (small.directions() if both else (False,))
+                    if options.left(framework.name, dtype, small, backward)
+                ]
+                if directions:
+                    plan[dtype].append((small, directions))
+        return plan
+
+    def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
+        """The names of the ways that are measured here, and why others can't be."""
+        everywhere = framework.device == "gpu" or not self.on_cpu
+        names, told = [], []
+        for name in self.makers:
+            usual = (not options.peers or is_own(name)) and (everywhere or name in self.on_cpu)
+            if not (usual or name in (self.ours, self.native, *options.peers)):
+                continue
+            try:
+                if name in self.needs:
+                    self.needs[name](framework)
+            except Unavailable as missing:
+                told.append(skipped(framework.name, name, str(missing), details=format_exc()))
+            else:
+                names.append(name)
+        return tuple(names), list(told)
 
     def measure(self, framework: Framework, options: Options) -> Iterator[Record]:
         """Measure a framework: a row per dtype, case, direction and way.
@@ -173,10 +234,11 @@ class Study(ABC):
         effort = QUICK if options.quick else self.efforts[framework.device]
         plan = self.plan(framework, options)
         yield Extent(sum(len(directions) for tasks in plan.values() for _, directions in tasks))
-        offered, told = self.offered(framework, options, [case for tasks in plan.values() for case, _ in tasks])
+        names, told = self.offered(framework, options)
         yield from told
-        if framework.device == "gpu" and self.compiled:
-            yield from map(Note, self.compile_ahead(framework, plan, offered))
+        if framework.device == "gpu":
+            yield from map(Note, self.compile_ahead(framework, plan, names))
+        compiler = self.compiler(framework)
         later: list[tuple[Task, Row]] = []
         for dtype in filter(plan.get, plan):
             try:
@@ -191,7 +253,7 @@ class Study(ABC):
             )
             for case, directions in plan[dtype]:
                 framework.forget()
-                task = Task(framework, case, dtype, False, offered)
+                task = Task(framework, case, dtype, False, names, compiler)
                 task = replace(task, shared=self.shared(task))
                 for task in (replace(task, backward=backward) for backward in directions):
                     for row in self.rows(task, effort, ceilings):
@@ -200,62 +262,42 @@ class Study(ABC):
                             later.append((replace(task, shared=None), row))
         yield from self._profiled(later, options.trace)
 
-    def plan(self, framework: Framework, options: Options) -> dict[str, list[tuple[Any, list[bool]]]]:
-        """The cases that are still to be measured, by dtype, with their directions."""
-        device = framework.device
-        dtypes = options.dtypes or self.dtypes.get(f"{framework.name} {device}") or self.dtypes[device]
-        plan: dict[str, list[tuple[Any, list[bool]]]] = {}
-        for dtype in dtypes:
-            cases = (self.scaled(case, device, dtype) for case in self.wanted(framework, dtype, options))
-            tasks = [
-                (case, [way for way in self.directions(framework, case, options)
-                        if options.left(framework.name, dtype, case, way)])
-                for case in cases if case is not None
-            ]  # fmt: skip
-            plan[dtype] = [task for task in tasks if task[1]]
-        return plan
-
     def rows(self, task: Task, effort: Effort, ceilings: Ceilings) -> Iterator[Row]:
         """A row for every way of a case; the case's failure as that of ours."""
         work = Work.of(task.case.passes(task.backward), task.dtype, ceilings)
         try:
             timed = self._timed(task, effort, ceilings)
         except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
-            yield self._row(task, Timing.failed(self.ours, error), work)
-            return
-        native = next((each.timing for each in timed if each.timing.name == self.native), None)
-        rivals = [each.timing for each in timed if each.timing.name in self.peers]
-        best = fastest(timing for timing in rivals if timing.name not in self.unrivalled)
-        for each in timed:
-            timing = each.timing
+            timed = [Timing.failed(self.ours, error)]
+        native = next((timing for timing in timed if timing.name == self.native), None)
+        rivals = [timing for timing in timed if timing.name in self.peers and timing.name not in self.unrivalled]
+        best = fastest(rivals)
+        for timing in timed:
             if native and timing.name not in self.unrivalled:
                 timing = replace(timing, speedup=paired_ratio(native, timing))
-            row = replace(self._row(task, timing, work), host=each.host)
+            row = Row.of(task.framework.name, task.case, task.dtype, timing, work, backward=task.backward)
+            if timing.name in self.guests:
+                row = replace(row, guest=True)
             if best is not None and is_own(timing.name):
                 row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
-            if each.call is not None:
+            if timing.call is not None and timing.way is not None:
                 # Who can't tell was measured all the same.
-                with each.way.around(), suppress(Exception):
-                    row = replace(row, peak_bytes=peak_memory(each.way.framework, each.call))
-                with each.way.around(), suppress(Exception):
-                    row = self.told(task, row, each)
+                with timing.way.around(), suppress(Exception):
+                    row = replace(row, peak_bytes=peak_memory(timing.way.framework, timing.call))
+                with timing.way.around(), suppress(Exception):
+                    row = self.told(task, row, timing)
             yield row
 
-    def _timed(self, task: Task, effort: Effort, ceilings: Ceilings) -> list[Timed]:
-        ways = {way.name: way for way in self.ways(task)}
-        checked = [(ways[timing.name], timing) for timing in self.check(task, list(ways.values()))]
-        shared = len({way.framework.name for way in ways.values()}) > 1
+    def _timed(self, task: Task, effort: Effort, ceilings: Ceilings) -> list[Timing]:
+        ways = self.ways(task)
+        shared = len({way.framework.name for way in ways}) > 1
         return time_ways(
-            checked,
+            self.check(task, ways),
             lambda framework: self.inputs(task, framework, 1, shared=shared),
             effort,
             label=f"{task.case.name}/{{}}/{phase(task.backward)}",
             hiding_launches=ceilings.bandwidth if self.hides_launches else None,
         )
-
-    def _row(self, task: Task, timing: Timing, work: Work) -> Row:
-        row = Row.of(task.framework.name, task.case, task.dtype, timing, work, backward=task.backward)
-        return replace(row, guest=timing.absent or timing.name in self.guests)
 
     def _profiled(self, later: Sequence[tuple[Task, Row]], trace: str) -> Iterator[Record]:
         """Yield the rows again, with kernels, and write traces; each call is made anew on new operands."""
@@ -267,22 +309,22 @@ class Study(ABC):
             except Exception:  # of memory, say, which others still hold
                 continue
             with way.around():
-                if self.profiled:
-                    row = watched(row, way.framework, call)
-                    yield row
-                if trace:
-                    yield from write_trace(trace, row, way.framework, call)
+                yield from watched(row, way.framework, call, trace)
 
     def one_call(self, task: Task, name: str) -> tuple[Way, Call]:
         """A way of a case by its name, and a call of it."""
-        if task.shared is None:
-            task = replace(task, shared=self.shared(task))
-        way = next(way for way in self.ways(task) if way.name == name)
+        task = replace(task, names=(name,))
+        task = replace(task, shared=self.shared(task))
+        [way] = self.ways(task)
         return way, bind(way, self.inputs(task, way.framework, 1))
 
     # Compiling ahead
 
-    def compile_ahead(self, framework: Framework, plan: Mapping[str, Any], offered: Any) -> list[str]:
+    def compiler(self, framework: Any) -> Compiler | None:
+        """What compiles for torch within the time that there is for it."""
+        return Compiler(framework.torch, self.compile_seconds) if framework.name == "torch" else None
+
+    def compile_ahead(self, framework: Framework, plan: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         """Compile what the cases need in several processes; returns what the reader has to know."""
         known = {case.name for family in self.families.values() for case in family}
         jobs = [
@@ -290,23 +332,25 @@ class Study(ABC):
             for dtype, tasks in plan.items()
             for case, directions in tasks
             for backward in directions
-            for name in self.compiled_for(case, dtype, backward, offered)
-            if case.name in known
+            for name in self.compiled
+            if name in names and case.name in known and case.compiles(name)
         ]
         return run_ahead(self.name, jobs, framework.threads, self.ahead_seconds)
-
-    @property
-    def name(self) -> str:
-        """What commands call the study: its folder, spelled with dashes."""
-        return type(self).__module__.split(".")[-2].replace("_", "-")
 
     def ahead(self, framework: Any, job: Sequence[Any]) -> None:
         """Call one way of one case once."""
         _, name, dtype, backward, what = job
         found = {case.name: case for family in self.families.values() for case in family}
-        case = self.scaled(found[name], "gpu", dtype)
-        offered, _ = self.offered(framework, Options(peers=(what,)), [case])
-        task = Task(framework, case, dtype, backward, offered)
+        case = found[name].scaled("gpu", dtype)
+        task = Task(framework, case, dtype, backward, compiler=self.compiler(framework))
         way, call = self.one_call(task, what)
         with way.around():
             call()
+
+
+def _groups(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return the rows by framework and dtype."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.framework, row.dtype), []).append(row)
+    return groups

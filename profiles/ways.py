@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.timing.accuracy import random_values
+from einops_fast.profiles.timing.limits import limited
 
 __all__ = [
-    "SLICED", "Around", "Bound", "Call", "Inputs", "Way", "answer", "available", "bind", "inputs", "laid_out",
+    "Around", "Bound", "Call", "Compiler", "Inputs", "Way", "answer", "available", "bind", "inputs", "laid_out",
     "our_way", "stored_shapes",
 ]  # fmt: skip
 
@@ -23,6 +25,9 @@ Call = Callable[[], Any]
 
 SLICED = "_"
 """Stands for an axis of two in a layout: the operand is the second of both, so it starts inside its array."""
+
+COMPILE_SECONDS = 40.0
+"""The longest that the compilation of one case may take."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,54 @@ def available(makers: Iterable[Callable[[], Way]]) -> list[Way]:
     return ways
 
 
-def our_way(name: str, framework: Framework, case: Case) -> Way:
+def our_way(framework: Framework, case: Case) -> Way:
     """``fast_einsum`` as its users call it."""
-    return Way(name, partial(einops_fast.fast_einsum, case.called), framework)
+    return Way("fast_einsum", partial(einops_fast.fast_einsum, case.called), framework)
+
+
+class Compiler:
+    """torch.compile within a limit of seconds for one case, and for all that a process compiles."""
+
+    def __init__(self, torch: Any, altogether: float, seconds: float = COMPILE_SECONDS) -> None:
+        self._torch = torch
+        self._left = altogether
+        self._seconds = seconds
+
+    def preparing(self, name: str) -> Callable[..., Call]:
+        """What :attr:`Way.prepare` is of a way that is compiled once, at its first operands."""
+        kept: list[Call] = []
+
+        def prepare(call: Callable[..., Any], *operands: Any) -> Call:
+            if not kept:
+                kept.append(self.compiled(call, operands, name))
+            return partial(kept[0], *operands)
+
+        return prepare
+
+    def compiled(
+        self, call: Callable[..., Any], operands: Sequence[Any], name: str, *, fullgraph: bool = True
+    ) -> Callable[..., Any]:
+        """The function compiled, by a first call; ``fullgraph`` fails where something isn't compiled.
+
+        Raises:
+            TimeoutError: it took too long, or all before it have.
+        """
+        if self._left <= 0:
+            raise TimeoutError("the time for compilations is used up")
+        # Equations are variants of one function to Dynamo, which after a few of them gives up.
+        self._torch.compiler.reset()
+        compiled: Callable[..., Any] = self._torch.compile(call, fullgraph=fullgraph, dynamic=False)
+        start = perf_counter()
+        try:
+            # What is begun gets a second at least.
+            with limited(max(1.0, min(self._seconds, self._left)), f"compiling {name}"):
+                compiled(*operands)
+        finally:
+            self._left -= perf_counter() - start
+        return compiled
+
+
+# Calls
 
 
 def bind(way: Way, given: Inputs) -> Call:
@@ -118,19 +168,13 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
     return results if isinstance(results, tuple) else (results,), gradients
 
 
+# Operands of an einsum
+
+
 def inputs(
     case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False, *, shared: bool = True
 ) -> Inputs:
-    """Random operands of a case.
-
-    Args:
-        case: whose operands.
-        framework: whose arrays.
-        dtype: of the operands.
-        seed: of the random values.
-        backward: make a cotangent, and ask for gradients.
-        shared: the values have to be the same in every framework.
-    """
+    """Random operands of a case, and a cotangent for backward; ``shared`` ones are the same in every framework."""
     shapes = [*stored_shapes(case), *([case.result_shape] if backward else [])]
     if shared:
         stored = [framework.array(values, dtype) for values in random_values(shapes, seed)]

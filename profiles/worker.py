@@ -59,29 +59,16 @@ def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]
             yield skipped(framework, "everything after", why, details=complaints.read()[-4000:].strip(), guest=False)
 
 
-def main(study: str, name: str, options: Options) -> None:
-    """Measure in this process and print records."""
-    # Frameworks print what they like to standard output: records take it for themselves.
-    with os.fdopen(os.dup(1), "w", buffering=1) as records:
-        os.dup2(2, 1)
-        try:
-            framework = frameworks.load(
-                name, options.device or frameworks.default_device(name), options.threads or None
-            )
-        except frameworks.Unavailable as reason:
-            print(encode(skipped(name, "everything", str(reason), details=traceback.format_exc())), file=records)
-            return
-        machine = Machine(
-            framework.device_name(),
-            framework.threads,
-            versions(framework),
-            framework.device == "gpu",
-            name,
-            environment(framework),
-        )
-        print(encode(machine), file=records)
-        for record in STUDIES[study].measure(framework, options):
-            print(encode(record), file=records)
+def measured(study: str, name: str, options: Options) -> Iterator[Record]:
+    """Measure in this process."""
+    try:
+        framework = frameworks.load(name, options.device or frameworks.default_device(name), options.threads or None)
+    except frameworks.Unavailable as reason:
+        yield skipped(name, "everything", str(reason), details=traceback.format_exc())
+        return
+    where, gpu = framework.device_name(), framework.device == "gpu"
+    yield Machine(where, framework.threads, versions(framework), gpu, name, environment(framework))
+    yield from STUDIES[study].measure(framework, options)
 
 
 def call_ahead(study: str, jobs: Sequence[Sequence[Any]]) -> None:
@@ -93,12 +80,20 @@ def call_ahead(study: str, jobs: Sequence[Sequence[Any]]) -> None:
         framework.forget()
 
 
+def main(study: str, what: str, given: str) -> None:
+    """Do what the parent asks for, and print records."""
+    if what == "ahead":
+        call_ahead(study, json.loads(given))
+        return
+    # Frameworks print what they like to standard output: records take it for themselves.
+    with os.fdopen(os.dup(1), "w", buffering=1) as records:
+        os.dup2(2, 1)
+        for record in measured(study, what, Options(**json.loads(given))):
+            print(encode(record), file=records)
+
+
 if __name__ == "__main__":
-    study, what, given = sys.argv[1:]
     try:
-        if what == "ahead":
-            call_ahead(study, json.loads(given))
-        else:
-            main(study, what, Options(**json.loads(given)))
+        main(*sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit(130)

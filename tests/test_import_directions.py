@@ -82,7 +82,7 @@ IN_FUNCTIONS = {
     "patching": "attention",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
-    "profiles": "planning nn backends.mxnet backends.triton.launching",
+    "profiles": "planning nn backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.triton.contraction backends.triton.launching",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from einops_fast.attention.pattern import read_layout
+from einops_fast.profiles.cases import AnyCase
 
-__all__ = ["FAMILIES", "AttentionCase", "scaled", "visible_pairs"]
+__all__ = ["FAMILIES", "AttentionCase", "visible_pairs"]
 
 BACKWARD = 3.5
 """FLOPs of forward and backward over those of forward: seven products in place of two."""
@@ -14,9 +15,18 @@ BACKWARD = 3.5
 CPU_FLOPS = 1e7
 """The most work of a forward call on a CPU."""
 
+CPU_CASES = (
+    "row-2x16x8192x64", "row-2x16x8192x64-causal", "layout-bshd", "feature-window", "feature-softcap", "feature-bias",
+    "feature-mask", "feature-values-odd", "heads-32-8-causal", "varlen", "decode-8x16k",
+)  # fmt: skip
+"""The public ones on a CPU."""
+
+LARGEST_AHEAD = 1 << 30
+"""Elements of a case: of a larger one, the processes that compile would not fit in memory together."""
+
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(AnyCase):
     """One attention, in self-attention's usual sizes; no framework and no array.
 
     Attributes:
@@ -56,26 +66,17 @@ class AttentionCase:
     trained: bool = True
 
     @property
-    def family(self) -> str:
-        """The part of the name that several cases share."""
-        return self.name.partition("-")[0]
-
-    @property
     def called(self) -> str:
         """The pattern and the options, for tables."""
-        options = [
-            text
-            for there, text in (
-                (self.causal, "causal"),
-                (self.window, f"window {self.window}"),
-                (self.softcap, f"softcap {self.softcap:g}"),
-                (self.bias, "bias h i j"),
-                (self.mask, "mask b i j"),
-                (self.lengths, f"{len(self.lengths)} sequences"),
-            )
-            if there
-        ]
-        return "; ".join((read_layout(self.layout).pattern, *options))
+        options = {
+            "causal": self.causal,
+            f"window {self.window}": self.window,
+            f"softcap {self.softcap:g}": self.softcap,
+            "bias h i j": self.bias,
+            "mask b i j": self.mask,
+            f"{len(self.lengths)} sequences": self.lengths,
+        }
+        return "; ".join((read_layout(self.layout).pattern, *(text for text, there in options.items() if there)))
 
     @property
     def sizes(self) -> str:
@@ -132,6 +133,34 @@ class AttentionCase:
         per_element = features * (self.heads * self.q_len + self.kv_heads * self.kv_len)
         bias = self.heads * self.q_len * self.kv_len * self.bias
         return (self.batch * per_element + bias) * (3 if backward else 1)
+
+    def directions(self) -> tuple[bool, ...]:
+        return (False, True) if self.trained else (False,)
+
+    def by_default(self, device: str, dtype: str) -> bool:
+        """Few on a CPU, and in float16 only rows: that takes as long as bfloat16."""
+        return self.name in CPU_CASES if device == "cpu" else dtype != "float16" or self.name.startswith("row-")
+
+    def compiles(self, way: str) -> bool:
+        return self.elements() <= LARGEST_AHEAD
+
+    def scaled(self, device: str, dtype: str) -> AttentionCase:
+        """As it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""
+        case = self
+        while device == "cpu" and case.flops() > CPU_FLOPS:
+            if case.lengths:
+                lengths = tuple(max(1, length // 2) for length in case.lengths)
+                case = replace(case, lengths=lengths, q_len=sum(lengths), kv_len=sum(lengths))
+            elif case.kv_len > 128:
+                window = case.window and (case.window[0] // 2, case.window[1] // 2)
+                case = replace(case, q_len=max(1, case.q_len // 2), kv_len=case.kv_len // 2, window=window)
+            elif case.batch > 1:
+                case = replace(case, batch=case.batch // 2)
+            elif case.kv_heads > 1:
+                case = replace(case, heads=case.heads // 2, kv_heads=case.kv_heads // 2)
+            else:
+                break
+        return case
 
     def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
         """Elements and FLOPs, of both directions together."""
@@ -233,23 +262,3 @@ FAMILIES["models"] = (
     _case("model-small", 4, 4, 100, 64, causal=True),
 )
 """As models call it: lengths that are no power of two, cross-attention, few heads, many windows."""
-
-
-def scaled(case: AttentionCase, device: str) -> AttentionCase:
-    """The case as it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""
-    if device != "cpu":
-        return case
-    while case.flops() > CPU_FLOPS:
-        if case.lengths:
-            lengths = tuple(max(1, length // 2) for length in case.lengths)
-            case = replace(case, lengths=lengths, q_len=sum(lengths), kv_len=sum(lengths))
-        elif case.kv_len > 128:
-            window = case.window and (case.window[0] // 2, case.window[1] // 2)
-            case = replace(case, q_len=max(1, case.q_len // 2), kv_len=case.kv_len // 2, window=window)
-        elif case.batch > 1:
-            case = replace(case, batch=case.batch // 2)
-        elif case.kv_heads > 1:
-            case = replace(case, heads=case.heads // 2, kv_heads=case.kv_heads // 2)
-        else:
-            break
-    return case

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -17,17 +16,9 @@ from einops_fast.profiles.attention.check import Extras, canonical, seen
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.ways import Inputs, Way, available
+from einops_fast.profiles.ways import Inputs, Way
 
-__all__ = ["ALONE", "NAIVE", "NATIVE", "OURS", "WAYS", "attention_inputs", "attention_ways", "chosen_by_ours", "extras"]
-
-OURS, NATIVE, FLEX, NAIVE = "ours", "native", "flex", "naive"
-
-ALONE = ("triton", "cudnn", "fa4", "flash", "efficient")
-"""Implementations that are also measured by themselves."""
-
-WAYS = (OURS, NATIVE, *ALONE[:4], FLEX, *ALONE[4:], NAIVE)
-"""All, in the order of columns; the native call is what others are as fast as."""
+__all__ = ["MAKERS", "attention_inputs", "chosen_by_ours", "extras"]
 
 NAIVE_LIVE = {False: 4, True: 8}
 """Arrays of the size of the scores that plain einsum holds at a time, forward and with backward."""
@@ -60,16 +51,6 @@ def attention_inputs(task: Task, seed: int) -> Inputs:
         for array in arrays:
             framework.track(array)
     return Inputs(tuple(arrays), cotangents, backward=task.backward)
-
-
-def attention_ways(task: Task) -> list[Way]:
-    """The ways that are offered and made for the case; whether an implementation can is known when it's called."""
-
-    def make(name: str) -> Way:
-        around = partial(attention_backend, name) if name in ALONE else nullcontext
-        return Way(name, MAKERS.get(name, _ours)(task), task.framework, around)
-
-    return available(partial(make, name) for name in task.offered)
 
 
 def chosen_by_ours(task: Task, operands: Sequence[Any]) -> str:
@@ -258,5 +239,21 @@ def _hidden(case: AttentionCase, given: Extras, q_len: int, kv_len: int, like: A
     return None if band is None else ~band
 
 
-MAKERS: dict[str, Callable[[Task], Callable[..., Any]]] = {NATIVE: _native, FLEX: _flex, NAIVE: _naive}
-"""What makes the call of a way that isn't ours, or raises :class:`Unavailable`."""
+def _maker(make: Callable[[Task], Callable[..., Any]], name: str) -> Callable[[Task], Way]:
+    return lambda task: Way(name, make(task), task.framework)
+
+
+def _alone(name: str) -> Callable[[Task], Way]:
+    """Return the maker of one implementation by itself; whether it can is known when it's called."""
+    return lambda task: Way(name, _ours(task), task.framework, partial(attention_backend, name))
+
+
+MAKERS: dict[str, Callable[[Task], Way]] = {
+    "native": _maker(_native, "native"),
+    **{name: _alone(name) for name in ("triton", "cudnn", "fa4", "flash")},
+    "flex": _maker(_flex, "flex"),
+    "efficient": _alone("efficient"),
+    "naive": _maker(_naive, "naive"),
+    "ours": _maker(_ours, "ours"),
+}
+"""What makes each way; ours comes last, as its choice measures what is compiled by then."""

@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import PROBLEMS, Case
-from einops_fast.profiles.contraction.own_cases import chosen_cases
-from einops_fast.profiles.frameworks import Framework, Unavailable, installed, load
-from einops_fast.profiles.reporting.cells import CHECK, Column, milliseconds, ratio, table
-from einops_fast.profiles.reporting.records import Options, Record, Row
-from einops_fast.profiles.reporting.report import Table
+from einops_fast.profiles.frameworks import Unavailable, load
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, Effort
-from einops_fast.profiles.ways import Around, Way, available, our_way
+from einops_fast.profiles.ways import Around, Way, our_way
 
-__all__ = ["BY_HAND", "MAKERS", "EinsumStudy"]
-
-DIFFERENTIABLE = ("torch", "mxnet")
-
-
-class EinsumStudy(Study):
-    """A row per dtype, direction, problem and mode."""
-
-    about = "the problems of apache/mxnet#18043 in every mode"
-    frameworks = ("numpy", "torch", "mxnet", "cupy")
-    families: Mapping[str, tuple[Case, ...]] = {"public": PROBLEMS}
-    own_cases = True
-    ours = "fast_einsum"
-    native = "einsum"
-    needs_torch = False
-    profiled = True
-    dtypes: Mapping[str, tuple[str, ...]] = {"gpu": ("float32", "float16"), "cpu": ("float32",)}
-    efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
-
-    def wanted(self, framework: Framework, dtype: str, options: Options) -> tuple[Case, ...]:
-        return chosen_cases(self.families, options)
-
-    def directions(self, framework: Framework, case: Case, options: Options) -> tuple[bool, ...]:
-        trained = framework.name in DIFFERENTIABLE and not options.forward_only
-        return (False, True) if trained else (False,)
-
-    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[Framework | None, list[Record]]:
-        # For torch itself, torch's einsum is the native one already.
-        there = framework.name != "torch" and installed("torch")
-        return (load("torch", framework.device, framework.threads) if there else None), []
-
-    def ways(self, task: Task) -> list[Way]:
-        if task.backward:  # which torch would do in its own arrays
-            task = replace(task, offered=None)
-        return available(partial(make, task) for make in MAKERS.values())
-
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """One table of forward calls, and one of forward and backward."""
-        title = "apache/mxnet#18043: every mode against the framework's own einsum"
-        found = [table(title, [row for row in rows if not row.backward], COLUMNS)]
-        backward = [row for row in rows if row.backward]
-        return [*found, table(f"{title}, forward and backward", backward, COLUMNS)] if backward else found
-
-
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("framework", lambda row: row.framework),
-    Column("problem", lambda row: row.case.removeprefix("mx")),
-    Column("dtype", lambda row: row.dtype),
-    Column("mode", lambda row: row.what),
-    Column("shape", lambda row: row.sizes),
-    Column("median ms", lambda row: milliseconds(row.seconds)),
-    Column("native/this", lambda row: ratio(row.speedup)),
-    CHECK,
-)
+__all__ = ["BY_HAND", "EinsumStudy"]
 
 
 def _native(task: Task, mode: str = "einsum", around: Around = nullcontext, **options: Any) -> Way:
@@ -93,24 +35,37 @@ def _by_hand(task: Task) -> Way:
 
 
 def _by_torch(task: Task) -> Way:
-    if task.offered is None:
-        raise Unavailable("th_einsum needs torch")
-    return Way("th_einsum", partial(task.offered.einsum, task.case.equation), task.offered)
+    if task.framework.name == "torch" or task.backward:
+        raise Unavailable("th_einsum is torch's einsum forward, in place of another framework's")
+    torch = load("torch", task.framework.device, task.framework.threads)
+    return Way("th_einsum", partial(torch.einsum, task.case.equation), torch)
 
 
 def _patched(task: Task) -> Way:
     return _native(task, "patched", partial(einops_fast.patched, task.framework.name))
 
 
-MAKERS: dict[str, Callable[[Task], Way]] = {
-    "einsum": _native,
-    "einsum_optimize": _optimized,
-    "no_einsum": _by_hand,
-    "th_einsum": _by_torch,
-    "fast_einsum": lambda task: our_way("fast_einsum", task.framework, task.case),
-    "patched": _patched,
-}
-"""What makes each mode of a problem, or raises :class:`Unavailable`; torch on the same device is what is offered."""
+class EinsumStudy(Study):
+    """A row per dtype, direction, problem and mode."""
+
+    about = "the problems of apache/mxnet#18043 in every mode"
+    frameworks = ("numpy", "torch", "mxnet", "cupy")
+    families: Mapping[str, tuple[Case, ...]] = {"public": PROBLEMS}
+    own_cases = True
+    makers: Mapping[str, Callable[[Task], Way]] = {
+        "einsum": _native,
+        "einsum_optimize": _optimized,
+        "no_einsum": _by_hand,
+        "th_einsum": _by_torch,
+        "fast_einsum": lambda task: our_way(task.framework, task.case),
+        "patched": _patched,
+    }
+    ours = "fast_einsum"
+    native = "einsum"
+    needs_torch = False
+    profiled = True
+    dtypes: Mapping[str, tuple[str, ...]] = {"gpu": ("float32", "float16"), "cpu": ("float32",)}
+    efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
 
 
 # By hand: what someone who knows the framework well would write instead of einsum. Problem 2 has no b in its

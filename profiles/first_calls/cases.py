@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-__all__ = ["ATTENTION", "CAUSAL", "EINSUM", "FAMILIES", "LAYER_NORM", "NORM_LINEAR", "SOFTMAX", "LengthsCase", "scaled"]
+from einops_fast.profiles.cases import AnyCase, Shape
+
+__all__ = ["ATTENTION", "CAUSAL", "EINSUM", "FAMILIES", "LAYER_NORM", "NORM_LINEAR", "SOFTMAX", "LengthsCase"]
 
 EINSUM, LAYER_NORM, SOFTMAX, NORM_LINEAR = "einsum", "layer_norm", "softmax", "rms_norm + linear"
 ATTENTION, CAUSAL = "attention", "causal attention"
@@ -16,11 +18,9 @@ LENGTH = -1
 LONGEST_ON_CPU = 32
 """Extents other than the length are no longer than this on a CPU."""
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True)
-class LengthsCase:
+class LengthsCase(AnyCase):
     """One operation at many lengths.
 
     Attributes:
@@ -30,7 +30,7 @@ class LengthsCase:
         result: the same, of the result.
         lengths: one for each batch of a pass.
         weights: shapes of operands that all batches share.
-        called: the equation of an einsum, and else the operation.
+        equation: of an einsum.
         trained: gradients are wanted, too.
         calls: of each batch in a pass.
     """
@@ -41,9 +41,13 @@ class LengthsCase:
     result: Shape
     lengths: tuple[int, ...]
     weights: tuple[Shape, ...] = ()
-    called: str = ""
+    equation: str = ""
     trained: bool = False
     calls: int = 4
+
+    @property
+    def called(self) -> str:
+        return self.equation or self.operation
 
     @property
     def sizes(self) -> str:
@@ -60,6 +64,24 @@ class LengthsCase:
 
         return list(map(put, self.shapes)), put(self.result)
 
+    def directions(self) -> tuple[bool, ...]:
+        return (self.trained,)
+
+    def scaled(self, device: str, dtype: str) -> LengthsCase:
+        """As it is on a GPU, and of a few short lengths on a CPU."""
+        if device != "cpu":
+            return self
+        if self.calls == 1:
+            lengths = self.lengths[:20]
+        else:  # the last one included
+            lengths = tuple(max(length // 8, 1) for length in self.lengths[::-8][::-1])
+
+        def small(shape: Shape) -> Shape:
+            return tuple(min(size, LONGEST_ON_CPU) for size in shape)
+
+        shapes, weights = (tuple(map(small, each)) for each in (self.shapes, self.weights))
+        return replace(self, shapes=shapes, result=small(self.result), weights=weights, lengths=lengths)
+
 
 L = LENGTH
 _LENGTHS = tuple(range(300, 700, 10))
@@ -72,7 +94,7 @@ def _einsum(equation: str, *shapes: Shape, lengths: tuple[int, ...] = _LENGTHS) 
     inputs, output = equation.split("->")
     sizes = dict(zip("".join(inputs.split(",")), (size for shape in shapes for size in shape), strict=True))
     # Each axis of the length has a letter of its own.
-    return LengthsCase(equation, EINSUM, shapes, tuple(sizes[letter] for letter in output), lengths, called=equation)
+    return LengthsCase(equation, EINSUM, shapes, tuple(sizes[letter] for letter in output), lengths, equation=equation)
 
 
 _ALL = (
@@ -100,24 +122,3 @@ _ALL = (
 )  # fmt: skip
 
 FAMILIES = {"public": _ALL}
-
-
-def scaled(case: LengthsCase, device: str) -> LengthsCase:
-    """Return the case as it is on a GPU, and of a few short lengths on a CPU."""
-    if device != "cpu":
-        return case
-    if case.calls == 1:
-        lengths = case.lengths[:20]
-    else:  # the last one included
-        lengths = tuple(max(length // 8, 1) for length in case.lengths[::-8][::-1])
-
-    def small(shape: Shape) -> Shape:
-        return tuple(min(size, LONGEST_ON_CPU) for size in shape)
-
-    return replace(
-        case,
-        shapes=tuple(map(small, case.shapes)),
-        result=small(case.result),
-        weights=tuple(map(small, case.weights)),
-        lengths=lengths,
-    )

@@ -28,16 +28,13 @@ from einops_fast.profiles.first_calls.cases import (
     NORM_LINEAR,
     SOFTMAX,
     LengthsCase,
-    scaled,
 )
 from einops_fast.profiles.frameworks import Framework, load
 from einops_fast.profiles.processes import surroundings
 from einops_fast.profiles.timing.accuracy import EPSILON
 from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
 
-__all__ = ["NATIVE", "OURS", "Found", "Job", "batches", "in_a_new_process", "measured", "ways_of"]
-
-NATIVE, OURS = "native", "ours"
+__all__ = ["FUNCTIONS", "Found", "Job", "batches", "in_a_new_process", "measured", "ways_of"]
 
 STEADY = 3
 """Passes whose median is the steady one."""
@@ -45,17 +42,7 @@ STEADY = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What a process measures.
-
-    Attributes:
-        case: its name.
-        what: :data:`NATIVE` or :data:`OURS`.
-        dtype: of the operands.
-        backward: gradients are wanted, too.
-        device: ``cpu`` or ``gpu``.
-        threads: of the CPU.
-        passes: before the kernels are waited for.
-    """
+    """What a process measures: a case and a way by name, in so many passes before its kernels are waited for."""
 
     case: str
     what: str
@@ -87,19 +74,12 @@ class Found:
 # What is computed
 
 
-def ways_of(case: LengthsCase, framework: Framework) -> list[Way]:
-    """Return the native way and ours."""
-    functional = framework.torch.nn.functional  # type: ignore[attr-defined]
-    native, ours = _FUNCTIONS[case.operation](case, functional)
-    return [Way(NATIVE, native, framework), Way(OURS, ours, framework)]
-
-
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
+"""The native function of a case, and ours."""
 
 
 def _einsum(case: LengthsCase, functional: Any) -> Pair:
-    einsum = sys.modules["torch"].einsum
-    return partial(einsum, case.called), partial(fast_einsum, case.called)
+    return partial(sys.modules["torch"].einsum, case.equation), partial(fast_einsum, case.equation)
 
 
 def _attention(case: LengthsCase, functional: Any) -> Pair:
@@ -108,32 +88,26 @@ def _attention(case: LengthsCase, functional: Any) -> Pair:
     return partial(functional.scaled_dot_product_attention, is_causal=causal), ours
 
 
-def _layer_norm(case: LengthsCase, functional: Any) -> Pair:
-    def native(x: Any, weight: Any, bias: Any) -> Any:
-        return functional.layer_norm(x, weight.shape, weight, bias)
-
-    return native, lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias)
-
-
-def _softmax(case: LengthsCase, functional: Any) -> Pair:
-    return partial(functional.softmax, dim=-1), partial(ops.softmax, dim=-1)
-
-
-def _norm_linear(case: LengthsCase, functional: Any) -> Pair:
-    def native(x: Any, weight: Any, matrix: Any) -> Any:
-        return functional.linear(functional.rms_norm(x, weight.shape, weight), matrix)
-
-    return native, lambda x, weight, matrix: ops.linear(ops.rms_norm(x, weight=weight), matrix)
-
-
-_FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
+FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
     EINSUM: _einsum,
     ATTENTION: _attention,
     CAUSAL: _attention,
-    LAYER_NORM: _layer_norm,
-    SOFTMAX: _softmax,
-    NORM_LINEAR: _norm_linear,
+    LAYER_NORM: lambda case, functional: (
+        lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias),
+        lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
+    ),
+    SOFTMAX: lambda case, functional: (partial(functional.softmax, dim=-1), partial(ops.softmax, dim=-1)),
+    NORM_LINEAR: lambda case, functional: (
+        lambda x, weight, matrix: functional.linear(functional.rms_norm(x, weight.shape, weight), matrix),
+        lambda x, weight, matrix: ops.linear(ops.rms_norm(x, weight=weight), matrix),
+    ),
 }
+
+
+def ways_of(case: LengthsCase, framework: Any) -> list[Way]:
+    """Return the native way and ours."""
+    pair = FUNCTIONS[case.operation](case, framework.torch.nn.functional)
+    return [Way(name, call, framework) for name, call in zip(("native", "ours"), pair, strict=True)]
 
 
 def batches(
@@ -204,9 +178,9 @@ def _errors(job: Job, case: LengthsCase, framework: Framework, ways: dict[str, W
         for each in wide if job.backward else ():
             framework.track(each)
         exact = Inputs(tuple(wide), tuple(each.double() for each in given.cotangents), backward=job.backward)
-        expected = _all_of(ways[NATIVE], exact, "float64")
+        expected = _all_of(ways["native"], exact, "float64")
         error = max(error, _error(_all_of(ways[job.what], given, job.dtype), expected))
-        allowed = max(allowed, 3 * _error(_all_of(ways[NATIVE], given, job.dtype), expected))
+        allowed = max(allowed, 3 * _error(_all_of(ways["native"], given, job.dtype), expected))
     return error, allowed
 
 
@@ -221,11 +195,7 @@ def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def in_a_new_process(job: Job, longest: float) -> Found:
-    """Do a job with empty caches; nothing that it compiles or measures is kept.
-
-    Args:
-        job: the job.
-        longest: seconds after which nobody waits for kernels any more.
+    """Do a job with empty caches, of which nothing is kept; after ``longest`` seconds nobody waits for kernels.
 
     Raises:
         RuntimeError: the process has failed; the message is the end of what it says.
@@ -251,7 +221,7 @@ def main(text: str) -> None:
     """Do the job that this text describes."""
     job = Job(**json.loads(text))
     case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
-    for found in measured(job, scaled(case, job.device), load("torch", job.device, job.threads)):
+    for found in measured(job, case.scaled(job.device, job.dtype), load("torch", job.device, job.threads)):
         print(json.dumps(asdict(found)), flush=True)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from einops_fast.profiles.first_calls.cases import FAMILIES, LengthsCase, scaled
-from einops_fast.profiles.first_calls.program import NATIVE, OURS, Job, batches, in_a_new_process, ways_of
+from einops_fast.profiles.first_calls.cases import FAMILIES
+from einops_fast.profiles.first_calls.program import Job, batches, in_a_new_process, ways_of
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.reporting import cells
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, table
 from einops_fast.profiles.reporting.charts import Chart
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
@@ -18,7 +17,7 @@ from einops_fast.profiles.timing.ceilings import Ceilings
 from einops_fast.profiles.timing.measure import FULL, QUICK, Effort, Timing, too_wrong
 from einops_fast.profiles.ways import Inputs, Way
 
-__all__ = ["FirstCallsStudy"]
+__all__ = ["SHOWN", "FirstCallsStudy"]
 
 PASSES, QUICK_PASSES = 10, 3
 """Passes before kernels are waited for."""
@@ -41,20 +40,16 @@ class FirstCallsStudy(Study):
 
     about = "programs whose lengths vary: the first calls, the next ones, and those that have their kernels"
     families = FAMILIES
+    makers: Mapping[str, Callable[[Task], Way]] = {
+        "native": lambda task: ways_of(task.case, task.framework)[0],
+        "ours": lambda task: ways_of(task.case, task.framework)[1],
+    }
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
 
-    def scaled(self, case: LengthsCase, device: str, dtype: str) -> LengthsCase:
-        return scaled(case, device)
-
-    def directions(self, framework: Framework, case: LengthsCase, options: Options) -> tuple[bool, ...]:
-        return (case.trained and not options.forward_only,)
-
-    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[None, list[Record]]:
-        return None, [Note("These programs ran in the mode 'auto', each in a process with empty caches.")]
-
-    def ways(self, task: Task) -> list[Way]:
-        return ways_of(task.case, task.framework)
+    def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
+        note = Note("These programs ran in the mode 'auto', each in a process with empty caches.")
+        return tuple(self.makers), [note]
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
         """Operands of the longest batch, for a trace."""
@@ -65,50 +60,42 @@ class FirstCallsStudy(Study):
         """A row for each of the two processes."""
         framework, before = task.framework, None
         passes, longest = (QUICK_PASSES, QUICK_LONGEST) if effort is QUICK else (PASSES, LONGEST)
-        for what in (NATIVE, OURS):
+        for what in task.names:
             job = Job(task.case.name, what, task.dtype, task.backward, framework.device, framework.threads, passes)
+            others: dict[str, Any] = {}
             try:
                 found = in_a_new_process(job, longest)
             except RuntimeError as error:
                 timing = Timing(what, failure=str(error).splitlines()[-1], details=str(error))
-                yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward)
-                continue
-            wrong = too_wrong(found.error, found.allowed)
-            first = found.seconds["first"]
-            timing = Timing(
-                what,
-                None if wrong else first,
-                speedup=before / first if before is not None else None,
-                error=found.error,
-                failure=wrong,
-            )
-            before = first
-            row = Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward)
-            yield replace(row, phases=found.seconds, kernels=f"{found.kernels} compiled")
+            else:
+                wrong, first = too_wrong(found.error, found.allowed), found.seconds["first"]
+                speedup = before / first if before is not None else None
+                timing = Timing(what, None if wrong else first, None, speedup, found.error, wrong)
+                before = first
+                others = {"phases": found.seconds, "kernels": f"{found.kernels} compiled"}
+            yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward, **others)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """One table of all cases."""
-        lines = cells.lines_of(rows, OURS, NATIVE)
-        columns = [cells.CASE, cells.SIZES]
-        columns += [cells.Column(f"{shown}, ms: {NATIVE} / {OURS}", _both(phase)) for phase, shown in SHOWN.items()]
-        columns += [cells.Column("kernels", lambda line: line.some.kernels), cells.VERDICT]
-        pairs = [(line.native, line.ours) for line in lines]
-        right = [(native, ours) for native, ours in pairs if native and ours and native.seconds and ours.seconds]
+        lines = lines_of(rows, self.native)
+        columns = {**BEFORE, **{f"{shown}, ms: native / ours": _both(phase) for phase, shown in SHOWN.items()}}
+        columns |= {"kernels": AFTER["kernels of ours"], "check": AFTER["check"]}
         summary = []
         for phase, shown in SHOWN.items():
-            both = [(native.phases.get(phase), ours.phases.get(phase)) for native, ours in right]
+            both = [(line.native.phases.get(phase), line.ours.phases.get(phase)) for line in lines
+                    if line.native and line.native.seconds and line.ours.seconds]  # fmt: skip
             ratios = [native / ours for native, ours in both if native and ours]
             if ratios:
-                summary.append(f"{shown}: {NATIVE}/{OURS} {geomean(ratios):.2f}, worst {min(ratios):.2f}")
-        return [cells.table("Programs whose lengths vary", lines, columns, summary)]
+                summary.append(f"{shown}: native/ours {geomean(ratios):.2f}, worst {min(ratios):.2f}")
+        return [table("Programs whose lengths vary", lines, columns, *summary)]
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
         """None: a row has several times."""
         return []
 
 
-def _both(phase: str) -> Callable[[cells.Line], str]:
-    def cell(line: cells.Line) -> str:
+def _both(phase: str) -> Callable[[Line], str]:
+    def cell(line: Line) -> str:
         seconds = [row.phases.get(phase) if row is not None else None for row in (line.native, line.ours)]
         return " / ".join("–" if each is None else f"{each * 1e3:.1f}" for each in seconds)
 

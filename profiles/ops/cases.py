@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from einops_fast.profiles.cases import ITEM_SIZES
+from einops_fast.profiles.cases import ITEM_SIZES, AnyCase
 
-__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "HALF", "MODELS", "ORDER", "OpCase", "scaled"]
+__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "MODELS", "PASSES", "OpCase"]
 
 BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}
 """Of the input, where rows of every length are swept."""
@@ -22,6 +22,9 @@ CPU_ELEMENTS = 1 << 18
 
 CPU_FLOPS = 5e7
 """The most work of a forward call on a CPU."""
+
+LARGEST_AHEAD = 1 << 29
+"""Elements to move of a case: of a larger one, the processes that compile would not fit in memory together."""
 
 HALF = ("bfloat16", "float16")
 
@@ -60,7 +63,7 @@ PROJECTIONS = {"qkv_self_attn": 3, "bert_attention": 3, "gpt_attention": 4, "ber
 
 
 @dataclass(frozen=True)
-class OpCase:
+class OpCase(AnyCase):
     """An operator at a size; no framework and no array.
 
     Attributes:
@@ -139,32 +142,40 @@ class OpCase:
         """Elements and FLOPs, of both directions together."""
         return ((self.elements(backward), self.flops(backward)),)
 
+    def by_default(self, device: str, dtype: str) -> bool:
+        return self.name in CPU_NAMES if device == "cpu" else dtype in HALF or not self.halves
+
+    def compiles(self, way: str) -> bool:
+        return self.elements() <= LARGEST_AHEAD and (way != "compile" or self.compiled)
+
+    def scaled(self, device: str, dtype: str) -> OpCase:
+        """As it is measured: curves with the same bytes in every dtype, and all of it small on a CPU."""
+        if "@" in self.name:
+            rows = BYTES[device] // ITEM_SIZES[dtype] // self.features
+            return replace(self, shape=(max(1, rows), self.features))
+        case = self
+        if device == "cpu" and case.heads:
+            heads = max(1, case.heads // 8)
+            case = replace(case, heads=heads, shape=(2, 64, 32 * heads), width=4 * 32 * heads if case.width else 0)
+        while device == "cpu" and case._is_large_for_a_cpu:
+            longest = max(range(len(case.shape)), key=lambda axis: case.shape[axis])
+            if case.width > case.shape[longest]:
+                case = replace(case, width=case.width // 2)
+            else:
+                shape = [size // 2 if axis == longest else size for axis, size in enumerate(case.shape)]
+                case = replace(case, shape=tuple(shape))
+        return case
+
+    @property
+    def _is_large_for_a_cpu(self) -> bool:
+        return max(prod(self.shape), self.rows * self.width) > CPU_ELEMENTS or self.flops() > CPU_FLOPS
+
     @property
     def _weights(self) -> int:
         """Elements of all matrices."""
         if self.op in PROJECTIONS:
             return self.features * (PROJECTIONS[self.op] * self.features + 2 * self.width)
         return self.features * self.width
-
-
-def scaled(case: OpCase, device: str, dtype: str) -> OpCase:
-    """The case as it is measured: curves with the same bytes in every dtype, and all of it small on a CPU."""
-    if "@" in case.name:
-        rows = BYTES[device] // ITEM_SIZES[dtype] // case.features
-        return replace(case, shape=(max(1, rows), case.features))
-    if device != "cpu":
-        return case
-    if case.heads:
-        heads = max(1, case.heads // 8)
-        case = replace(case, heads=heads, shape=(2, 64, 32 * heads), width=4 * 32 * heads if case.width else 0)
-    while prod(case.shape) > CPU_ELEMENTS or case.rows * case.width > CPU_ELEMENTS or case.flops() > CPU_FLOPS:
-        longest = max(range(len(case.shape)), key=lambda axis: case.shape[axis])
-        if case.width > case.shape[longest]:
-            case = replace(case, width=case.width // 2)
-        else:
-            shape = [size // 2 if axis == longest else size for axis, size in enumerate(case.shape)]
-            case = replace(case, shape=tuple(shape))
-    return case
 
 
 SWEPT = tuple(256 << power for power in range(9))
@@ -289,9 +300,6 @@ FAMILIES["models"] = (
     _model("llama", "linear_cross_entropy", 8192, 4096, width=128256),
     _model("qwen", "linear_cross_entropy", 4096, 3584, width=151936),
 )
-
-ORDER = {case.name: place for place, case in enumerate((*_ALL, *FAMILIES["models"]))}
-"""The place of a case in tables."""
 
 
 def _importance(case: OpCase) -> int:

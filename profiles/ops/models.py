@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from einops_fast.profiles.contraction.peers import Compiler
 from einops_fast.profiles.frameworks import Unavailable
 from einops_fast.profiles.ops.cases import OpCase
 from einops_fast.profiles.ops.libraries import Function
@@ -20,7 +19,7 @@ from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Bound, Inputs, Way
 
-__all__ = ["lazily_compiled", "model_reference", "model_ways"]
+__all__ = ["ModuleWay", "model_reference", "model_way"]
 
 ATTENTION = {"native": "eager", "compile": "eager", "sdpa": "sdpa", "ours": None}
 """What Hugging Face's ``attn_implementation`` is, by way."""
@@ -32,18 +31,6 @@ MODULES = {
     "gpt2_block": "h.0",
 }
 """What is measured of a model, by operator: what else a model does, making masks, say, it does once for all layers."""
-
-
-def lazily_compiled(compiler: Compiler, function: Function, name: str, *, fullgraph: bool = True) -> Function:
-    """The function compiled by torch at its first call."""
-    kept: list[Function] = []
-
-    def call(*operands: Any) -> Any:
-        if not kept:
-            kept.append(compiler.compiled(function, operands, name, fullgraph=fullgraph))
-        return kept[0](*operands)
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -69,16 +56,11 @@ class ModuleWay(Way):
         return Bound(partial(function, *given.operands), (*given.operands, *leaves))
 
 
-def model_ways(task: Task) -> list[Way]:
-    """The ways that are offered; each has a model of its own, with the same parameters."""
-    made: list[Way] = []
-    for name in task.offered.names:
-        if name in ATTENTION and (name != "compile" or task.case.compiled):
-            make = partial(_function_and_module, task, name)
-            if name == "compile":
-                make = partial(_compiled, make, task.offered.compiler, f"{task.case.name} {task.dtype}")
-            made.append(ModuleWay(name, _unmade, task.framework, make=make))
-    return made
+def model_way(name: str, task: Task) -> Way:
+    """A way with a model of its own; all have the same parameters."""
+    if name not in ATTENTION or (name == "compile" and not task.case.compiled):
+        raise Unavailable(f"{name} has no modules")
+    return ModuleWay(name, _unmade, task.framework, make=partial(_function_and_module, task, name))
 
 
 def model_reference(task: Task) -> Way:
@@ -91,13 +73,6 @@ def _unmade(*operands: Any) -> Any:
     raise NotImplementedError("a module is called by way of its inputs")
 
 
-def _compiled(
-    make: Callable[[Inputs], tuple[Function, Any]], compiler: Compiler, name: str, given: Inputs
-) -> tuple[Function, Any]:
-    function, module = make(given)
-    return lazily_compiled(compiler, function, name, fullgraph=False), module
-
-
 def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool = False) -> tuple[Function, Any]:
     """What is called with the hidden states, and whose parameters have gradients."""
     torch = task.framework.torch
@@ -108,7 +83,9 @@ def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool 
         if isinstance(module, torch.nn.Embedding):
             module.requires_grad_(False)
     if name == "ours":
-        _optimize(model)
+        from einops_fast import nn
+
+        nn.optimize(model)
     model.eval()
     part = model.get_submodule(MODULES[task.case.op])
     arguments, options = _called_with(part, partial(model, inputs_embeds=given.operands[0].detach()), torch)
@@ -117,6 +94,9 @@ def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool 
         found = part(hidden, *arguments, **options)
         return found[0] if isinstance(found, tuple) else found
 
+    if name == "compile":
+        told = f"{task.case.name} {task.dtype}"
+        return task.compiler.compiled(call, given.operands, told, fullgraph=False), part
     return call, part
 
 
@@ -133,14 +113,6 @@ def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[
         raise Unavailable("the module isn't called any more: its layer is one function")
     [(arguments, options)] = seen
     return (arguments[1:], options) if arguments else ((), {k: v for k, v in options.items() if k != "hidden_states"})
-
-
-def _optimize(model: Any) -> None:
-    from einops_fast import nn
-
-    if not hasattr(nn, "optimize"):
-        raise Unavailable("einops_fast.nn has no optimize")
-    nn.optimize(model)
 
 
 def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
@@ -162,8 +134,7 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         if case.op.startswith("bert"):
-            make_config, make_model = bert
-            config = make_config(
+            config = bert[0](
                 hidden_size=features,
                 num_attention_heads=case.heads,
                 intermediate_size=case.width or 8,
@@ -173,18 +144,7 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
                 attention_probs_dropout_prob=case.p,
                 **common,
             )
-            return make_model(config, add_pooling_layer=False)
-        make_config, make_model = gpt2
-        config = make_config(
-            n_embd=features,
-            n_head=case.heads,
-            n_inner=case.width or 8,
-            n_layer=1,
-            n_positions=positions,
-            attn_pdrop=case.p,
-            resid_pdrop=case.p,
-            embd_pdrop=case.p,
-            use_cache=False,
-            **common,
-        )
-        return make_model(config)
+            return bert[1](config, add_pooling_layer=False)
+        dropped = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), case.p)
+        sizes = {"n_embd": features, "n_head": case.heads, "n_inner": case.width or 8, "n_positions": positions}
+        return gpt2[1](gpt2[0](n_layer=1, use_cache=False, **sizes, **dropped, **common))

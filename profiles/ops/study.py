@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from einops_fast.profiles.cases import curve, select
-from einops_fast.profiles.contraction.peers import Compiler
+from einops_fast.profiles.cases import curve
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, HALF, MODELS, ORDER, OpCase, scaled
+from einops_fast.profiles.ops.cases import FAMILIES, MODELS
 from einops_fast.profiles.ops.check import (
     allowed_error,
     dropout_wrong,
@@ -18,36 +18,17 @@ from einops_fast.profiles.ops.check import (
     model_errors,
     relative_error,
 )
+from einops_fast.profiles.ops.libraries import LIBRARIES, check_library
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
-from einops_fast.profiles.ops.ways import (
-    COMPILE,
-    LINEAR,
-    NATIVE,
-    OURS,
-    PACKED,
-    WAYS,
-    Offer,
-    libraries,
-    make_ways,
-    op_inputs,
-)
-from einops_fast.profiles.reporting import cells
-from einops_fast.profiles.reporting.charts import Chart, Points, bars, curves, series
-from einops_fast.profiles.reporting.records import Ceiling, Options, Record, Row
-from einops_fast.profiles.reporting.report import Table
+from einops_fast.profiles.ops.ways import MAKERS, op_inputs
+from einops_fast.profiles.reporting.cells import gigabytes
+from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
+from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer
 
-__all__ = ["OpsStudy", "in_order"]
-
-ON_CPU = (OURS, NATIVE, PACKED, LINEAR)
-
-COMPILING = 90.0
-"""Seconds that torch.compile may take for all cases together."""
-
-LARGEST_AHEAD = 1 << 29
-"""Elements to move of a case: of a larger one, the processes that compile would not fit in memory together."""
+__all__ = ["OpsStudy"]
 
 Answer = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Results and gradients."""
@@ -70,44 +51,34 @@ class Shared:
     verdicts: dict[str, Verdict | Exception] = field(default_factory=dict)
 
 
+def _needed(library: str, framework: Framework) -> None:
+    check_library(library)
+
+
 class OpsStudy(Study):
     """A row per dtype, case, direction and way."""
 
     about = "fused layers against torch's own, torch.compile, Liger-Kernel and QuACK"
     families = FAMILIES
-    peers = tuple(name for name in WAYS if name != OURS)
+    makers: Mapping[str, Callable[[Task], Way]] = MAKERS
+    needs: Mapping[str, Callable[[Framework], object]] = {name: partial(_needed, name) for name in LIBRARIES}
+    peers = tuple(MAKERS)[1:]
     guests = peers
     # Without its activation it isn't the same.
-    unrivalled = (LINEAR,)
+    unrivalled = ("linear",)
+    on_cpu = ("ours", "native", "sdpa", "linear")
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16", "float32")}
     efforts: Mapping[str, Effort] = {
         "cpu": Effort(rounds=7, seconds=0.1, warm_up=0.005),
         "gpu": Effort(rounds=11, seconds=0.2, warm_up=0.002, lost=1.5, settling=0.1),
     }
     hides_launches = True
-    compiled = (OURS, COMPILE, "liger", "quack")
+    compiled = ("ours", "compile", "liger", "quack")
     ahead_seconds = 90.0
-
-    def wanted(self, framework: Framework, dtype: str, options: Options) -> Sequence[OpCase]:
-        found = select(FAMILIES[options.cases], options.only)
-        if framework.device == "gpu":
-            # Who asks for a dtype gets it.
-            return [case for case in found if options.dtypes or dtype in HALF or not case.halves]
-        # Two cores take minutes for all; whoever asks for others by name gets them.
-        every = options.only or options.cases != "public"
-        return [case for case in found if every or case.name in CPU_NAMES]
-
-    def scaled(self, case: OpCase, device: str, dtype: str) -> OpCase:
-        return scaled(case, device, dtype)
-
-    def offered(self, framework: Any, options: Options, cases: Sequence[Any]) -> tuple[Offer, list[Record]]:
-        names = tuple(name for name in WAYS if name == OURS or name in (options.peers or self.peers))
-        if framework.device == "cpu":
-            names = tuple(name for name in names if name in ON_CPU or name in options.peers)
-        return Offer(names, Compiler(framework.torch, altogether=COMPILING)), libraries(framework, names, cases)
+    compile_seconds = 90.0
 
     def shared(self, task: Task) -> Shared:
-        return Shared(make_ways(task))
+        return Shared(super().ways(task))
 
     def ways(self, task: Task) -> list[Way]:
         torch = task.framework.torch
@@ -137,46 +108,33 @@ class OpsStudy(Study):
                 raise verdict
             return verdict.errors[: 1 + task.backward], verdict.failures[task.backward]
 
-        return check_ways(ways, judge, NATIVE)
-
-    def compiled_for(self, case: OpCase, dtype: str, backward: bool, offered: Offer) -> tuple[str, ...]:
-        if case.elements() > LARGEST_AHEAD:
-            return ()
-        return tuple(name for name in self.compiled if name in offered.names and (name != COMPILE or case.compiled))
-
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Per dtype and direction a table of what is bound by memory, and one of products of matrices."""
-        groups: dict[tuple[str, bool, bool], list[Row]] = {}
-        for row in in_order(rows):
-            groups.setdefault((row.dtype, bool(row.flops), row.backward), []).append(row)
-        forward = {row.key: row for row in rows if not row.backward}
-        return [_table(*key, group, forward) for key, group in sorted(groups.items())]
+        return check_ways(ways, judge, self.native)
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """Per dtype bandwidth over the length of rows, and ratios of the other cases as bars."""
-        measured = [row for row in in_order(rows) if row.seconds]
-        charts = []
+        """Per dtype bandwidth over the length of rows, and ratios of the other cases."""
+        measured = [row for row in self.in_order(rows) if row.seconds]
+        charts: list[Chart | None] = []
         for dtype in dict.fromkeys(row.dtype for row in measured):
             some = [row for row in measured if row.dtype == dtype]
             copied = next((each.bandwidth * 1e-9 for each in ceilings if each.dtype == dtype), None)
             for backward, direction in ((False, "forward"), (True, "backward")):
+                swept = [row for row in some if curve(row.case) and row.backward is backward]
+                panels = [_bandwidth(name, points, copied) for name, points in curves(swept).items()]
                 title = f"operators, {dtype}, {'forward and backward' if backward else 'forward'}"
-                swept = curves(row for row in some if curve(row.case) and row.backward is backward)
-                panels = tuple(_bandwidth(name, points, copied) for name, points in swept.items())
-                charts.append(Chart(f"{dtype}-columns-{direction}", title, panels))
-            others = [row for row in some if not curve(row.case) and row.what != LINEAR]
+                charts += [chart(f"{dtype}-columns-{direction}", title, panels, swept)] if panels else []
+            title = f"operators, {dtype}: native time over this"
+            others = [row for row in some if not curve(row.case) and row.what != "linear"]
             for kind, epoi in (("ratios", False), ("epoi", True)):
                 chosen = [row for row in others if row.case.startswith("epoi") is epoi]
-                ratios = bars(chosen, WAYS, lambda row: row.speedup, "native time / this", ratios=True)
-                charts.append(Chart(f"{dtype}-{kind}", f"operators, {dtype}: native time over that of each", ratios))
-        return [chart for chart in charts if chart.panels]
+                axis = "native time / this, log scale (right of 1 is faster)"
+                charts.append(case_chart(f"{dtype}-{kind}", title, chosen, lambda row: row.speedup, axis, ratios=True))
+        return [made for made in charts if made is not None]
 
 
-def _bandwidth(name: str, points: Sequence[tuple[int, Row]], copied: float | None) -> Points:
-    found = series(points, cells.gigabytes)
+def _bandwidth(name: str, points: Sequence[tuple[float, Row]], copied: float | None) -> Spec:
     sizes = [size for size, _ in points]
-    roof = () if copied is None else ((min(sizes), copied), (max(sizes), copied))
-    return Points(name, "columns", "GB/s", found, joined=True, roof=roof, roof_label="copy", from_zero=True)
+    roof = {} if copied is None else {min(sizes): copied, max(sizes): copied}
+    return plane(name, points, gigabytes, ("columns", "GB/s"), joined=True, roof=roof, roof_label="copy")
 
 
 def _answer(task: Task, way: Way, given: Inputs) -> Answer:
@@ -197,7 +155,7 @@ def _exact(given: Inputs) -> Inputs:
 def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     """Find out what is wrong with results, with and without gradients, and with results and gradients together."""
     case, shared = task.case, task.shared
-    if way.name == LINEAR:
+    if way.name == "linear":
         case = replace(case, activation="")
     torch = task.framework.torch
     results, gradients = _answer(task, way, given)
@@ -210,7 +168,7 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
         found = errors(case, given, results, gradients)
         # With dropout each call drops others.
         alone_error = 0.0 if case.p else max(map(relative_error, alone, results))
-    native = shared.verdicts.get(NATIVE)
+    native = shared.verdicts.get("native")
     standard = native.errors if isinstance(native, Verdict) and not native.failures[True] else None
     limits = [allowed_error(case, task.dtype, standard and standard[at], gradient=bool(at)) for at in (False, True)]
     dropped = ""
@@ -228,59 +186,3 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
 
 def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
-
-
-# Tables
-
-
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Rows in the order of the families and not in that of the run, where what matters most comes first."""
-    return sorted(rows, key=lambda row: ORDER.get(row.case, len(ORDER)))
-
-
-def _backward_alone(both: Row | None, forward: Mapping[tuple[object, ...], Row]) -> str:
-    """Tell the time of backward, and the share of its floor: what both directions take beyond a call forward."""
-    alone = forward.get((both.framework, both.dtype, False, both.case, both.what)) if both else None
-    seconds = (cells.of(both, "seconds") or 0.0) - (cells.of(alone, "seconds") or 0.0)
-    if both is None or alone is None or not both.seconds or not alone.seconds or seconds <= 0:
-        return "–, –"
-    floor = (both.floor or 0.0) - (alone.floor or 0.0)
-    return f"{cells.milliseconds(seconds)}, {cells.percent(floor / seconds)}"
-
-
-def _host_told(line: cells.Line) -> str:
-    host = cells.of(line.ours, "host")
-    return f"{host * 1e6:.0f}" if host else "–"
-
-
-def _table(
-    dtype: str, products: bool, backward: bool, rows: Sequence[Row], forward: Mapping[tuple[object, ...], Row]
-) -> Table:
-    ways = [name for name in WAYS if any(row.what == name for row in rows)]
-    unit, throughput = ("TFLOP/s", cells.teraflops) if products else ("GB/s", cells.gigabytes)
-    ceiling = "of GEMM" if products else "of copy"
-    alone = cells.Column[cells.Line](f"backward ms, {ceiling}", lambda line: _backward_alone(line.ours, forward))
-    columns = [
-        cells.CASE,
-        cells.SIZES,
-        *cells.by_way(ways, unit, lambda row: cells.number(throughput(row))),
-        *cells.by_way(ways, "ms", cells.time_of),
-        cells.Column("ours spread ms", lambda line: cells.milliseconds(cells.of(line.ours, "spread"))),
-        cells.Column(f"ours {ceiling}", lambda line: cells.percent(cells.times(1, 1.0, cells.over_floor(line.ours)))),
-        *([alone] if backward else []),
-        cells.BEST_PEER,
-        cells.BEST_OVER_OURS,
-        cells.Column("native/ours", lambda line: cells.ratio(cells.of(line.ours, "speedup"))),
-        cells.Column("ours host µs", _host_told),
-        cells.Column("moved MB", lambda line: f"{line.some.moved * 1e-6:.1f}" if line.some.moved else "–"),
-        cells.OURS_PEAK,
-        cells.NATIVE_PEAK,
-        cells.BEST_PEAK,
-        cells.VERDICT,
-    ]
-    kind = "products of matrices" if products else "bound by memory"
-    direction = "forward and backward" if backward else "forward"
-    summary, figures = cells.comparison(rows)
-    title = f"operators, {kind}, {dtype}, {direction}"
-    figures = {"dtype": dtype, "kind": kind, "direction": direction, **figures}
-    return cells.table(title, cells.lines_of(rows, OURS), columns, summary, **figures)

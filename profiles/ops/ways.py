@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
-from einops_fast.profiles.contraction.peers import Compiler
-from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast import ops
+from einops_fast.profiles.frameworks import Unavailable
 from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
-from einops_fast.profiles.ops.libraries import LIBRARIES, Function
-from einops_fast.profiles.ops.models import lazily_compiled, model_ways
-from einops_fast.profiles.reporting.records import Record, skipped
+from einops_fast.profiles.ops.libraries import LIBRARIES, Function, function_of
+from einops_fast.profiles.ops.models import model_way
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.ways import Bound, Inputs, Way, available
+from einops_fast.profiles.ways import Bound, Inputs, Way
 
-__all__ = ["LINEAR", "NATIVE", "OURS", "WAYS", "Offer", "libraries", "make_ways", "op_inputs"]
-
-OURS, NATIVE, PACKED, COMPILE, LINEAR = "ours", "native", "sdpa", "compile", "linear"
-
-WAYS = (OURS, NATIVE, PACKED, COMPILE, *LIBRARIES, LINEAR)
-"""All, in the order of columns.
-
-``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the same
-with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the product of
-``linear`` without its activation: what would remain if that were free.
-"""
-
-
-class Offer(NamedTuple):
-    """The names of the ways that are measured, and torch's compiler."""
-
-    names: tuple[str, ...]
-    compiler: Compiler
+__all__ = ["MAKERS", "NATIVES", "op_inputs"]
 
 
 def op_inputs(task: Task, seed: int) -> Inputs:
@@ -72,47 +53,38 @@ def op_inputs(task: Task, seed: int) -> Inputs:
     return Inputs(tuple(operands), tuple(cotangents), targets, task.backward)
 
 
-def libraries(framework: Framework, names: Sequence[str], cases: Sequence[OpCase]) -> list[Record]:
-    """Which of these ways aren't here, or have no function for some operators, and why."""
-    told: list[Record] = []
-    functional = list(dict.fromkeys(case.op for case in cases if case.op not in MODELS))
-    for name in set(names) & LIBRARIES.keys():
-        try:
-            absent = [op for op in functional if op not in LIBRARIES[name]()]
-        except Unavailable as missing:
-            told.append(skipped(framework.name, name, str(missing)))
-            continue
-        if absent:
-            told.append(skipped(framework.name, name, f"has no such function with gradients: {', '.join(absent)}"))
-    return told
-
-
-def make_ways(task: Task) -> list[Way]:
-    """The ways that are offered and made for the case."""
-    if task.case.op in MODELS:
-        return model_ways(task)
-    return available(partial(_way, name, task) for name in task.offered.names)
-
-
 def _way(name: str, task: Task) -> Way:
+    """Return a way of a case.
+
+    ``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the
+    same with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the
+    product of ``linear`` without its activation: what would remain if that were free.
+    """
     case, framework = task.case, task.framework
+    if case.op in MODELS:
+        return model_way(name, task)
     functional = framework.torch.nn.functional
     native = NATIVES[case.op](case, functional)
-    if name == OURS:
+    if name == "ours":
         return Way(name, _ours(case), framework)
-    if name == NATIVE:
+    if name == "native":
         return Way(name, native, framework)
-    if name == PACKED and case.op == "qkv_self_attn":
+    if name == "sdpa" and case.op == "qkv_self_attn":
         return Way(name, _attend_packed(case, functional), framework)
-    if name == COMPILE and case.compiled:
-        return Way(name, lazily_compiled(task.offered.compiler, native, f"{case.name} {task.dtype}"), framework)
-    if name == LINEAR and case.op == "linear":
+    if name == "compile" and case.compiled and task.compiler is not None:
+        return Way(name, native, framework, prepare=task.compiler.preparing(f"{case.name} {task.dtype}"))
+    if name == "linear" and case.op == "linear":
         return Way(name, functional.linear, framework)
-    if name in LIBRARIES and case.op in (functions := LIBRARIES[name]()):
+    if name in LIBRARIES:
         # The gradient of Liger's loss takes the place of the logits.
         overwrites = (name, case.op) == ("liger", "cross_entropy")
-        return (OverwritingWay if overwrites else Way)(name, functions[case.op](case), framework)
+        return (OverwritingWay if overwrites else Way)(name, function_of(name, case), framework)
     raise Unavailable(f"{name} has no {case.op}")
+
+
+MAKERS: dict[str, Callable[[Task], Way]] = {
+    name: partial(_way, name) for name in ("ours", "native", "sdpa", "compile", *LIBRARIES, "linear")
+}
 
 
 class OverwritingWay(Way):
@@ -124,14 +96,6 @@ class OverwritingWay(Way):
 
 
 def _ours(case: OpCase) -> Function:
-    # A version of this package may not have all of them.
-    ops: Any = import_module("einops_fast.ops")
-
-    def attend(x: Any, weight: Any, bias: Any) -> Any:
-        if not hasattr(ops, "qkv_self_attention"):
-            raise Unavailable("einops_fast.ops has no qkv_self_attention")
-        return ops.qkv_self_attention(x, case.heads, weight, bias)
-
     functions: dict[str, Function] = {
         "softmax": ops.softmax,
         "log_softmax": ops.log_softmax,
@@ -143,7 +107,7 @@ def _ours(case: OpCase) -> Function:
         "cross_entropy": ops.cross_entropy,
         "linear_cross_entropy": ops.linear_cross_entropy,
         "linear": lambda x, w, b: ops.linear(x, w, b, activation=case.activation),
-        "qkv_self_attn": attend,
+        "qkv_self_attn": lambda x, w, b: ops.qkv_self_attention(x, case.heads, w, b),
     }
     return functions[case.op]
 
@@ -162,6 +126,7 @@ def _summed(case: OpCase, functional: Any) -> Function:
 
 def _activated(case: OpCase, functional: Any) -> Function:
     activations: dict[str, Function] = {
+        "": lambda x: x,
         "gelu": functional.gelu,
         "gelu_tanh": partial(functional.gelu, approximate="tanh"),
         "silu": functional.silu,

@@ -15,31 +15,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from einops_fast.profiles.profilers.kernels import short_name
-from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels
+from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels, short_name
 
 __all__ = ["listing", "main"]
 
 
-def listing(times: Iterable[tuple[float, str]], top: int | None = None) -> str:
-    """The listing: a line per kernel, the longest first.
+def listing(times: Mapping[str, float], top: int | None = None) -> str:
+    """The listing: a line per kernel with its seconds, the longest first.
 
-    Args:
-        times: seconds and names.
-        top: the most lines.
-
-    Example:
-        >>> print(listing([(1.5e-3, 'gemm'), (2e-5, 'copy')]))
-             Time | Kernel
-        --------- | ------
-         1.500 ms | gemm
-         0.020 ms | copy
+    >>> print(listing({'copy': 2e-5, 'gemm': 1.5e-3}))
+         Time | Kernel
+    --------- | ------
+     1.500 ms | gemm
+     0.020 ms | copy
     """
-    ordered = sorted(times, key=lambda each: -each[0])[:top]
-    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for seconds, name in ordered]
+    ordered = sorted(times.items(), key=lambda each: -each[1])[:top]
+    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in ordered]
     return "\n".join(["     Time | Kernel", "--------- | ------", *lines])
 
 
@@ -61,12 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, UnknownFormat) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return 2
-    if options.short:
-        shortened: dict[str, float] = {}
-        for name, seconds in totals.items():
-            shortened[short_name(name)] = shortened.get(short_name(name), 0.0) + seconds
-        totals = shortened
-    print(listing(((seconds / options.calls, name) for name, seconds in totals.items()), options.top))
+    shown: dict[str, float] = {}
+    for name, seconds in totals.items():
+        told = short_name(name) if options.short else name
+        shown[told] = shown.get(told, 0.0) + seconds / options.calls
+    print(listing(shown, options.top))
     return 0
 
 

@@ -1,17 +1,18 @@
-"""Kernels and their times, from the files of torch, MXNet, nsys, ncu and nvprof."""
+"""Kernels, their times and short names, from the files of torch, MXNet, nsys, ncu and nvprof."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["UnknownFormat", "read_kernels"]
+__all__ = ["UnknownFormat", "read_kernels", "short_name"]
 
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -26,8 +27,32 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
 _NCU_TIME = ("gpu__time_duration.sum", "Duration")
 
 
+LONGEST_NAME = 48
+
+# What torch's elementwise and reducing kernels do stands among their template arguments.
+_DOES = {
+    "direct_copy_kernel": "copy",
+    "sum_functor": "sum",
+    "MulFunctor": "mul",
+    "CUDAFunctor_add": "add",
+    "FillFunctor": "fill",
+}
+
+
 class UnknownFormat(ValueError):
     """The file is none of those that are known, or holds no kernels."""
+
+
+def short_name(name: str) -> str:
+    """What a kernel is called, without namespaces, template arguments and parameters."""
+    if name.startswith(("Memcpy", "Memset")):
+        return name.partition(" (")[0].lower()
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    inner = re.search(r"\bcutlass\w*_\w*gemm\w*", plain)
+    short = inner.group() if inner else re.split("[<(]", plain, maxsplit=1)[0].rsplit("::", 1)[-1]
+    if short.endswith(("elementwise_kernel", "reduce_kernel")):
+        short = next((does for part, does in _DOES.items() if part in plain), short)
+    return short if len(short) <= LONGEST_NAME else f"{short[: LONGEST_NAME - 1]}…"
 
 
 def read_kernels(path: Path) -> dict[str, float]:

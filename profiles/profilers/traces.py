@@ -1,52 +1,73 @@
-"""A call as the framework's profiler saw it: a trace for chrome://tracing or Perfetto, and the profiler's own table."""
+"""A call as the framework's own profiler sees it: its kernels, and a trace for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.kernels import calls_to_watch, configure
-from einops_fast.profiles.reporting.records import Note, Row
+from einops_fast.profiles.profilers.trace_readers import read_kernels, short_name
+from einops_fast.profiles.reporting.records import Note, Record, Row, phase
 from einops_fast.profiles.timing.measure import reason
-from einops_fast.profiles.timing.ranges import phase, ranged
+from einops_fast.profiles.timing.ranges import ranged
 from einops_fast.profiles.ways import Call
 
-__all__ = ["listed", "trace_name", "write_trace"]
+__all__ = ["kernel_times", "summary", "trace_name", "watched"]
+
+LONG = 0.2
+"""Seconds from which on a call is watched once and not several times."""
 
 LONGEST_TABLE = 30
 
 
-def write_trace(folder: str, row: Row, framework: Framework, call: Call) -> Iterator[Note]:
-    """Record a few calls and write the trace, as JSON, and torch's table beside it, as text.
+def watched(row: Row, framework: Framework, call: Call, folder: str = "") -> Iterator[Record]:
+    """The row with the kernels of its call; with a folder a trace is kept there, and torch's table beside it.
 
-    Args:
-        folder: where to.
-        row: what the call is of; the files are named after it.
-        framework: whose profiler records.
-        call: takes no arguments.
-
-    Yields:
-        What was written, or why nothing was.
+    What can't be seen was measured all the same.
     """
-    path = Path(folder, f"{trace_name(row)}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(folder, f"{trace_name(row)}.json") if folder else None
+    calls = 1 if (row.seconds or 0.0) > LONG else 3
     try:
-        if framework.name == "torch":
-            _torch(framework, call, path, row)
-        elif framework.name == "mxnet":
-            _mxnet(framework, call, path, row)
-        else:
-            raise Unavailable(f"{framework.name} has no profiler of its own")
+        times = kernel_times(framework, call, calls, path)
     except Unavailable as missing:
-        yield Note(f"no traces of {framework.name}: {missing}")
+        told = f"no traces of {framework.name}: {missing}"
     except Exception as error:  # a trace is no reason to lose what was measured
-        yield Note(f"no trace of {trace_name(row)}: {reason(error)}")
+        told = f"no trace of {trace_name(row)}: {reason(error)}"
     else:
-        yield Note(f"wrote {path}")
+        row, told = replace(row, kernels=summary(times), kernel_seconds=times), f"wrote {path}"
+    yield row
+    if path is not None:
+        yield Note(told)
+
+
+def kernel_times(framework: Framework, call: Call, calls: int = 3, path: Path | None = None) -> dict[str, float]:
+    """Seconds of one call by kernel (on a CPU: by operator), longest first, from a trace that may be kept.
+
+    Raises:
+        Unavailable: the framework has no profiler.
+    """
+    if framework.name not in ("torch", "mxnet"):
+        raise Unavailable(f"{framework.name} has no profiler of its own")
+    with tempfile.TemporaryDirectory() as nowhere:
+        kept = path or Path(nowhere, "trace.json")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        (_torch if framework.name == "torch" else _mxnet)(framework, call, calls, kept, path is not None)
+        totals = {name: seconds / calls for name, seconds in read_kernels(kept).items() if seconds > 0}
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def summary(times: dict[str, float]) -> str:
+    """The kernels of a call in a few words, without those that take less than a hundredth."""
+    least = 0.01 * sum(times.values())
+    return " + ".join(dict.fromkeys(short_name(name) for name, seconds in times.items() if seconds >= least))
 
 
 def trace_name(row: Row) -> str:
@@ -59,39 +80,47 @@ def trace_name(row: Row) -> str:
     return re.sub(r"[^\w@.-]+", "_", "-".join(parts))
 
 
-def _torch(framework: Any, call: Call, path: Path, row: Row) -> None:
+def _torch(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> None:
     profiler = framework.torch.profiler
     on_gpu = framework.device == "gpu"
     activities = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
     call()
     framework.synchronize()
-    with profiler.profile(activities=activities, record_shapes=True, profile_memory=True) as seen:
-        for _ in range(calls_to_watch(row)):
-            with profiler.record_function(trace_name(row)), ranged(trace_name(row)):
+    with profiler.profile(activities=activities, record_shapes=detailed, profile_memory=detailed) as seen:
+        for _ in range(calls):
+            with profiler.record_function(path.stem), ranged(path.stem):
                 call()
         framework.synchronize()
     seen.export_chrome_trace(str(path))
-    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    table = seen.key_averages().table(sort_by=order, row_limit=LONGEST_TABLE)
-    path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
+    if detailed:
+        order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        table = seen.key_averages().table(sort_by=order, row_limit=LONGEST_TABLE)
+        path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
 
 
-def _mxnet(framework: Any, call: Call, path: Path, row: Row) -> None:
+def _mxnet(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> None:
     profiler = framework.mx.profiler
     # What was profiled before is still waiting to be written.
-    configure(profiler)
-    profiler.set_state("run")
-    profiler.set_state("stop")
-    profiler.dump(finished=False)
-    configure(profiler, path)
-    profiler.set_state("run")
-    for _ in range(calls_to_watch(row)):
-        call()
-    framework.synchronize()
-    profiler.set_state("stop")
-    # Finished, it could never be started again; so every file but the first is the next piece of one long list.
-    profiler.dump(finished=False)
+    for file, times in ((_nowhere() / "trace.json", 0), (path, calls)):
+        profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(file))
+        profiler.set_state("run")
+        for _ in range(times):
+            call()
+        framework.synchronize()
+        profiler.set_state("stop")
+        # Finished, it could never be started again; so every file but the first is the next piece of one long list.
+        profiler.dump(finished=False)
     path.write_text(json.dumps({"traceEvents": listed(path.read_text("utf-8"))}), encoding="utf-8")
+    # MXNet writes a last time at exit. Not to the null device: it deletes the file first, if it may.
+    profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(_nowhere() / "trace.json"))
+
+
+@lru_cache(maxsize=1)
+def _nowhere() -> Path:
+    """Make a folder that is gone before MXNet writes for the last time."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def listed(text: str) -> list[dict[str, Any]]:

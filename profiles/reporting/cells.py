@@ -1,74 +1,33 @@
-"""Tables of rows, by columns: a heading, and what a line shows below it. Of many ways, a line is a case."""
+"""The one table of all studies, a line per case: numbers of its rows, and how cells show them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from einops_fast.profiles.reporting.records import Row, is_ours
 from einops_fast.profiles.reporting.report import Table, geomean
 
 __all__ = [
-    "BEST_OVER_OURS", "BEST_PEAK", "BEST_PEER", "CASE", "CHECK", "NATIVE_PEAK", "OURS_PEAK", "SIZES", "VERDICT",
-    "Column", "Line", "best_over_ours", "by_case", "by_way", "comparison", "gigabytes", "lines_of", "megabytes",
-    "milliseconds", "number", "of", "over_floor", "percent", "ratio", "table", "teraflops", "time_of", "times",
-    "verdict",
+    "AFTER", "BEFORE", "BEHIND", "RATIOS", "Line", "best_over_ours", "by_case", "comparison", "gigabytes", "is_behind",
+    "lines_of", "megabytes", "milliseconds", "over_floor", "ratio", "table", "teraflops", "times", "verdict",
 ]  # fmt: skip
 
-BEHIND = 0.98
-"""Ours is behind below this ratio to the best peer; what is nearer to 1 is within the noise of a run."""
+BEHIND = 1.02
+"""Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run."""
+
+NOTHING = "–"
 
 Kind = TypeVar("Kind")
 
 
-@dataclass(frozen=True)
-class Column(Generic[Kind]):
-    """A heading, and the cell of a line."""
-
-    head: str
-    cell: Callable[[Kind], str]
-
-
-def table(
-    title: str, lines: Iterable[Kind], columns: Sequence[Column[Kind]], summary: Sequence[str] = (), **figures: Any
-) -> Table:
-    """The table of these lines."""
-    cells = [tuple(column.cell(line) for column in columns) for line in lines]
-    return Table(title, tuple(column.head for column in columns), cells, tuple(summary), figures)
-
-
-@dataclass(frozen=True)
-class Line:
-    """The rows of a case by way, and among them those of ours, of the best peer and of the native way."""
-
-    ways: Mapping[str, Row]
-    ours: Row | None
-    best: Row | None
-    native: Row | None
-
-    @property
-    def some(self) -> Row:
-        """The row of ours, or else any."""
-        return self.ours or next(iter(self.ways.values()))
-
-
-def lines_of(rows: Sequence[Row], ours: str, native: str = "native") -> list[Line]:
-    """A line for each case."""
-    lines = []
-    for ways in by_case(rows).values():
-        own = ways.get(ours)
-        lines.append(Line(ways, own, ways.get(own.best) if own else None, ways.get(native)))
-    return lines
-
-
-def by_way(ways: Iterable[str], unit: str, cell: Callable[[Row | None], str]) -> list[Column[Line]]:
-    """A column for each way."""
-
-    def column(way: str) -> Column[Line]:
-        return Column(f"{way} {unit}", lambda line: cell(line.ways.get(way)))
-
-    return list(map(column, ways))
+def table(title: str, lines: Iterable[Kind], columns: Mapping[str, Callable[[Kind], str]], *summary: str) -> Table:
+    """The table of these lines, without columns that say nothing of any."""
+    lines = list(lines)
+    found = {head: [cell(line) for line in lines] for head, cell in columns.items()}
+    told = {head: cells for head, cells in found.items() if set(cells) - {NOTHING, ""}}
+    return Table(title, tuple(told), list(zip(*told.values(), strict=True)), summary)
 
 
 def by_case(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
@@ -79,7 +38,7 @@ def by_case(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
     return cases
 
 
-# Numbers
+# Numbers of a row
 
 
 def times(factor: float, numerator: float | None, denominator: float | None = 1.0) -> float | None:
@@ -87,24 +46,29 @@ def times(factor: float, numerator: float | None, denominator: float | None = 1.
     return factor * numerator / denominator if numerator is not None and denominator else None
 
 
-def of(row: Row | None, name: str) -> Any:
-    """A field of a row, if there is the row."""
-    return getattr(row, name) if row is not None else None
-
-
-def teraflops(row: Row | None) -> float | None:
+def teraflops(row: Row) -> float | None:
     """TFLOP/s of a row."""
-    return times(1e-12, of(row, "flops") or None, of(row, "seconds"))
+    return times(1e-12, row.flops or None, row.seconds)
 
 
-def gigabytes(row: Row | None) -> float | None:
+def gigabytes(row: Row) -> float | None:
     """GB/s of a row."""
-    return times(1e-9, of(row, "moved"), of(row, "seconds"))
+    return times(1e-9, row.moved, row.seconds)
 
 
-def best_over_ours(row: Row | None) -> float | None:
+def over_floor(row: Row) -> float | None:
+    """Time of a row over the device's floor."""
+    return times(1, row.seconds, row.floor)
+
+
+def best_over_ours(row: Row) -> float | None:
     """Time of the best peer over that of ours."""
-    return times(1, 1.0, of(row, "to_best"))
+    return times(1, 1.0, row.to_best)
+
+
+def is_behind(row: Row) -> bool:
+    """Whether a row of ours is slower than the best peer or the native way, by more than noise."""
+    return (row.to_best or 0.0) > BEHIND or (row.speedup is not None and row.speedup < 1 / BEHIND)
 
 
 # Cells
@@ -112,32 +76,21 @@ def best_over_ours(row: Row | None) -> float | None:
 
 def milliseconds(seconds: float | None) -> str:
     """Seconds as the cell of a table."""
-    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
-
-
-def time_of(row: Row | None) -> str:
-    """The time of a row as the cell of a table."""
-    return milliseconds(of(row, "seconds"))
+    return NOTHING if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def ratio(value: float | None) -> str:
     """A ratio as the cell of a table."""
-    return "–" if value is None else f"{value:.2f}"
+    return NOTHING if value is None else f"{value:.2f}"
 
 
-def percent(value: float | None) -> str:
-    """A share as the cell of a table."""
-    return "–" if value is None else f"{value:.0%}"
+def megabytes(count: int | None) -> str:
+    """Bytes as the cell of a table."""
+    return NOTHING if count is None else f"{count * 1e-6:.1f}"
 
 
-def number(value: float | None) -> str:
-    """A throughput as the cell of a table: ``435``, ``9.6``."""
-    return "–" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
-
-
-def megabytes(row: Row | None) -> str:
-    """The most memory that a call holds, as the cell of a table."""
-    return "–" if of(row, "peak_bytes") is None else f"{of(row, 'peak_bytes') * 1e-6:.1f}"
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def verdict(rows: Iterable[Row]) -> str:
@@ -149,38 +102,118 @@ def verdict(rows: Iterable[Row]) -> str:
     return f"{told} (without {'; '.join(absent)})" if absent else told
 
 
-CHECK = Column[Row]("check", lambda row: f"failed: {row.failure}" if row.failure else "right")
+# A line per case
 
 
-# Columns of a line per case
+@dataclass(frozen=True)
+class Line:
+    """The rows of a case by way: among them that of ours, and the one of ours forward alone."""
 
-CASE = Column[Line]("case", lambda line: line.some.case)
-SIZES = Column[Line]("sizes", lambda line: line.some.sizes)
-BEST_PEER = Column[Line]("best peer", lambda line: of(line.best, "what") or "–")
-BEST_OVER_OURS = Column[Line]("best/ours", lambda line: ratio(best_over_ours(line.ours)))
-OURS_PEAK = Column[Line]("ours peak MB", lambda line: megabytes(line.ours))
-NATIVE_PEAK = Column[Line]("native peak MB", lambda line: megabytes(line.native))
-BEST_PEAK = Column[Line]("best peak MB", lambda line: megabytes(line.best))
-VERDICT = Column[Line]("check", lambda line: verdict(line.ways.values()))
+    ways: Mapping[str, Row]
+    ours: Row
+    native: Row | None
+    forward: Row | None = None
 
-
-def over_floor(row: Row | None) -> float | None:
-    """Time of a row over the device's floor."""
-    return times(1, of(row, "seconds"), of(row, "floor"))
+    @property
+    def best(self) -> Row | None:
+        """The row of the best peer."""
+        return self.ways.get(self.ours.best)
 
 
-def comparison(rows: Sequence[Row]) -> tuple[list[str], dict[str, Any]]:
-    """What follows for ours from all cases: in lines, and for programs."""
-    ours = {row.case: row for row in rows if is_ours(row.what)}
-    ratios = {name: value for name, row in ours.items() if (value := best_over_ours(row)) is not None}
-    failed = [name for name, row in ours.items() if row.failure]
-    lines = []
+def lines_of(rows: Sequence[Row], native: str) -> list[Line]:
+    """A line for each case and direction that ours was measured in, or has failed in."""
+    lines, forward = [], {row.case: row for row in rows if is_ours(row.what) and not row.backward}
+    for backward in (False, True):
+        for case, ways in by_case(row for row in rows if row.backward is backward).items():
+            lines += [
+                Line(ways, row, ways.get(native), forward.get(case) if backward else None)
+                for what, row in ways.items()
+                if is_ours(what)
+            ]
+    return lines
+
+
+def _backward_alone(line: Line) -> str:
+    """Tell the time of backward, and the share of its floor: what both directions take beyond a call forward."""
+    both, alone = line.ours, line.forward
+    if alone is None or not both.seconds or not alone.seconds or both.seconds <= alone.seconds:
+        return NOTHING
+    seconds = both.seconds - alone.seconds
+    share = ((both.floor or 0.0) - (alone.floor or 0.0)) / seconds
+    return f"{milliseconds(seconds)}, {share:.0%}"
+
+
+def _time_of(way: str) -> Callable[[Line], str]:
+    return lambda line: milliseconds(line.ways[way].seconds) if way in line.ways else NOTHING
+
+
+def _peak_of(row: Row | None) -> str:
+    return megabytes(row.peak_bytes if row else None)
+
+
+BEFORE: dict[str, Callable[[Line], str]] = {
+    "case": lambda line: line.ours.case,
+    "called": lambda line: line.ours.equation,
+    "sizes": lambda line: line.ours.sizes,
+}
+"""Columns before those of the ways."""
+
+AFTER: dict[str, Callable[[Line], str]] = {
+    "ours spread ms": lambda line: milliseconds(line.ours.spread),
+    "backward ms, of floor": _backward_alone,
+    "ours/floor": lambda line: ratio(over_floor(line.ours)),
+    "best peer": lambda line: line.ours.best or NOTHING,
+    "best/ours": lambda line: ratio(best_over_ours(line.ours)),
+    "native/ours": lambda line: ratio(line.ours.speedup),
+    "GB/s": lambda line: _number(gigabytes(line.ours)),
+    "TFLOP/s": lambda line: _number(teraflops(line.ours)),
+    "ours by": lambda line: line.ours.chosen or NOTHING,
+    "kernels of ours": lambda line: line.ours.kernels or NOTHING,
+    "host µs": lambda line: f"{line.ours.host * 1e6:.0f}" if line.ours.host else NOTHING,
+    "moved MB": lambda line: megabytes(line.ours.moved),
+    "ours peak MB": lambda line: _peak_of(line.ours),
+    "native peak MB": lambda line: _peak_of(line.native),
+    "best peak MB": lambda line: _peak_of(line.best),
+    "check": lambda line: verdict(line.ways.values()),
+}
+"""Columns after those of the ways."""
+
+RATIOS: dict[str, Callable[[Row], float | None]] = {
+    "ours/floor": over_floor,
+    "best/ours": best_over_ours,
+    "native/ours": lambda row: row.speedup,
+}
+"""What is summed up as a geometric mean; more is better but for the first."""
+
+
+def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
+    """The table of a framework, dtype and direction, with what follows for ours from all cases."""
+    ours = [line.ours for line in lines]
+    ratios: dict[str, dict[str, float]] = {}
+    for name, value in RATIOS.items():
+        found = {row.case: number for row in ours if (number := value(row)) is not None}
+        if found:
+            ratios[name] = found
+    behind = {row.case: 1 / row.to_best for row in ours if row.to_best is not None and row.to_best > BEHIND}
+    failed = [row.case for row in ours if row.failure]
+    means = {name: geomean(values.values()) for name, values in ratios.items()}
+    worst = {name: (max if name == "ours/floor" else min)(values, key=values.__getitem__)
+             for name, values in ratios.items()}  # fmt: skip
+    summary = []
     if ratios:
-        lines.append(f"Time of the best peer over ours: geometric mean {geomean(ratios.values()):.2f} ({len(ratios)}).")
-        behind = sorted((value, name) for name, value in ratios.items() if value < BEHIND)
-        told = ", ".join(f"{name} ({value:.2f}, {ours[name].best})" for value, name in behind)
-        lines.append(f"Behind the best peer by over {1 - BEHIND:.0%}: {len(behind)}{f': {told}' if told else ''}.")
+        told = (f"{name} {means[name]:.2f} ({len(values)})" for name, values in ratios.items())
+        summary.append(f"Geometric means: {', '.join(told)}.")
+        told = (f"{name} {ratios[name][case]:.2f} ({case})" for name, case in worst.items())
+        summary.append(f"Worst: {', '.join(told)}.")
+    if "best/ours" in ratios:
+        best = {row.case: row.best for row in ours}
+        names = ", ".join(
+            f"{case} ({behind[case]:.2f}, {best[case]})" for case in sorted(behind, key=lambda case: behind[case])
+        )
+        count = f"Behind the best peer by over {BEHIND - 1:.0%}: {len(behind)} of {len(ratios['best/ours'])}"
+        summary.append(f"{count}: {names}." if names else f"{count}.")
     if failed:
-        lines.append(f"Ours failed: {', '.join(failed)}.")
-    figures = {"best/ours": ratios, "geomean": geomean(ratios.values()) if ratios else None, "failed": failed}
-    return lines, figures
+        summary.append(f"Ours failed: {', '.join(failed)}.")
+    columns = {**BEFORE, **{f"{way} ms": _time_of(way) for way in ways}, **AFTER}
+    figures = {"ratios": ratios, "geomean": means, "worst": worst, "behind": behind, "failed": failed}
+    return replace(table(title, lines, columns, *summary), figures=figures)

@@ -1,183 +1,252 @@
-"""What is drawn, for files and for the page alike: charts of bars and of points, as data."""
+"""Charts as Vega-Lite specifications: the page, SVG and PNG are drawn from the same one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
 
 from einops_fast.profiles.cases import curve
-from einops_fast.profiles.reporting.cells import by_case, gigabytes, teraflops, times
-from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours
+from einops_fast.profiles.reporting.cells import by_case, gigabytes, is_behind, over_floor, teraflops
+from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours, is_own
 
-__all__ = ["Bars", "BarsLine", "Chart", "Points", "bars", "curves", "general_charts", "series", "ways_of"]
+__all__ = ["Chart", "Spec", "case_chart", "chart", "curves", "general_charts", "plane"]
+
+OURS, BEHIND = "#0072b2", "#b80000"
+
+STYLES = (
+    ("#d55e00", "square"), ("#e69f00", "diamond"), ("#009e73", "triangle-up"), ("#cc79a7", "triangle-down"),
+    ("#555555", "cross"), ("#4a4a9c", "triangle-right"), ("#56b4e9", "triangle-left"), ("#8a5a2b", "wedge"),
+)  # fmt: skip
+"""Colours and shapes of all others, told apart by those who see fewer colours."""
+
+PLACES = (
+    ("native", "einsum"), ("opt_einsum", "einsum_optimize", "cudnn", "sdpa"), ("compile", "no_einsum", "fa4"),
+    ("cupy", "th_einsum", "flash", "liger"), ("flex", "quack"), ("efficient", "linear"), ("triton", "patched"),
+    ("naive", "contract_expression"),
+)  # fmt: skip
+"""Whose are which; a name that isn't here takes the place that it falls on, the same in every chart."""
 
 PRODUCT = 16
 """FLOPs per byte from which on a curve is told in FLOP/s and not in B/s."""
 
+CONFIG = {
+    "aria": False,
+    "axis": {"labelLimit": 0, "titleFontWeight": "normal", "gridColor": "#dddddd"},
+    "legend": {"labelLimit": 0, "orient": "bottom", "columns": 5, "symbolStrokeWidth": 2},
+    "title": {"anchor": "start", "limit": 0, "subtitleColor": BEHIND, "subtitleLimit": 900},
+    "view": {"stroke": None},
+}
+
+MARK = {"type": "point", "size": 36, "fill": "white", "strokeWidth": 1.6, "opacity": 1}
+
 Value = Callable[[Row], float | None]
-
-
-@dataclass(frozen=True)
-class BarsLine:
-    """A case: its name with what ours reaches, values by way, what is told besides, and whether ours failed."""
-
-    label: str
-    values: dict[str, float]
-    about: str = ""
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A line per case.
-
-    Attributes:
-        title: of the panel.
-        x: the label of its axis.
-        lines: from top to bottom.
-        barred: ways with a bar in each line; all others have a mark.
-        ratios: bars begin at 1 in place of 0, and the axis is logarithmic.
-    """
-
-    title: str
-    x: str
-    lines: tuple[BarsLine, ...]
-    barred: tuple[str, ...]
-    ratios: bool = True
-
-
-@dataclass(frozen=True)
-class Points:
-    """Points of every way in a plane.
-
-    Attributes:
-        title: of the panel.
-        x: the label of its axis, which is logarithmic.
-        y: the label of the other.
-        series: by way, x and y of each point, and its name.
-        joined: they are curves.
-        roof: corners of the line that no point is above.
-        roof_label: what it is.
-        from_zero: the y axis begins at 0 in place of being logarithmic.
-    """
-
-    title: str
-    x: str
-    y: str
-    series: dict[str, tuple[tuple[float, float, str], ...]]
-    joined: bool = False
-    roof: tuple[tuple[float, float], ...] = ()
-    roof_label: str = ""
-    from_zero: bool = False
+Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels of one kind beside each other, with a name for files and the failures of ways to be told below."""
+    """A specification, and the end of its file's name; nothing for a study's main chart."""
 
     name: str
-    title: str
-    panels: tuple[Bars | Points, ...]
-    failures: tuple[str, ...] = ()
+    spec: Spec
 
 
-def ways_of(rows: Iterable[Row]) -> tuple[str, ...]:
-    """The names of the ways, ours first."""
-    return tuple(sorted(dict.fromkeys(row.what for row in rows), key=lambda name: not is_ours(name)))
+def _label(way: str) -> str:
+    return f"{way} (ours)" if is_own(way) and way != "ours" else way
 
 
-def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> list[Chart]:
-    """Charts of any study, those that there are measurements for.
+def _style(way: str) -> tuple[str, str]:
+    """Return the colour and the shape of a way."""
+    if is_ours(way):
+        return OURS, "circle"
+    place = next((at for at, names in enumerate(PLACES) if way in names), crc32(way.encode()) % len(STYLES))
+    return STYLES[place]
 
-    Args:
-        rows: of one framework, dtype and direction.
-        ceiling: what the device reaches.
-        title: what the charts are of.
+
+def chart(name: str, title: str, panels: Sequence[Spec], rows: Iterable[Row], failures: Sequence[str] = ()) -> Chart:
+    """Set panels side by side, with one legend for all of them, ours first."""
+    ways = sorted(dict.fromkeys(row.what for row in rows), key=lambda way: (not is_ours(way), not is_own(way)))
+    colours, shapes = zip(*map(_style, ways), strict=True)
+    names = list(map(_label, ways))
+    encoding = {
+        "color": {"field": "way", "type": "nominal", "title": None, "scale": {"domain": names, "range": colours}},
+        "shape": {"field": "way", "type": "nominal", "title": None, "scale": {"domain": names, "range": shapes}},
+    }
+    for panel in panels:
+        for layer in panel["layer"]:
+            for channel in layer.pop("by_way", ()):
+                layer["encoding"][channel] = {**layer["encoding"].get(channel, {}), **encoding[channel]}
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "title": {"text": title, "subtitle": [f"failed: {text}" for text in failures]},
+        "background": "white",
+        "config": CONFIG,
+        "columns": 3,
+        "concat": list(panels),
+        "resolve": {"scale": {"color": "shared", "shape": "shared"}},
+    }
+    return Chart(name, spec)
+
+
+def _noise(row: Row, value: float) -> tuple[float, float]:
+    """Return the ends of a value whose time is off by half of the interquartile range of its rounds."""
+    share = (row.spread or 0.0) / (2 * row.seconds) if row.seconds else 0.0
+    return value * max(1 - share, 0.01), value * (1 + share)
+
+
+# A line per case
+
+
+def case_chart(
+    name: str, title: str, rows: Sequence[Row], value: Value, axis: str, *, ratios: bool, failures: Sequence[str] = ()
+) -> Chart | None:
+    """A line per case and a panel per direction: ours as a bar, red where it is behind, and the others as marks.
+
+    ``ratios`` begin at 1 on a logarithmic axis, the largest first; others begin at 0 and keep their order.
     """
-    charts = []
-    failures = tuple(f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure)
-    if any(row.floor for row in rows):
-        panel = _against(rows, lambda row: times(1, row.seconds, row.floor), _FLOOR)
-        charts.append(Chart("floor", f"{title}: time over the device's floor", (panel,), failures))
-    if any(row.speedup for row in rows if is_ours(row.what)):
-        panel = _against(rows, lambda row: row.speedup, _NATIVE)
-        charts.append(Chart("native", f"{title}: native time over this", (panel,)))
-    priced = [row for row in rows if row.seconds and row.moved]
-    if priced:
-        panels = tuple(_throughput(name, some) for name, some in sorted(curves(priced).items()))
-        charts.append(Chart("throughput", f"{title}: throughput over size", panels))
-    if any(row.flops for row in priced):
-        charts.append(Chart("roofline", f"{title}: roofline", (_roofline(priced, ceiling),)))
-    return charts
-
-
-_FLOOR = "time / floor, log scale (at 1 the device itself does no more)"
-_NATIVE = "native time / this, log scale (right of 1 is faster)"
-
-
-def _against(rows: Sequence[Row], value: Value, x: str) -> Bars:
-    """Return a bar of ours in each case that has it, the longest first, with marks of the others."""
-    ours = next((row.what for row in rows if is_ours(row.what)), "")
-    lines = []
-    for name, ways in by_case(rows).items():
-        own = ways.get(ours)
-        if own is not None:
-            found = value(own)
-            # What was measured without a native time beside it has no ratio.
-            told = "failed" if own.failure else "no ratio" if found is None else f"{found:.2f}"
-            values = {what: number for what, row in ways.items() if (number := value(row))}
-            about = " ".join(filter(None, (own.equation, own.sizes, own.failure)))
-            lines.append((found or 0.0, BarsLine(f"{name}  {told}", values, about, bool(own.failure))))
-    lines.sort(key=lambda line: -line[0])
-    return Bars("", x, tuple(line for _, line in lines), (ours,))
-
-
-def bars(rows: Sequence[Row], ways: Sequence[str], value: Value, x: str, *, ratios: bool) -> tuple[Bars, ...]:
-    """A panel per direction with a bar for each way in each case."""
     panels = []
-    for backward, title in ((False, "forward"), (True, "forward and backward")):
-        found = by_case(row for row in rows if row.backward is backward and row.seconds)
-        present = tuple(way for way in ways if any(way in of for of in found.values()))
-        lines = tuple(
-            BarsLine(case, {way: value(of[way]) or 0.0 for way in present if way in of}) for case, of in found.items()
-        )
-        panels.append(Bars(title, x, lines, present, ratios))
-    return tuple(panel for panel in panels if panel.lines)
+    for backward, direction in ((False, "forward"), (True, "forward and backward")):
+        group = [row for row in rows if row.backward is backward]
+        if any(is_ours(row.what) for row in group):
+            panels.append(_case_panel(group, value, axis, direction, ratios))
+    return chart(name, title, panels, rows, failures) if panels else None
 
 
-def curves(rows: Iterable[Row]) -> dict[str, list[tuple[int, Row]]]:
-    """Sizes and rows by curve; what is no point of one, by the bytes that it moves."""
-    found: dict[str, list[tuple[int, Row]]] = {}
+def _case_panel(rows: Sequence[Row], value: Value, axis: str, title: str, ratios: bool) -> Spec:
+    labels: dict[str, float] = {}
+    points = []
+    for case, ways in by_case(rows).items():
+        own = next((row for what, row in ways.items() if is_ours(what)), None)
+        if own is None:
+            continue
+        found = value(own)
+        told = "failed" if own.failure else "–" if found is None else f"{found:.3g}"
+        label = f"{case}  {told}"
+        labels[label] = found or 0.0
+        for what, row in ways.items():
+            if number := value(row):
+                low, high = _noise(row, number)
+                point = {"case": label, "way": _label(what), "value": number, "low": low, "high": high}
+                points.append({**point, "ours": row is own, "behind": row is own and is_behind(row)})
+    order = sorted(labels, key=lambda label: -labels[label]) if ratios else list(labels)
+    scale = {"type": "log", "nice": False} if ratios else {"zero": True}
+    failed = {"condition": {"test": "indexof(datum.label, '  failed') >= 0", "value": BEHIND}, "value": "black"}
+    x = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
+    noise = {"x": {"field": "low", "type": "quantitative", "title": axis, "scale": scale}, "x2": {"field": "high"}}
+    behind = {"condition": {"test": "datum.behind", "value": BEHIND}}
+    dark = {"condition": {"test": "datum.ours", "value": "black"}}
+    start = 1 if ratios else 0
+    return {
+        "title": title,
+        "width": 460,
+        "height": {"step": 16},
+        "data": {"values": points},
+        "encoding": {
+            "y": {"field": "case", "type": "nominal", "title": None, "scale": {"domain": order},
+                  "axis": {"labelColor": failed, "ticks": False}},
+        },
+        "layer": [
+            {"transform": [{"filter": "datum.ours"}], "mark": {"type": "bar", "height": 8},
+             "encoding": {"x": x, "x2": {"datum": start}, "color": behind}, "by_way": ["color"]},
+            {"transform": [{"filter": "!datum.ours"}], "mark": MARK,
+             "encoding": {"x": x}, "by_way": ["color", "shape"]},
+            {"mark": {"type": "rule", "strokeWidth": 1.2}, "encoding": {**noise, "color": dark}, "by_way": ["color"]},
+            {"data": {"values": [{}]}, "mark": {"type": "rule", "color": "black"},
+             "encoding": {"x": {"datum": start, "type": "quantitative"}, "y": None}},
+        ],
+    }  # fmt: skip
+
+
+# Curves and points in a plane
+
+
+def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, Row]]]:
+    """Sizes and rows by curve; those that are no point of one by the bytes that they move."""
+    found: dict[str, list[tuple[float, Row]]] = {}
     for row in rows:
         name, size = curve(row.case) or ("", row.moved or 0)
         found.setdefault(name, []).append((size, row))
     return found
 
 
-def series(points: Sequence[tuple[float, Row]], value: Value) -> dict[str, tuple[tuple[float, float, str], ...]]:
-    """The points of each way, by x."""
-    return {
-        way: tuple(sorted((x, y, row.case) for x, row in points if row.what == way and (y := value(row))))
-        for way in ways_of(row for _, row in points)
-    }
+def plane(
+    title: str,
+    points: Sequence[tuple[float, Row]],
+    value: Value,
+    axes: tuple[str, str],
+    *,
+    joined: bool = False,
+    roof: Mapping[float, float] | None = None,
+    roof_label: str = "",
+) -> Spec:
+    """A panel with a mark for each row at x and its value; ``roof`` are corners of the line that none is above."""
+    values = []
+    for x, row in points:
+        if number := value(row):
+            low, high = _noise(row, number)
+            values.append({"x": x, "value": number, "way": _label(row.what), "low": low, "high": high})
+    across = {"field": "x", "type": "quantitative", "title": axes[0],
+              "scale": {"type": "log", "base": 2 if joined else 10, "nice": False}}  # fmt: skip
+    scale = {"zero": True} if joined else {"type": "log"}
+    up = {"field": "value", "type": "quantitative", "title": axes[1], "scale": scale}
+    noise = {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
+    layers: list[Spec] = [
+        {"mark": {"type": "rule"}, "encoding": {"x": across, **noise}, "by_way": ["color"]},
+        {"mark": MARK, "encoding": {"x": across, "y": up}, "by_way": ["color", "shape"]},
+    ]
+    if joined:
+        layers.insert(0, {"mark": "line", "encoding": {"x": across, "y": up}, "by_way": ["color"]})
+    if roof:
+        corners = [{"x": x, "value": y} for x, y in roof.items()]
+        line = {"mark": {"type": "line", "color": "black"}, "encoding": {"x": across, "y": up}}
+        last = [{**corners[-1], "told": roof_label}]
+        text = {"mark": {"type": "text", "align": "right", "dy": -6},
+                "encoding": {"x": across, "y": up, "text": {"field": "told"}}}  # fmt: skip
+        layers += [{"data": {"values": corners}, **line}, {"data": {"values": last}, **text}]
+    return {"title": title, "width": 300, "height": 220, "data": {"values": values}, "layer": layers}
 
 
-def _throughput(name: str, points: Sequence[tuple[int, Row]]) -> Points:
+# Of any study
+
+
+def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> list[Chart]:
+    """Charts of forward calls of one framework and dtype, those that there are measurements for."""
+    failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure]
+    found: list[Chart | None] = []
+    if any(row.floor for row in rows):
+        floor = "time / floor, log scale (at 1 the device itself does no more)"
+        told = f"{title}: time over the device's floor"
+        found.append(case_chart("", told, rows, over_floor, floor, ratios=True, failures=failures))
+    if any(row.speedup for row in rows if is_ours(row.what)):
+        native = "native time / this, log scale (right of 1 is faster)"
+        told = f"{title}: native time over this"
+        found.append(case_chart("native", told, rows, lambda row: row.speedup, native, ratios=True))
+    priced = [row for row in rows if row.seconds and row.moved]
+    if priced:
+        panels = [_throughput(name, points) for name, points in sorted(curves(priced).items())]
+        found.append(chart("throughput", f"{title}: throughput over size", panels, priced))
+    products = [row for row in priced if row.flops]
+    if products:
+        found.append(chart("roofline", f"{title}: roofline", [_roofline(products, ceiling)], products))
+    return [made for made in found if made is not None]
+
+
+def _throughput(name: str, points: Sequence[tuple[float, Row]]) -> Spec:
     product = bool(name) and max((row.flops or 0) / (row.moved or 1) for _, row in points) > PRODUCT
     unit, value = ("TFLOP/s", teraflops) if product else ("GB/s", gigabytes)
     x = f"{name}: size" if name else "bytes of operands and result"
-    return Points(name, x, unit, series(points, value), joined=bool(name))
+    return plane(name, points, value, (x, unit), joined=bool(name))
 
 
-def _roofline(rows: Sequence[Row], ceiling: Ceiling | None) -> Points:
-    points = [((row.flops or 0) / (row.moved or 1), row) for row in rows if row.flops]
-    found = series(points, teraflops)
-    roof: tuple[tuple[float, float], ...] = ()
-    label = ""
+def _roofline(rows: Sequence[Row], ceiling: Ceiling | None) -> Spec:
+    points = [((row.flops or 0) / (row.moved or 1), row) for row in rows]
+    roof, label = {}, ""
     if ceiling is not None:
         corner = ceiling.flops / ceiling.bandwidth
-        xs = [x for x, _ in points]
-        ends = (min(*xs, corner), corner, max(*xs, corner))
-        roof = tuple((x, min(x * ceiling.bandwidth, ceiling.flops) * 1e-12) for x in ends)
+        ends = (min(corner, *(x for x, _ in points)), corner, max(corner, *(x for x, _ in points)))
+        roof = {x: min(x * ceiling.bandwidth, ceiling.flops) * 1e-12 for x in ends}
         label = f"{ceiling.bandwidth * 1e-9:.0f} GB/s, {ceiling.flops * 1e-12:.3g} TFLOP/s"
-    return Points("", "FLOPs per byte of operands and result", "TFLOP/s", found, roof=roof, roof_label=label)
+    x = "FLOPs per byte of operands and result"
+    return plane("", points, teraflops, (x, "TFLOP/s"), roof=roof, roof_label=label)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from einops_fast.profiles.reporting.cells import milliseconds, ratio
-from einops_fast.profiles.reporting.records import Machine, Options, Row, is_ours
+from einops_fast.profiles.reporting.cells import milliseconds, ratio, table
+from einops_fast.profiles.reporting.records import Machine, Options, Row, is_ours, phase
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.reporting.results import Result, read_result
 
@@ -30,30 +31,26 @@ def compared(now: Result, before: Result) -> Table:
     known = {row.key: row for row in before.measured}
     both = [(row, known[row.key]) for row in now.measured if row.key in known]
     both.sort(key=lambda pair: -(_ratio(*pair) or float("inf")))
-    cells = [
-        (
-            row.framework,
-            row.dtype,
-            row.case,
-            row.what,
-            "backward" if row.backward else "forward",
-            milliseconds(then.seconds),
-            milliseconds(row.seconds),
-            ratio(_ratio(row, then)),
-            verdict(row, then),
-        )
-        for row, then in both
-    ]
-    regressions = [cell for cell in cells if cell[-1] not in ("", "faster")]
-    ratios = [value for row, then in both if (value := _ratio(row, then)) is not None]
-    summary = [f"{len(regressions)} of {len(cells)} are regressions (marked)."]
+    columns: dict[str, Callable[[tuple[Row, Row]], str]] = {
+        "framework": lambda pair: pair[0].framework,
+        "dtype": lambda pair: pair[0].dtype,
+        "case": lambda pair: pair[0].case,
+        "what": lambda pair: pair[0].what,
+        "direction": lambda pair: phase(pair[0].backward),
+        "before ms": lambda pair: milliseconds(pair[1].seconds),
+        "now ms": lambda pair: milliseconds(pair[0].seconds),
+        "now/before": lambda pair: ratio(_ratio(*pair)),
+        "verdict": lambda pair: verdict(*pair) or "same",
+    }
+    ratios = [value for pair in both if (value := _ratio(*pair)) is not None]
+    regressions = sum("failed" in verdict(*pair) for pair in both)
+    summary = [f"{regressions} of {len(both)} are regressions (marked)."]
     if ratios:
         summary.insert(0, f"Geometric mean of now/before: {geomean(ratios):.3f} ({len(ratios)} times).")
     if (now.device, now.threads) != (before.device, before.threads):
         summary.append(f"The earlier run was on another machine: {before.device}, CPU threads: {before.threads}.")
-    columns = ("framework", "dtype", "case", "what", "direction", "before ms", "now ms", "now/before", "verdict")
-    figures = {"geomean": geomean(ratios) if ratios else None, "regressions": len(regressions)}
-    return Table(f"{now.study}: against the run of {before.date}", columns, cells, tuple(summary), figures)
+    made = table(f"{now.study}: against the run of {before.date}", both, columns, *summary)
+    return replace(made, figures={"geomean": geomean(ratios) if ratios else None, "regressions": regressions})
 
 
 def verdict(now: Row, then: Row) -> str:

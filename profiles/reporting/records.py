@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from einops_fast.profiles.cases import Described, Named
+    from einops_fast.profiles.cases import AnyCase
     from einops_fast.profiles.timing.ceilings import Work
     from einops_fast.profiles.timing.measure import Timing
 
 __all__ = [
-    "ALL",
-    "Ceiling",
-    "Extent",
-    "Machine",
-    "Note",
-    "Options",
-    "Record",
-    "Row",
-    "decode",
-    "encode",
-    "is_ours",
-    "is_own",
-    "skipped",
-    "task",
-]
+    "ALL", "Ceiling", "Extent", "Machine", "Note", "Options", "Record", "Row", "decode", "encode", "is_ours", "is_own",
+    "phase", "skipped", "task",
+]  # fmt: skip
 
 ALL = "all cases"
 """Stands for the case in a row about whatever keeps a way or a framework from being measured at all."""
@@ -38,14 +26,8 @@ class Options:
     """What to measure; empty means the study's own choice.
 
     Attributes:
-        device: ``cpu`` or ``gpu``.
-        threads: of the CPU.
-        dtypes: of the operands.
         cases: a family of the study's cases, or the path of a file with others.
         only: parts of the names of the cases to measure, separated by commas.
-        peers: what to measure ours against.
-        quick: three rounds.
-        forward_only: leave backward out.
         trace: folder for a trace of every case; none is written without one.
         done: what an earlier run has measured already, as :func:`task` names it.
     """
@@ -61,9 +43,14 @@ class Options:
     trace: str = ""
     done: Sequence[str] = ()
 
-    def left(self, framework: str, dtype: str, case: Named, backward: bool) -> bool:
+    def left(self, framework: str, dtype: str, case: AnyCase, backward: bool) -> bool:
         """Whether a case is still to be measured."""
         return task(framework, dtype, case.name, backward) not in self.done
+
+
+def phase(backward: bool) -> str:
+    """The phase of a call, as tables, ranges and traces name it."""
+    return "backward" if backward else "forward"
 
 
 def task(framework: str, dtype: str, case: str, backward: bool) -> str:
@@ -72,7 +59,7 @@ def task(framework: str, dtype: str, case: str, backward: bool) -> str:
     >>> task('torch', 'float16', 'mx0', True)
     'torch float16 mx0 backward'
     """
-    return f"{framework} {dtype} {case} {'backward' if backward else 'forward'}"
+    return f"{framework} {dtype} {case} {phase(backward)}"
 
 
 @dataclass(frozen=True)
@@ -84,15 +71,14 @@ class Row:
         equation: as it is called.
         sizes: shapes of operands and result.
         seconds: median time; ``None`` if the way failed.
-        spread: interquartile range.
-        speedup: time of the native einsum over this one.
+        spread: interquartile range of the rounds, in seconds.
+        speedup: time of the native way over this one.
         floor: seconds that the device needs at least.
         failure: why the row doesn't count; empty if it does.
         backward: forward and backward were timed, and the gradients checked.
         guest: a failure of this way isn't held against the run.
         best: the fastest of the other ways.
         to_best: time of this way over that one.
-        extra_bytes: what the call needs at most beside operands and result, on a GPU.
         kernels: what ran.
         host: seconds until a call returns, where that isn't the time itself: on a GPU.
         moved: bytes of operands and results, which are moved at least; of backward, those of both passes.
@@ -120,7 +106,6 @@ class Row:
     guest: bool = False
     best: str = ""
     to_best: float | None = None
-    extra_bytes: int | None = None
     kernels: str = ""
     host: float | None = None
     moved: int | None = None
@@ -134,47 +119,22 @@ class Row:
 
     @classmethod
     def of(
-        cls,
-        framework: str,
-        case: Described,
-        dtype: str,
-        timing: Timing,
-        work: Work | None = None,
-        *,
-        backward: bool = False,
+        cls, framework: str, case: AnyCase, dtype: str, timing: Timing, work: Work | None = None, **others: Any
     ) -> Row:
-        """The row of a timing.
-
-        Args:
-            framework: its name.
-            case: what was computed.
-            dtype: of the operands.
-            timing: what came out.
-            work: what the device has to do at least.
-            backward: forward and backward were timed.
-        """
-        return cls(
-            framework,
-            case.name,
-            timing.name,
-            dtype,
-            case.called,
-            case.sizes,
-            timing.seconds,
-            timing.spread,
-            timing.speedup,
-            floor=work.floor if work else None,
-            failure=timing.failure,
-            backward=backward,
-            moved=work.moved if work else None,
-            flops=work.flops if work else None,
-            error=timing.error,
-            details=timing.details,
-        )
+        """The row of a timing, with the work of its case and whatever else is known."""
+        same = ("seconds", "spread", "speedup", "failure", "host", "error", "details")
+        taken = {name: getattr(timing, name) for name in same}
+        cost = {"floor": work.floor, "moved": work.moved, "flops": work.flops} if work else {}
+        described = {"equation": case.called, "sizes": case.sizes, "guest": timing.absent}
+        return cls(framework, case.name, timing.name, dtype, **{**described, **taken, **cost, **others})
 
     def to_dict(self) -> dict[str, Any]:
         """What there is to say, for JSON: fields that say nothing are left out."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if not _says_nothing(self, each.name)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and value is not False and value not in ("", {})
+        }
 
     @property
     def task(self) -> str:
@@ -210,23 +170,9 @@ def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: st
     return Row(framework, ALL, what, dtype, failure=why, guest=guest, details=details)
 
 
-def _says_nothing(row: Row, name: str) -> bool:
-    value = getattr(row, name)
-    return value is None or value is False or value in ("", {})
-
-
 @dataclass(frozen=True)
 class Machine:
-    """What a framework was measured on, and with.
-
-    Attributes:
-        device: what its maker calls it.
-        threads: of the CPU.
-        versions: by package.
-        gpu: whether it is a GPU.
-        framework: which one.
-        environment: everything else that times may depend on, by name.
-    """
+    """What a framework was measured on, and with: the device, versions by package, and whatever else counts."""
 
     device: str
     threads: int

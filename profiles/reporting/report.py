@@ -12,7 +12,7 @@ from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.profiles.reporting.records import Machine, Row
+from einops_fast.profiles.reporting.records import Machine, Row, phase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,18 +20,9 @@ if TYPE_CHECKING:
     from einops_fast.profiles.reporting.results import Result
 
 __all__ = [
-    "Table",
-    "console",
-    "environment_table",
-    "geomean",
-    "markdown",
-    "markdown_table",
-    "measured_on",
-    "print_table",
-    "save",
-    "skips_table",
-    "slug",
-]
+    "Table", "console", "environment_table", "geomean", "markdown", "markdown_table", "measured_on", "print_table",
+    "save", "skips_table", "slug",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,7 @@ def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> st
     | 1 | x\\|y |
     """
     plain = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells]
-    lines = [columns, ["---"] * len(columns), *plain]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *plain))
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -95,7 +85,7 @@ def console() -> Console:
 
 
 def print_table(to: Console, table: Table) -> None:
-    """Print a table in colour."""
+    """Print a table; lines of failures are red."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
@@ -103,7 +93,6 @@ def print_table(to: Console, table: Table) -> None:
     for column in table.columns:
         rendered.add_column(column, justify="right" if re.search("ms|µs|/", column) else "left")
     for cells in table.cells:
-        # Failures stand out, whatever the table.
         rendered.add_row(*map(escape, cells), style="red" if "failed" in cells[-1] else None)
     to.print(rendered)
     for line in table.summary:
@@ -144,33 +133,25 @@ def markdown(result: Result, tables: Sequence[Table]) -> str:
 
 
 def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:
-    """What times may depend on: what is the same for all frameworks is said once."""
-    names = dict.fromkeys(name for found in environment.values() for name in found)
+    """What times may depend on: what is the same for several frameworks is said once."""
     cells = []
-    for name in names:
-        values = {framework: found[name] for framework, found in environment.items() if name in found}
-        if len(set(values.values())) == 1:
-            cells.append(
-                (name, "all" if len(values) == len(environment) > 1 else ", ".join(values), next(iter(values.values())))
-            )
-        else:
-            cells += [(name, framework, value) for framework, value in values.items()]
+    for name in dict.fromkeys(name for found in environment.values() for name in found):
+        values: dict[str, list[str]] = {}
+        for framework, found in environment.items():
+            if name in found:
+                values.setdefault(found[name], []).append(framework)
+        for value, frameworks in values.items():
+            everywhere = len(frameworks) == len(environment) > 1
+            cells.append((name, "all" if everywhere else ", ".join(frameworks), value))
     return Table("Environment", ("what", "framework", "value"), cells)
 
 
 def skips_table(rows: Sequence[Row]) -> Table:
     """Everything that failed or was left out, with the reason."""
-    columns = ("framework", "dtype", "case", "what", "direction", "reason")
     cells = [
-        (
-            row.framework,
-            row.dtype or "–",
-            row.case,
-            row.what,
-            "backward" if row.backward else "forward",
-            row.failure if row.guest else f"failed: {row.failure}",
-        )
+        (row.framework, row.dtype or "–", row.case, row.what, phase(row.backward),
+         row.failure if row.guest else f"failed: {row.failure}")
         for row in rows
         if row.failure
-    ]
-    return Table("Failed or left out", columns, cells)
+    ]  # fmt: skip
+    return Table("Failed or left out", ("framework", "dtype", "case", "what", "direction", "reason"), cells)

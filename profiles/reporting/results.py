@@ -22,6 +22,8 @@ ROOT = Path(einops_fast.__file__).parents[1]
 RESULTS = ROOT / "profiles" / "results"
 """Where the results are kept that the documents are made from; a run writes there only if ``--out`` says so."""
 
+ROW_FIELDS = [each.name for each in fields(Row)]
+
 
 def reports_folder() -> Path:
     """Return the folder that a run writes to by default: one that git ignores in a checkout, else the working one."""
@@ -34,17 +36,13 @@ class Result:
     """A run of one study.
 
     Attributes:
-        study: its name.
         device: what it ran on; the GPU, if there was one.
-        threads: of the CPU.
         date: ISO, UTC.
         whole: everything that the study measures by default was measured.
         quick: in three rounds.
         peers: what ours was measured against, where it wasn't the study's own choice.
         versions: by package.
         notes: what the reader has to know.
-        rows: what was measured.
-        ceilings: what the device reaches, by framework and dtype.
         environment: for each framework, everything that times may depend on, by name.
         summaries: of the tables, for programs.
     """
@@ -70,46 +68,35 @@ class Result:
 
     def write_json(self, path: Path) -> Path:
         """Write what :func:`read_result` reads."""
-        data = {
-            **{each.name: getattr(self, each.name) for each in fields(self)},
-            "ceilings": list(map(asdict, self.ceilings)),
-            "rows": [row.to_dict() for row in self.rows],
-        }
+        rows = [row.to_dict() for row in self.rows]
+        data = {**vars(self), "ceilings": list(map(asdict, self.ceilings)), "rows": rows}
         # What is there may be the run that this one went on from, and a disk may be full.
         write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
         return path
 
     def write_csv(self, path: Path) -> Path:
         """Write a line per row: every field but kernels by name and tracebacks."""
-        columns = [each.name for each in fields(Row) if each.name not in ("kernel_seconds", "phases", "details")]
+        columns = [name for name in ROW_FIELDS if name not in ("kernel_seconds", "phases", "details")]
         with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            for row in self.rows:
-                values = (getattr(row, name) for name in columns)
-                writer.writerow(["" if value is None else value for value in values])
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(map(vars, self.rows))
         return path
 
 
 def read_result(path: Path) -> Result:
-    """What :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less.
+    """What :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less, or more of a row.
 
     Raises:
         ValueError: it is no such file.
     """
     try:
         data = json.loads(path.read_text("utf-8"))
-        return Result(
-            **{name: data[name] for name in ("study", "device", "threads", "date", "whole", "versions")},
-            notes=tuple(data["notes"]),
-            rows=tuple(Row(**row) for row in data["rows"]),
-            ceilings=tuple(Ceiling(**each) for each in data.get("ceilings", ())),
-            environment=data.get("environment", {}),
-            summaries=tuple(data.get("summaries", ())),
-            quick=data.get("quick", False),
-            peers=tuple(data.get("peers", ())),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        rows = [{name: value for name, value in row.items() if name in ROW_FIELDS} for row in data.pop("rows")]
+        data |= {name: tuple(data.get(name, ())) for name in ("notes", "summaries", "peers")}
+        data["ceilings"] = tuple(Ceiling(**each) for each in data.get("ceilings", ()))
+        return Result(**data, rows=tuple(Row(**row) for row in rows))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of a study: {error}") from None
 
 

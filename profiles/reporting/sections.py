@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from einops_fast.profiles.contraction.peers import NATIVE
-from einops_fast.profiles.contraction.study import BEHIND
-from einops_fast.profiles.contraction.study import OURS as EINSUM
-from einops_fast.profiles.ops.cases import FAMILIES
-from einops_fast.profiles.ops.study import in_order
-from einops_fast.profiles.reporting.cells import best_over_ours, megabytes, milliseconds, over_floor, ratio
+from einops_fast.profiles.reporting.cells import (
+    BEHIND,
+    RATIOS,
+    best_over_ours,
+    megabytes,
+    milliseconds,
+    over_floor,
+    ratio,
+)
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import geomean, markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
+from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["SECTIONS", "kept_files"]
 
@@ -24,8 +28,8 @@ CPU = "contraction-intel-r-xeon-r-processor-threads-2"
 HOST, GPU_HOST = "overhead-intel-r-xeon-r-processor-threads-2", "overhead-nvidia-h200"
 ISSUE = "einsum-amd-epyc-threads-{}"
 
-OURS = "ours"
-"""What ours is called in the studies of attention and of the operators."""
+EINSUM, OURS = "fast_einsum", "ours"
+"""What ours is called in the studies of einsum, and in those of attention and of the operators."""
 
 NAMES = {"numpy": "NumPy", "torch": "torch", "mxnet": "MXNet", "cupy": "CuPy"}
 
@@ -36,11 +40,9 @@ FLOORED = {
     EINSUM: "`fast_einsum`",
     "compile": "`torch.compile`",
     "opt_einsum": "opt_einsum on torch",
-    NATIVE: "`torch.einsum`",
+    "native": "`torch.einsum`",
     "cupy": "`cupy.einsum`",
 }
-
-NONE = "No result is kept yet"
 
 
 def kept_files(study: str) -> list[Path]:
@@ -59,10 +61,6 @@ def _right(rows: Iterable[Row], **wanted: object) -> dict[str, Row]:
         for row in rows
         if row.seconds is not None and all(getattr(row, name) == value for name, value in wanted.items())
     }
-
-
-def _on_gpu(dtype: str, what: str, backward: bool = False) -> dict[str, Row]:
-    return _right(_kept(GPU).measured, dtype=dtype, what=what, backward=backward)
 
 
 def _digits(value: float, decimals: int | None = None) -> str:
@@ -134,43 +132,17 @@ def _floors() -> str:
     return markdown_table(("", *FLOORED.values()), cells)
 
 
-def _engine() -> str:
-    """Tell how far ours is from the floor and from the best of the others, per dtype."""
-    heads = (
-        "cases",
-        "time over floor, geometric mean",
-        "the worst",
-        "time over that of the best other, geometric mean",
-        f"over {BEHIND - 1:.0%} behind it",
-    )
-    columns = []
-    for dtype in ON_GPU:
-        ours = _on_gpu(dtype, EINSUM)
-        floors = {case: value for case, row in ours.items() if (value := over_floor(row)) is not None}
-        best = {case: row.to_best for case, row in ours.items() if row.to_best is not None}
-        worst = max(floors, key=lambda case: floors[case])
-        slower = [case for case in sorted(best, key=lambda case: -best[case]) if best[case] > BEHIND]
-        columns.append(
-            (
-                str(len(ours)),
-                f"{geomean(floors.values()):.2f}",
-                f"{floors[worst]:.2f} (`{worst}`)",
-                f"{geomean(best.values()):.2f}",
-                ", ".join(f"`{case}` ({best[case]:.2f})" for case in slower) or "none",
-            )
-        )
-    return markdown_table(("", *ON_GPU.values()), list(zip(heads, *columns, strict=True)))
-
-
-def _backward() -> str:
-    """Tell the gradients of the cases that models are trained through."""
-    found = {dtype: _on_gpu(dtype, EINSUM, backward=True) for dtype in ON_GPU}
-    half, brain, single = (geomean(1 / value for value in _speedups(rows).values()) for rows in found.values())
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    return (
-        f"Forward and backward of the {words[len(found['float16'])]} cases that are like attention take {half:.2f} of"
-        f" the time of `torch.einsum` in float16, {brain:.2f}\nin bfloat16, {single:.2f} in float32."
-    )
+def _means(study: str) -> str:
+    """Tell per kept result, dtype and direction how far ours is from the floor, the best other and the native call."""
+    cells = []
+    for path in kept_files(study):
+        for table in STUDIES[study].tables(read_result(path).measured):
+            means, behind = table.figures["geomean"], table.figures["behind"]
+            told = (f"{means[name]:.2f}" if name in means else "–" for name in RATIOS)
+            worst = min(behind, key=lambda case: behind[case], default=None)
+            last = "none" if worst is None else f"{len(behind)}, `{worst}` most ({behind[worst]:.2f})"
+            cells.append((path.stem, table.title.partition(": ")[2], str(len(table.cells)), *told, last))
+    return markdown_table(("result", "measured", "cases", *RATIOS, f"over {BEHIND - 1:.0%} behind the best"), cells)
 
 
 # The host
@@ -196,47 +168,29 @@ def _overhead() -> str:
 # Operators and attention
 
 
-def _ops_in_short() -> str:
-    """Tell per device and dtype how far ours is ahead of the best peer, and losses and layers against torch's own."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+def _losses() -> str:
+    """Tell losses and layers of models, forward and backward, beside torch's own."""
+    shown = [case.name for family in ("losses", "layers") for case in STUDIES["ops"].families[family]]
+    cells = []
     for result in map(read_result, kept_files("ops")):
-        for row in result.measured:
-            groups.setdefault((result.device, row.dtype), []).append(row)
-    texts = [_ops_in_short_of(device, dtype, rows) for (device, dtype), rows in groups.items()]
-    return "\n\n".join(texts) or f"{NONE}: `python -m einops_fast.profiles ops` measures."
-
-
-def _ops_in_short_of(device: str, dtype: str, rows: Sequence[Row]) -> str:
-    ours = [row for row in in_order(rows) if row.what == OURS and row.seconds]
-    forward, both = ([row for row in ours if row.backward is backward] for backward in (False, True))
-    ahead = [geomean(1 / row.to_best for row in some if row.to_best) for some in (forward, both)]
-    text = (
-        f"{device}, {dtype}: {ahead[0]:.2f} times as fast as the best of the others forward, and {ahead[1]:.2f} times "
-        f"forward and backward, in the geometric mean of {len(forward)} and {len(both)} cases. Forward and backward:"
+        for dtype in dict.fromkeys(row.dtype for row in result.measured):
+            native, ours = (_right(result.measured, dtype=dtype, what=what, backward=True) for what in ("native", OURS))
+            for case in shown:
+                if case in ours and case in native:
+                    both = native[case], ours[case]
+                    times = (milliseconds(row.seconds) for row in both)
+                    peaks = (megabytes(row.peak_bytes) for row in both)
+                    cells.append((f"`{case}`", dtype, *times, ratio(ours[case].speedup), *peaks))
+    return markdown_table(
+        ("case", "dtype", "torch ms", "ours ms", "torch / ours", "torch peak MB", "ours peak MB"), cells
     )
-    shown = [case.name for family in ("losses", "layers") for case in FAMILIES[family]]
-    native = _right(rows, what="native", backward=True)
-    cells = [
-        (
-            f"`{row.case}`",
-            milliseconds(native[row.case].seconds),
-            milliseconds(row.seconds),
-            ratio(row.speedup),
-            megabytes(native[row.case]),
-            megabytes(row),
-        )
-        for row in both
-        if row.case in shown and row.case in native
-    ]
-    head = ("case", "torch ms", "ours ms", "torch / ours", "torch peak MB", "ours peak MB")
-    return f"{text}\n\n{markdown_table(head, cells)}" if cells else text
 
 
 def _plots(study: str) -> str:
     """List the plots that lie beside the kept results of a study."""
     names = [path.name for file in kept_files(study) for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
     images = [f"![{name.removesuffix('.svg')}]({name})" for name in dict.fromkeys(names)]
-    return "\n\n".join(images) or f"{NONE}."
+    return "\n\n".join(images)
 
 
 # All results
@@ -307,11 +261,12 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "issue": _issue,
     "issue-on-two-threads": _issue_on_two_threads,
     "floors": _floors,
-    "engine": _engine,
-    "backward": _backward,
+    "contraction-means": partial(_means, "contraction"),
     "overhead": _overhead,
     "attention-plots": partial(_plots, "attention"),
-    "ops-in-short": _ops_in_short,
+    "attention-means": partial(_means, "attention"),
+    "ops-means": partial(_means, "ops"),
+    "ops-losses": _losses,
     "ops-plots": partial(_plots, "ops"),
     "results": _results,
     "files": _files,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 __all__ = ["Clock", "EventClock", "HostClock", "host_seconds", "no_collection"]
 
 Call = Callable[[], object]
-
 
 HOST_CALLS = 20
 """Calls of which the host's time is the median, if they end soon."""
@@ -22,38 +22,36 @@ HOST_SECONDS = 0.1
 
 
 class Clock(Protocol):
-    """Takes samples.
+    """Takes samples that should last some seconds to be worth their reading, of so many calls at most."""
 
-    Attributes:
-        sample_seconds: how long a sample should last to be worth its reading.
-        most_calls: the most calls of one sample.
-    """
+    @property
+    def sample_seconds(self) -> float: ...
 
-    sample_seconds: float
-    most_calls: int
+    @property
+    def most_calls(self) -> int: ...
 
     def sample(self, call: Call, calls: int) -> float:
         """Seconds of one call, from ``calls`` of them."""
 
 
+@dataclass(frozen=True)
 class HostClock:
     """Wall time on the host, work in flight included: what a program waits for."""
 
-    sample_seconds = 0.01
-    most_calls = 10_000
-
-    def __init__(self, synchronize: Call) -> None:
-        self._synchronize = synchronize
+    sample_seconds: ClassVar[float] = 0.01
+    most_calls: ClassVar[int] = 10_000
+    synchronize: Call
 
     def sample(self, call: Call, calls: int) -> float:
-        self._synchronize()
+        self.synchronize()
         start = perf_counter()
         for _ in range(calls):
             call()
-        self._synchronize()
+        self.synchronize()
         return (perf_counter() - start) / calls
 
 
+@dataclass(frozen=True)
 class EventClock:
     """Time on the stream of a GPU, each call with its own pair of events.
 
@@ -61,30 +59,22 @@ class EventClock:
     come from memory. While that runs the host queues the call: its launch counts only where it takes longer.
     """
 
-    sample_seconds = 0.002
-    most_calls = 20
-
-    def __init__(
-        self,
-        new_event: Callable[[], Any],
-        milliseconds: Callable[[Any, Any], float],
-        flush: Call,
-        synchronize: Call,
-    ) -> None:
-        self._new_event = new_event
-        self._milliseconds = milliseconds
-        self._flush = flush
-        self._synchronize = synchronize
+    sample_seconds: ClassVar[float] = 0.002
+    most_calls: ClassVar[int] = 20
+    new_event: Callable[[], Any]
+    milliseconds: Callable[[Any, Any], float]
+    flush: Call
+    synchronize: Call
 
     def sample(self, call: Call, calls: int) -> float:
-        pairs = [(self._new_event(), self._new_event()) for _ in range(calls)]
+        pairs = [(self.new_event(), self.new_event()) for _ in range(calls)]
         for start, end in pairs:
-            self._flush()
+            self.flush()
             start.record()
             call()
             end.record()
-        self._synchronize()
-        return median(self._milliseconds(start, end) for start, end in pairs) * 1e-3
+        self.synchronize()
+        return median(self.milliseconds(start, end) for start, end in pairs) * 1e-3
 
 
 def host_seconds(synchronize: Call, call: Call) -> float:

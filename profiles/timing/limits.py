@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["FIRST_CALL", "interrupts", "limited"]
-
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
+__all__ = ["interrupts", "limited"]
 
 
 class _TimeIsUp(BaseException):

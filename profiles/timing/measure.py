@@ -18,16 +18,20 @@ from typing import Any
 
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
+from einops_fast.profiles.reporting.records import phase
 from einops_fast.profiles.timing.accuracy import Reference, allowed
 from einops_fast.profiles.timing.clocks import Clock, HostClock, host_seconds, no_collection
-from einops_fast.profiles.timing.limits import FIRST_CALL, limited
-from einops_fast.profiles.timing.ranges import is_watched, phase, ranged, recorded
+from einops_fast.profiles.timing.limits import limited
+from einops_fast.profiles.timing.ranges import ranged, recorded
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
 __all__ = [
-    "BRIEF", "FULL", "QUICK", "Effort", "Errors", "Timed", "Timing", "check", "check_ways", "compare", "fastest",
+    "BRIEF", "FULL", "QUICK", "Effort", "Errors", "Judge", "Timing", "check", "check_ways", "compare", "fastest",
     "paired_ratio", "reason", "time_calls", "time_ways", "too_wrong",
 ]  # fmt: skip
+
+FIRST_CALL = 60.0
+"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
 
 LOST_ROUNDS = 5
 """After so many rounds a way that is far behind may stop."""
@@ -66,15 +70,16 @@ class Timing:
     """What came out for one way.
 
     Attributes:
-        name: the way's.
         seconds: median over the rounds; ``None`` if the way failed, because a wrong result has no speed.
-        spread: interquartile range of the rounds.
-        speedup: the first way's time over this one's, as the median within rounds.
+        spread: interquartile range of the rounds, in seconds.
+        speedup: the native way's time over this one's, as the median within rounds.
         error: the largest, relative to the size of the result (see :mod:`einops_fast.profiles.timing.accuracy`).
         failure: why the way doesn't count; empty if it does.
         details: the traceback of the failure, if it was an exception.
         rounds: seconds of each round.
         absent: the failure is nobody's fault: what the way needs isn't here.
+        host: seconds of the host for the call, on a GPU.
+        way: what was timed; ``call`` of ``operands``, if it could be.
     """
 
     name: str
@@ -86,6 +91,10 @@ class Timing:
     details: str = ""
     rounds: tuple[float, ...] = ()
     absent: bool = False
+    host: float | None = None
+    way: Way | None = None
+    call: Call | None = None
+    operands: tuple[Any, ...] = ()
 
     @classmethod
     def failed(cls, name: str, error: BaseException) -> Timing:
@@ -110,20 +119,19 @@ def compare(
     backward: bool = False,
     clock: Clock | None = None,
 ) -> list[Timing]:
-    """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios.
-
-    With ``backward``, forward and backward are timed together; ``clock`` is by default the device's own.
-    """
+    """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios."""
     shared = _shared(ways)
     timed = time_ways(
-        list(zip(ways, check(case, ways, dtype, backward=backward), strict=True)),
+        check(case, ways, dtype, backward=backward),
         lambda framework: inputs(case, framework, dtype, 1, backward, shared=shared),
         effort,
         label=f"{case.name}/{{}}/{phase(backward)}",
         clock=clock,
     )
-    native = timed[0].timing
-    return [replace(each.timing, speedup=paired_ratio(native, each.timing)) for each in timed]
+    return [replace(each, speedup=paired_ratio(timed[0], each)) for each in timed]
+
+
+# Checking
 
 
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
@@ -151,16 +159,14 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
     return check_ways(ways, judge, ways[0].name)
 
 
-def check_ways(
-    ways: Sequence[Way], judge: Judge, native: str, cannot: Callable[[Way, Exception], bool] = lambda way, error: False
-) -> list[Timing]:
-    """The error of every way, the native one first.
+def check_ways(ways: Sequence[Way], judge: Judge, native: str, cannot: type[Exception] | None = None) -> list[Timing]:
+    """The error of every way, the native one first, as the others may be off by as much.
 
     Args:
         ways: what to check.
         judge: calls a way, and compares what it returns.
-        native: the name of the way whose errors the others may have too.
-        cannot: whether an exception says that a way isn't made for the case; it is left out then.
+        native: the name of the native way.
+        cannot: the exception of a way that isn't made for the case; it is left out then, unless it is ours.
     """
     found: dict[str, Timing] = {}
     standard: Errors | None = None
@@ -169,81 +175,29 @@ def check_ways(
             with way.around(), limited(FIRST_CALL, "the first call"):
                 errors, failure = judge(way, standard)
         except Exception as error:  # a way that can't run is a row of the table, not its end
-            if not cannot(way, error):
-                found[way.name] = Timing.failed(way.name, error)
+            if cannot is None or way.name == "ours" or not isinstance(error, cannot):
+                found[way.name] = replace(Timing.failed(way.name, error), way=way)
             continue
-        found[way.name] = Timing(way.name, error=max(errors), failure=failure)
+        found[way.name] = Timing(way.name, error=max(errors), failure=failure, way=way)
         if way.name == native and not failure:
             standard = errors
     return [found[way.name] for way in ways if way.name in found]
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A way and what came out for it; of one that could be timed, its call, too.
-
-    Attributes:
-        host: seconds of the host for the call, on a GPU.
-        operands: of the call.
-    """
-
-    way: Way
-    timing: Timing
-    call: Call | None = None
-    host: float | None = None
-    operands: tuple[Any, ...] = ()
+def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
+    """Compute what the result, and each gradient, has to be: from the values as rounded to the dtype."""
+    operands = given.operands
+    found = [Reference(case, operands, framework.to_float64)]
+    for cotangent in given.cotangents:
+        for place in range(len(operands)):
+            others = [*operands[:place], cotangent, *operands[place + 1 :]]
+            found.append(Reference(case.gradient(place), others, framework.to_float64))
+    return found
 
 
-def time_ways(
-    checked: Sequence[tuple[Way, Timing]],
-    make_inputs: Callable[[Framework], Inputs],
-    effort: Effort,
-    *,
-    label: str,
-    clock: Clock | None = None,
-    hiding_launches: float | None = None,
-) -> list[Timed]:
-    """Time the ways that passed their check, in turns.
-
-    Args:
-        checked: the ways with what came out of their check.
-        make_inputs: of a framework; not those of the check: nothing remembered from there can help.
-        effort: how long to measure.
-        label: the name of a way's calls for a profiler, with ``{}`` for that of the way.
-        clock: what to measure with; default: the device's own clock.
-        hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
-            the host has queued all of it; default: once.
-    """
-    timed = {way.name: Timed(way, timing) for way, timing in checked}
-    given: dict[str, Inputs] = {}
-    frameworks = {way.framework.name: way.framework for way, timing in checked if not timing.failure}
-    running: list[Timed] = []
-    for way, timing in checked:
-        if timing.failure:
-            continue
-        try:
-            if way.framework.name not in given:
-                given[way.framework.name] = make_inputs(way.framework)
-            call = bind(way, given[way.framework.name])
-            with way.around():
-                host = host_seconds(way.framework.synchronize, call) if way.framework.device == "gpu" else None
-                call()
-        except Exception as error:  # memory, say, may not do for two sets of inputs
-            timed[way.name] = Timed(way, Timing.failed(way.name, error))
-            continue
-        running.append(Timed(way, timing, call, host, given[way.framework.name].operands))
-    if not running:
-        return list(timed.values())
-    clock = clock or _clock(list(frameworks.values()), _flushes(running, hiding_launches))
-    calls = [each.call for each in running if each.call is not None]
-    arounds = [each.way.around for each in running]
-    labels = [label.format(each.way.name) for each in running]
-    times = time_calls(calls, clock, arounds, effort, labels, list(frameworks.values()))
-    for each, rounds in zip(running, times, strict=True):
-        low, _, high = quantiles(rounds, n=4)
-        timing = replace(each.timing, seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
-        timed[each.way.name] = replace(each, timing=timing)
-    return list(timed.values())
+def _shared(ways: Sequence[Way]) -> bool:
+    """Whether the ways take arrays of several frameworks."""
+    return len({way.framework.name for way in ways}) > 1
 
 
 def too_wrong(error: float, limit: float) -> str:
@@ -253,6 +207,67 @@ def too_wrong(error: float, limit: float) -> str:
     ('wrong: error 5.0e-01, allowed 1.0e-01', '')
     """
     return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, as a table tells why something failed."""
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+# Timing
+
+
+def time_ways(
+    checked: Sequence[Timing],
+    make_inputs: Callable[[Framework], Inputs],
+    effort: Effort,
+    *,
+    label: str,
+    clock: Clock | None = None,
+    hiding_launches: float | None = None,
+) -> list[Timing]:
+    """Time the ways that passed their check, in turns.
+
+    Args:
+        checked: what came out of their check.
+        make_inputs: of a framework; not those of the check: nothing remembered from there can help.
+        effort: how long to measure.
+        label: the name of a way's calls for a profiler, with ``{}`` for that of the way.
+        clock: what to measure with; default: the device's own clock.
+        hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
+            the host has queued all of it; default: once.
+    """
+    timed = {each.name: each for each in checked}
+    given: dict[str, Inputs] = {}
+    running: list[tuple[Way, Call]] = []
+    for each in checked:
+        way = each.way
+        if each.failure or way is None:
+            continue
+        try:
+            if way.framework.name not in given:
+                given[way.framework.name] = make_inputs(way.framework)
+            call = bind(way, given[way.framework.name])
+            with way.around():
+                host = host_seconds(way.framework.synchronize, call) if way.framework.device == "gpu" else None
+                call()
+        except Exception as error:  # memory, say, may not do for two sets of inputs
+            timed[way.name] = replace(Timing.failed(way.name, error), way=way)
+            continue
+        timed[way.name] = replace(each, call=call, host=host, operands=given[way.framework.name].operands)
+        running.append((way, call))
+    if not running:
+        return list(timed.values())
+    frameworks = list({way.framework.name: way.framework for way, _ in running}.values())
+    longest = max(each.host or 0.0 for each in timed.values())
+    clock = clock or _clock(frameworks, _flushes(longest, hiding_launches))
+    arounds = [way.around for way, _ in running]
+    labels = [label.format(way.name) for way, _ in running]
+    times = time_calls([call for _, call in running], clock, arounds, effort, labels)
+    for (way, _), rounds in zip(running, times, strict=True):
+        low, _, high = quantiles(rounds, n=4)
+        timed[way.name] = replace(timed[way.name], seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
+    return list(timed.values())
 
 
 def fastest(timings: Iterable[Timing]) -> Timing | None:
@@ -267,44 +282,27 @@ def paired_ratio(over: Timing, under: Timing) -> float | None:
     return median(ratios) if ratios else None
 
 
-def reason(error: BaseException) -> str:
-    """The first line of an error, as a table tells why something failed."""
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
 def time_calls(
     calls: Sequence[Call],
     clock: Clock,
     arounds: Sequence[Around] = (),
     effort: Effort = FULL,
     labels: Sequence[str] = (),
-    frameworks: Sequence[Framework] = (),
 ) -> list[list[float]]:
-    """Seconds of one call, a value per round, for each of ``calls``.
-
-    Args:
-        calls: what to time.
-        clock: what to measure with.
-        arounds: the context of each call.
-        effort: how long to measure.
-        labels: what a profiler around this process sees each call as.
-        frameworks: those that tell the profiler what to record.
-    """
-    arounds = arounds or [nullcontext] * len(calls)
+    """Seconds of one call, a value per round, for each of ``calls``; a profiler outside sees their labels."""
+    arounds = list(map(_named, arounds, labels)) or [nullcontext] * len(calls)
     counts = []
     for call, around in zip(calls, arounds, strict=True):
         with around():
             counts.append(_calls_per_sample(call, clock, effort))
-    if not labels or not is_watched():
+    with recorded():
         return _take_turns(calls, counts, clock, arounds, effort)
-    with recorded(*frameworks):
-        return _take_turns(calls, counts, clock, list(map(_named, arounds, labels)), effort)
 
 
 def _take_turns(
     calls: Sequence[Call], counts: Sequence[int], clock: Clock, arounds: Sequence[Around], effort: Effort
 ) -> list[list[float]]:
-    """Samples of ``counts`` calls each, in rounds."""
+    """Take samples of ``counts`` calls each, in rounds."""
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle
@@ -331,22 +329,6 @@ def _take_turns(
     return times
 
 
-def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
-    """Compute what the result, and each gradient, has to be: from the values as rounded to the dtype."""
-    operands = given.operands
-    found = [Reference(case, operands, framework.to_float64)]
-    for cotangent in given.cotangents:
-        for place in range(len(operands)):
-            others = [*operands[:place], cotangent, *operands[place + 1 :]]
-            found.append(Reference(case.gradient(place), others, framework.to_float64))
-    return found
-
-
-def _shared(ways: Sequence[Way]) -> bool:
-    """Whether the ways take arrays of several frameworks."""
-    return len({way.framework.name for way in ways}) > 1
-
-
 def _calls_per_sample(call: Call, clock: Clock, effort: Effort) -> int:
     """Warm up, and find how many calls make a sample long enough to be read."""
     start = perf_counter()
@@ -368,12 +350,11 @@ def _clock(frameworks: Sequence[Framework], flushes: int) -> Clock:
     return HostClock(synchronize)
 
 
-def _flushes(running: Sequence[Timed], bandwidth: float | None) -> int:
+def _flushes(longest: float, bandwidth: float | None) -> int:
     """Return how often to empty the cache for the host to queue all of a call meanwhile, and half as much."""
     if bandwidth is None:
         return 1
-    longest = 1.5 * max(each.host or 0.0 for each in running)
-    return min(1 + ceil(longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
+    return min(1 + ceil(1.5 * longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
 
 
 def _named(around: Around, label: str) -> Around:

@@ -8,7 +8,7 @@ from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
 
-__all__ = ["extra_memory", "highest", "peak_memory"]
+__all__ = ["highest", "peak_memory"]
 
 
 def peak_memory(framework: Framework, call: Callable[[], Any]) -> int:
@@ -25,24 +25,6 @@ def peak_memory(framework: Framework, call: Callable[[], Any]) -> int:
     if framework.name == "torch":
         return _on_gpu(framework, call) if framework.device == "gpu" else _seen_by_profiler(framework, call)
     raise Unavailable(f"{framework.name} doesn't tell what memory it takes")
-
-
-def extra_memory(framework: Any, call: Callable[[], Any]) -> int | None:
-    """The most bytes on a GPU that a second ``call`` holds at once beside operands and result, if that is known.
-
-    What the first leaves behind for the second counts too.
-    """
-    if framework.name != "torch" or framework.device != "gpu":
-        return None
-    cuda = framework.torch.cuda
-    before = cuda.memory_allocated()
-    call()
-    cuda.reset_peak_memory_stats()
-    result = call()
-    peak, after = cuda.max_memory_allocated(), cuda.memory_allocated()
-    # What goes with the result is the result.
-    del result
-    return int(peak - before - (after - cuda.memory_allocated()))
 
 
 def highest(changes: Iterable[int]) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from ctypes import CDLL
 from importlib.util import find_spec
 from typing import Any
 
-from einops_fast.profiles.frameworks import Framework
-
-__all__ = ["WATCHED", "is_watched", "phase", "ranged", "recorded"]
+__all__ = ["WATCHED", "is_watched", "ranged", "recorded"]
 
 WATCHED = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
 """Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU."""
@@ -21,14 +20,9 @@ def is_watched() -> bool:
     return any(name in os.environ for name in WATCHED)
 
 
-def phase(backward: bool) -> str:
-    """The phase of a call, as ranges and traces name it."""
-    return "backward" if backward else "forward"
-
-
 def ranged(name: str) -> AbstractContextManager[Any]:
-    """An NVTX range, where the package nvtx is installed."""
-    if find_spec("nvtx") is None:
+    """An NVTX range, where a profiler watches and the package nvtx is installed."""
+    if not is_watched() or find_spec("nvtx") is None:
         return nullcontext()
     import nvtx
 
@@ -37,12 +31,17 @@ def ranged(name: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def recorded(*frameworks: Framework) -> Iterator[None]:
+def recorded() -> Iterator[None]:
     """What a CUDA profiler that waits for cudaProfilerStart records: the block and nothing else."""
-    for framework in frameworks:
-        framework.capture(True)
+    _tell("cuProfilerStart")
     try:
         yield
     finally:
-        for framework in frameworks:
-            framework.capture(False)
+        _tell("cuProfilerStop")
+
+
+def _tell(switch: str) -> None:
+    """Call the driver, which every framework shares; without a profiler nobody listens, without a GPU there is none."""
+    if is_watched():
+        with suppress(OSError):
+            getattr(CDLL("libcuda.so.1"), switch)()

@@ -1,41 +1,33 @@
 """The attention study: what its cases cost, that wrong results are caught, and what becomes of failures."""
 
-import json
 from dataclasses import replace
-from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from einops_fast.profiles import frameworks, study
-from einops_fast.profiles.__main__ import main
+from einops_fast.profiles import study
 from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
-from einops_fast.profiles.attention.cases import FAMILIES, scaled, visible_pairs
+from einops_fast.profiles.attention.cases import CPU_CASES, FAMILIES, visible_pairs
 from einops_fast.profiles.attention.check import allowed_error, canonical, largest_error, reference, seen
-from einops_fast.profiles.reporting.plots import draw
-from einops_fast.profiles.reporting.records import ALL, Extent, Options, Row
+from einops_fast.profiles.attention.ways import MAKERS
+from einops_fast.profiles.reporting.records import ALL, Extent, Options
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.timing.ceilings import Ceilings
 
 STUDY = STUDIES["attention"]
 
 CASES = {case.name: case for case in FAMILIES["public"]}
-SMALL = {name: scaled(case, "cpu") for name, case in CASES.items()}
+SMALL = {name: case.scaled("cpu", "float32") for name, case in CASES.items()}
 
 
-@pytest.fixture
-def torch(monkeypatch):
-    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceilings(1e10, 1e11))
-    return frameworks.load("torch", "cpu", 1)
-
-
-def measured(framework, only, **options):
-    found = STUDY.measure(framework, Options(only=only, quick=True, **options))
-    return {record.key[2:]: record for record in found if isinstance(record, Row)}
+def prepared(torch, name, dtype, backward):
+    """A task of a small case with its operands, and what is right for them."""
+    case = SMALL[name]
+    task = Task(torch, case, dtype, backward, shared=attention_ways.extras(case, torch))
+    given = attention_ways.attention_inputs(task, 0)
+    return task, given, reference(case, given.operands, given.cotangents, task.shared)
 
 
 # Cases
@@ -54,11 +46,9 @@ def test_flops_are_those_of_the_convention():
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, (3, 0)), (False, (2, 4)), (True, (20, 5)), (False, (0, 0))])
-def test_a_window_counts_exactly_what_is_seen(causal, window):
-    import torch
-
+def test_a_window_counts_exactly_what_is_seen(torch, causal, window):
     case = replace(CASES["feature-window"], q_len=9, kv_len=9, causal=causal, window=window)
-    pairs = int(seen(case, 9, 9, torch.ones(1)).sum())
+    pairs = int(seen(case, 9, 9, torch.torch.ones(1)).sum())
     assert visible_pairs(9, 9, causal, window) == pairs
     assert case.flops() == 4 * case.batch * case.heads * case.head_dim * pairs
 
@@ -73,23 +63,12 @@ def test_bytes_are_those_of_all_arrays():
 
 
 def test_families():
-    assert len(FAMILIES["rows"]) == 8
     assert len(CASES) == len(FAMILIES["public"])
     assert {case.layout for case in FAMILIES["layouts"]} == {"bhsd", "bshd", "sbhd", "hbsd"}
     assert {(case.batch, case.kv_len) for case in FAMILIES["decode"]} == {
         (batch, kv_len) for batch in (1, 8, 128) for kv_len in (1024, 16384, 65536)
     }
-    assert set(study_attention.CPU_CASES) <= CASES.keys()
-
-
-@pytest.mark.parametrize(("dtypes", "count"), [((), "public rows"), (("float16",), "public"), (("float64",), "public")])
-def test_float16_is_measured_in_few_cases_unless_someone_asks_for_it(dtypes, count):
-    def directions(family):
-        return sum(2 if case.trained else 1 for case in FAMILIES[family])
-
-    gpu = SimpleNamespace(name="torch", device="gpu")
-    extent = next(STUDY.measure(gpu, Options(dtypes=dtypes)))
-    assert extent.cases == sum(map(directions, count.split()))
+    assert set(CPU_CASES) <= CASES.keys()
 
 
 # Checks
@@ -97,54 +76,43 @@ def test_float16_is_measured_in_few_cases_unless_someone_asks_for_it(dtypes, cou
 
 @pytest.mark.parametrize("name", ["row-32x16x512x64-causal", "heads-32-8-causal", "feature-softcap-bias", "varlen"])
 def test_the_reference_is_what_ours_computes_in_float64(torch, name):
-    case = SMALL[name]
-    given = attention_ways.extras(case, torch)
-    task = Task(torch, case, "float64", True, ("ours",), given)
-    made = attention_ways.attention_inputs(task, 0)
-    [ours] = attention_ways.attention_ways(task)
-    result, gradients = torch.gradient(lambda: ours.call(*made.operands), made.operands, made.cotangents)
+    task, given, expected = prepared(torch, name, "float64", True)
+    ours = MAKERS["ours"](task)
+    result, gradients = torch.gradient(lambda: ours.call(*given.operands), given.operands, given.cotangents)
     found = [result, *gradients]
-    expected = reference(case, made.operands, made.cotangents, given)
-    assert len(found) == len(expected) == (5 if case.bias else 4)
-    assert largest_error(case, found, expected) < 1e-12
+    assert len(found) == len(expected) == (5 if task.case.bias else 4)
+    assert largest_error(task.case, found, expected) < 1e-12
     # One position that is wrong drowns nowhere.
     found[-1] = found[-1].clone()
-    canonical(case, found[-1])[..., -1, :] *= -1
-    assert largest_error(case, found, expected) > allowed_error(case, "bfloat16")
+    canonical(task.case, found[-1])[..., -1, :] *= -1
+    assert largest_error(task.case, found, expected) > allowed_error(task.case, "bfloat16")
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "name",
-    [
-        "row-32x16x512x64-causal", "layout-sbhd", "heads-32-8-causal", "feature-window", "feature-softcap-bias",
-        "feature-mask", "varlen", "decode-8x16k",
-    ],
+    ["row-32x16x512x64-causal", "layout-sbhd", "heads-32-8-causal", "feature-window", "feature-softcap-bias",
+     "feature-mask", "varlen", "decode-8x16k"],
 )  # fmt: skip
 def test_flex_attention_computes_the_case(torch, name, monkeypatch):
     """Without its compiler, on a CPU: what its modifiers mean can be seen there."""
     monkeypatch.setattr(torch.torch, "compile", lambda function, **options: function)
-    case = SMALL[name]
-    given = attention_ways.extras(case, torch)
-    task = Task(torch, case, "float32", False, ("flex",), given)
-    made = attention_ways.attention_inputs(task, 0)
-    [flex] = attention_ways.attention_ways(task)
-    found = [flex.call(*made.operands) for _ in range(2)]
-    expected = reference(case, made.operands, (), given)
-    assert all(largest_error(case, [each], expected) < 1e-5 for each in found)
+    task, given, expected = prepared(torch, name, "float32", False)
+    flex = MAKERS["flex"](task)
+    found = [flex.call(*given.operands) for _ in range(2)]
+    assert all(largest_error(task.case, [each], expected) < 1e-5 for each in found)
 
 
 def test_flex_attention_has_no_gradient_of_a_bias(torch):
-    case = SMALL["feature-bias"]
-    task = Task(torch, case, "float32", True, ("flex",), attention_ways.extras(case, torch))
-    assert not attention_ways.attention_ways(task)
+    task, _, _ = prepared(torch, "feature-bias", "float32", True)
+    assert not STUDY.ways(replace(task, names=("flex",)))
 
 
 # Measuring
 
 
-def test_ours_is_measured_beside_torch_and_einsum(torch):
-    rows = measured(torch, "layout-bshd,feature-bias,decode-1x1k")
+def test_ours_is_measured_beside_torch_and_einsum(torch, measured):
+    rows = measured("attention", torch, "layout-bshd,feature-bias,decode-1x1k")
     assert {what for _, _, what in rows} == {"ours", "native", "naive"}
     assert not any(row.failure for row in rows.values())
     assert {case for backward, case, _ in rows if backward} == {"layout-bshd", "feature-bias"}
@@ -156,99 +124,54 @@ def test_ours_is_measured_beside_torch_and_einsum(torch):
         assert bool(row.to_best) is (what == "ours")
 
 
-def test_peers_and_directions_can_be_chosen(torch):
-    rows = measured(torch, "feature-mask", peers=("naive",), forward_only=True)
-    assert list(rows) == [(False, "feature-mask", "naive"), (False, "feature-mask", "ours")]
+def test_peers_and_directions_can_be_chosen(torch, measured):
+    rows = measured("attention", torch, "feature-mask", peers=("native",), forward_only=True)
+    assert list(rows) == [(False, "feature-mask", "native"), (False, "feature-mask", "ours")]
+    # An implementation that isn't made for a case has no row.
+    rows = measured("attention", torch, "layout-bhsd", peers=("cudnn",), forward_only=True)
+    assert [what for _, _, what in rows] == ["native", "ours"]
 
 
-def test_wrong_results_and_gradients_fail(torch, monkeypatch):
+def test_wrong_results_and_gradients_fail(torch, measured, monkeypatch):
     right = attention_ways.attention
-    monkeypatch.setattr(
-        attention_ways, "attention", lambda *given, **options: right(*given, **{**options, "causal": False})
-    )
-    rows = measured(torch, "layout-sbhd")
-    for backward in (False, True):
-        ours = rows[backward, "layout-sbhd", "ours"]
-        assert ours.failure.startswith("wrong")
-        assert ours.seconds is None
-        assert not ours.guest
-        assert not rows[backward, "layout-sbhd", "naive"].failure
+
+    def uncausal(*given, **options):
+        return right(*given, **{**options, "causal": False})
 
     def detached(pattern, q, k, v, **options):
         return right(pattern, q, k.detach() + 0 * k, v, **options)
 
-    monkeypatch.setattr(attention_ways, "attention", detached)
-    rows = measured(torch, "layout-sbhd")
-    assert not rows[False, "layout-sbhd", "ours"].failure
-    assert rows[True, "layout-sbhd", "ours"].failure.startswith("wrong")
-    [forward, backward] = STUDY.tables(list(rows.values()))
-    assert forward.figures["failed"] == []
-    assert backward.figures["failed"] == ["layout-sbhd"]
-    assert backward.figures["best/ours"] == {}
-    assert backward.cells[0][-1].startswith("failed: ours wrong")
+    for wrong, failing in ((uncausal, {False, True}), (detached, {True})):
+        monkeypatch.setattr(attention_ways, "attention", wrong)
+        rows = measured("attention", torch, "layout-sbhd")
+        for backward in (False, True):
+            ours = rows[backward, "layout-sbhd", "ours"]
+            assert ours.failure.startswith("wrong") is (ours.seconds is None) is (backward in failing)
+            assert not ours.guest
+            assert not rows[backward, "layout-sbhd", "naive"].failure
+        for table, backward in zip(STUDY.tables(list(rows.values())), (False, True), strict=True):
+            assert table.figures["failed"] == (["layout-sbhd"] if backward in failing else [])
+            assert table.cells[0][-1].startswith("failed: ours wrong") is (backward in failing)
 
 
-def test_what_fails_is_a_row_and_not_the_end(torch, monkeypatch):
+def test_what_fails_is_a_row_and_not_the_end(torch, measured, monkeypatch):
     def refused(*given, **options):
         raise RuntimeError("no room\nfor this")
 
     monkeypatch.setattr(torch.torch.nn.functional, "scaled_dot_product_attention", refused)
-    rows = measured(torch, "layout-bhsd", forward_only=True)
+    rows = measured("attention", torch, "layout-bhsd", forward_only=True)
     native = rows[False, "layout-bhsd", "native"]
     assert (native.failure, native.guest) == ("RuntimeError: no room", True)
     assert rows[False, "layout-bhsd", "ours"].seconds > 0
     monkeypatch.setattr(study_attention, "reference", refused)
-    rows = measured(torch, "layout-bhsd", forward_only=True)
+    rows = measured("attention", torch, "layout-bhsd", forward_only=True)
     assert [(row.what, row.failure, row.guest) for row in rows.values()] == [("ours", "RuntimeError: no room", False)]
 
 
-def test_an_implementation_that_is_not_made_for_a_case_has_no_row(torch, monkeypatch):
-    monkeypatch.setattr(study_attention, "ON_CPU", ("ours", "cudnn"))
-    rows = measured(torch, "layout-bhsd", forward_only=True)
-    assert [what for _, _, what in rows] == ["ours"]
-
-
-def test_it_is_about_torch(tmp_path):
-    [row] = STUDY.measure(frameworks.load("numpy", "cpu", 1), Options())
+@pytest.mark.parametrize("name", ["attention", "ops", "first-calls"])
+def test_it_is_about_torch(numpy, name):
+    [row] = STUDIES[name].measure(numpy, Options())
     assert (row.case, row.guest) == (ALL, True)
-
-
-# Files
-
-
-@pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
-def test_command(tmp_path, capsys):
-    arguments = ["attention", "--quick", "--device", "cpu", "--threads", "1", "--only-run", "feature-softcap"]
-    assert main([*arguments, "--peers", "naive", "--out", str(tmp_path)]) == 0
-    [path] = tmp_path.glob("attention-*-partial.json")
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    assert {row["what"] for row in rows} == {"ours", "naive"}
-    assert {row["case"] for row in rows} == {"feature-softcap", "feature-softcap-bias"}
-    assert "naive TFLOP/s" in path.with_suffix(".md").read_text("utf-8")
-    assert "math" in (tmp_path / "report-partial.html").read_text("utf-8")
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["attention", "--only-run", "nothing"])
-
-
-ROWS = tuple(
-    Row("torch", case, what, "bfloat16", "e", "2×16×64×64", 1e-3, 0.0, 1.0, 5e-4, moved=10**9, flops=435 * 10**9,
-        backward=backward, chosen="triton" if what == "ours" else "", to_best=0.8 if what == "ours" else None)
-    for case in ("row-a", "decode-b") for what in ("ours", "cudnn") for backward in (False, True)
-    if not (backward and case == "decode-b")
-)  # fmt: skip
-
-
-def test_plots_name_every_case_and_way(tmp_path):
-    pytest.importorskip("matplotlib")
-    paths = draw(ROWS, tmp_path / "attention-gpu", study="attention")
-    assert {path.name for path in paths if path.suffix == ".svg"} == {
-        "attention-gpu-bfloat16-row.svg",
-        "attention-gpu-bfloat16-decode.svg",
-    }
-    for path, unit in zip(sorted(tmp_path.glob("*.svg")), ("GB/s", "TFLOP/s"), strict=True):
-        words = path.read_text("utf-8")
-        assert all(f">{word}<" in words for word in ("ours", "cudnn", unit))
 
 
 @pytest.mark.parametrize(
@@ -259,15 +182,14 @@ def test_plots_name_every_case_and_way(tmp_path):
         (Options(cases="layouts", dtypes=("float16",)), {"float16": FAMILIES["layouts"]}),
     ],
 )
-def test_a_gpu_does_the_rows_in_float16_too(torch, monkeypatch, options, expected):
+def test_a_gpu_does_the_rows_in_float16_too_and_compiles_ahead(torch, monkeypatch, options, expected):
     """A GPU in name only."""
-    ahead = []
+    ahead, rows = [], []
     monkeypatch.setattr(torch, "device", "gpu")
+    monkeypatch.setattr(torch, "forget", lambda: None)
     monkeypatch.setattr(study, "run_ahead", lambda study, jobs, threads, seconds: ahead.extend(jobs) or [])
     monkeypatch.setattr(STUDY, "shared", lambda *arguments: None)
     monkeypatch.setattr(STUDY, "rows", lambda task, *others: rows.append((task.dtype, task.case, task.backward)) or [])
-    monkeypatch.setattr(torch, "forget", lambda: None)
-    rows = []
     found = list(STUDY.measure(torch, options))
     assert rows == [
         (dtype, case, backward)

@@ -1,131 +1,115 @@
-"""The command and each of its flags, in this process; wrong implementations are found out, and runs go on."""
+"""The command and its flags: what is measured, shown and kept, also of runs that fail, are interrupted or go on."""
 
 import csv
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import einops_fast
 from einops_fast import cli
 from einops_fast.profiles import __main__ as command
-from einops_fast.profiles import compare, frameworks, study
+from einops_fast.profiles import compare, own_cases
 from einops_fast.profiles.cases import Case
-from einops_fast.profiles.contraction import own_cases
-from einops_fast.profiles.contraction.cases import FAMILIES
-from einops_fast.profiles.profilers.kernels import watched
-from einops_fast.profiles.profilers.traces import write_trace
-from einops_fast.profiles.reporting import earlier, records
+from einops_fast.profiles.reporting import earlier, records, results
 from einops_fast.profiles.reporting.earlier import check_same_machine, finished
 from einops_fast.profiles.reporting.records import Extent, Machine, Options, Row
 from einops_fast.profiles.reporting.report import skips_table
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
 from einops_fast.profiles.studies import STUDIES
-from einops_fast.profiles.timing.ceilings import Ceilings, Work
-from einops_fast.profiles.timing.clocks import host_seconds
-from einops_fast.profiles.timing.memory import peak_memory
-from einops_fast.profiles.timing.progress import Progress
+from einops_fast.profiles.timing import limits
 
-pytestmark = pytest.mark.skipif(find_spec("rich") is None, reason="rich isn't installed")
+pytest.importorskip("rich")
 
 OURS = "fast_einsum"
-CEILINGS = Ceilings(bandwidth=1e10, flops=1e11)
+
+H200 = Machine("NVIDIA H200", 16, {"torch": "2"}, gpu=True, framework="torch")
 
 
-def measure_here(study, framework, options):
-    """A worker without a process: what it uses can be replaced."""
-    yield Machine("Some CPU", 1, {"numpy": "1"}, framework=framework, environment={"CPU": "some"})
-    yield from STUDIES[study].measure(frameworks.load(framework, "cpu", 1), options)
+def timed(case, seconds, spread=0.0, what=OURS, **others):
+    return Row("torch", case, what, "float32", seconds=seconds, spread=spread, **others)
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """Runs the command with these arguments: status, rows by study, what was printed."""
-    monkeypatch.setattr(compare, "run_worker", measure_here)
-    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: CEILINGS)
-
-    def run(*arguments):
-        status = command.main([*arguments, "--quick", "--device", "cpu", "--out", str(tmp_path / "out")])
-        found = {}
-        for path in (tmp_path / "out").glob("*.json"):
-            result = read_result(path)
-            found[result.study] = result
-        return status, found, capsys.readouterr().out
-
-    return run
+RIGHT = [H200, timed("far", 1.0, what="native", speedup=1.0), timed("far", 2.0, best="native", to_best=2.0, floor=1.0)]
 
 
 @pytest.fixture
-def mine(tmp_path):
-    """A file of cases."""
-    path = tmp_path / "mine.json"
-    cases = [
-        {"name": "words", "equation": "batch i d, batch j d -> batch i j", "shapes": [[2, 3, 4], [2, 5, 4]]},
-        {"equation": "...i,i", "shapes": [[2, 3], [3]]},
-    ]
-    path.write_text(json.dumps(cases))
-    return path
+def told(monkeypatch, tmp_path):
+    """Runs a study whose process tells these records; what came of it, and the names of the files."""
+
+    def told(records, *, study="contraction", frameworks=("numpy",), **options):
+        monkeypatch.setattr(compare, "run_worker", lambda *arguments: iter(records))
+        monkeypatch.setattr(STUDIES[study], "frameworks", ("numpy",))
+        outcome = compare.run_study(study, compare.Run(Options(**options), tmp_path, frameworks))
+        return outcome, sorted(path.name for path in tmp_path.iterdir())
+
+    return told
 
 
 # Flags
 
 
-def test_only_run_is_any_of_the_parts(run):
-    status, found, _ = run("contraction", "--framework", "numpy", "--only-run", "scal,batchd")
-    assert status == 0
-    assert {row.case for row in found["contraction"].measured} == {"scale", "batchdot"}
+def test_a_process_measures_and_files_are_kept(tmp_path, mine, capsys):
+    arguments = ["contraction", "--framework", "numpy", "--quick", "--cases", str(mine), "--only-run", "words"]
+    assert command.main([*arguments, "--threads", "1", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    [data] = (tmp_path / "out").glob("contraction-mine-*-threads-1-partial.json")
+    found = json.loads(data.read_text("utf-8"))
+    assert {row["what"] for row in found["rows"]} == {"native", "opt_einsum", OURS}
+    assert all(row["seconds"] > 0 for row in found["rows"])
+    assert found["versions"]["numpy"]
+    assert found["environment"]["numpy"]["threads"] == "1"
+    assert found["ceilings"][0]["bandwidth"] > 0
+    with open(data.with_suffix(".csv"), encoding="utf-8") as file:
+        assert [float(line["seconds"]) for line in csv.DictReader(file)] == [row["seconds"] for row in found["rows"]]
+    assert "numpy, float32" in data.with_suffix(".md").read_text("utf-8")
+    assert "words" in (tmp_path / "out" / "report-partial.html").read_text("utf-8")
 
 
-def test_forward_only(run, mine):
-    pytest.importorskip("torch")
-    arguments = ("contraction", "--framework", "torch", "--dtype", "float32", "--cases", str(mine))
-    _, found, _ = run(*arguments)
-    assert {row.backward for row in found["contraction"].measured} == {False, True}
-    _, found, _ = run(*arguments, "--forward-only")
-    assert {row.backward for row in found["contraction"].measured} == {False}
-
-
-def test_all_runs_every_study_that_has_such_cases(run):
-    status, found, printed = run("all", "--framework", "numpy", "--only-run", "outer,tiny")
+def test_only_run_is_any_of_the_parts_of_names_in_every_study_that_has_them(run):
+    status, found, printed = run("all", "--framework", "numpy", "--only-run", "batchd,tiny")
     assert status == 0
     assert set(found) == {"contraction", "overhead"}
+    assert {row.case for row in found["contraction"].measured} == {"batchdot"}
+    assert {"tiny", "tiny chain", "first call"} <= {row.case for row in found["overhead"].measured}
     assert "report-partial.html" in printed
 
 
-def test_own_cases_are_measured_at_their_shapes(run, mine, tmp_path):
-    _, found, _ = run("contraction", "--framework", "numpy", "--cases", str(mine))
+def test_own_cases_are_measured_at_their_shapes_with_gradients(run, torch, mine):
+    arguments = ("contraction", "--framework", "torch", "--dtype", "float32", "--cases", str(mine))
+    _, found, _ = run(*arguments)
     rows = found["contraction"].measured
-    assert [(row.case, row.equation) for row in rows if row.what == OURS] == [
-        ("words", "bid,bjd->bij"),
-        ("...i,i", "ai,i->a"),
-    ]
     assert not any(row.failure for row in rows)
-    assert (tmp_path / "out" / "contraction-mine-some-cpu-threads-1-partial.json").exists()
+    assert [(row.backward, row.case, row.equation) for row in rows if row.what == OURS] == [
+        (backward, *case) for case in (("words", "bid,bjd->bij"), ("...i,i", "ai,i->a")) for backward in (False, True)
+    ]
+    _, found, _ = run(*arguments, "--forward-only")
+    assert {row.backward for row in found["contraction"].measured} == {False}
     _, found, _ = run("einsum", "--framework", "numpy", "--cases", str(mine))
     assert {row.what for row in found["einsum"].measured} >= {"einsum", OURS, "patched"}
 
 
-def test_own_cases_in_yaml(tmp_path):
-    pytest.importorskip("yaml")
+def test_own_cases_in_yaml(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
     path.write_text("cases:\n- name: a\n  equation: ij,jk->ik\n  shapes: [[2, 3], [3, 4]]\n")
-    assert own_cases.read_cases(path) == (Case("a", "ij,jk->ik", ((2, 3), (3, 4)), fixed=True),)
+    if find_spec("yaml") is not None:
+        assert own_cases.read_cases(path) == (Case("a", "ij,jk->ik", ((2, 3), (3, 4)), fixed=True),)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(own_cases.BadCases, match="PyYAML"):
+        own_cases.read_cases(path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[", "no JSON"),
-        ("[]", "no list of cases"),
         ('{"case": 1}', "no list of cases"),
         ('[{"equation": "i->i"}]', "case 0: a case has an equation, shapes"),
-        ('[{"equation": "i->i", "shapes": [[2]], "dtype": "x"}]', "nothing else"),
         ('[{"name": "m", "equation": "ij->i", "shapes": [[2]]}]', "case m: operand 0"),
-        ('[{"equation": "i,i", "shapes": [[2], [3]]}]', "'i' has size 3"),
         ('[{"equation": "i,i", "shapes": [[2], [1]]}]', "operand 1 has size 1 along 'i', another has 2"),
         ('[{"equation": "i", "shapes": [[0]]}]', "operand 0 has shape \\[0\\]"),
         ('[{"equation": "i", "shapes": [2]}]', "list of lists"),
@@ -140,23 +124,21 @@ def test_what_is_wrong_with_own_cases_is_told(text, message, tmp_path):
         own_cases.read_cases(path)
 
 
-def test_yaml_without_pyyaml(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_cases, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
-    path = tmp_path / "mine.yml"
-    path.write_text("[]")
-    with pytest.raises(own_cases.BadCases, match="PyYAML"):
-        own_cases.read_cases(path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--cases", "nowhere.json"], "nowhere.json can't be read"),
+        (["--cases", "extra"], "--cases extra is not for the study of einsum"),
         (["overhead", "--cases", "mine.json"], "not for the study of overhead"),
         (["--compare", "nowhere.json"], "nowhere.json"),
         (["ops", "--compare", str(RESULTS / "attention-nvidia-h200.json")], "the study 'attention', not of ops"),
         (["all", "--only-run", "outer,nothing"], "no such case: nothing"),
         (["attention-to-detail"], "invalid choice"),
+        (["contraction", "--peers", "tensorrt"], "tensorrt"),
+        (["--framework", "jax"], "jax"),
+        (["--dtype", "int4"], "int4"),
+        (["--threads", "-1"], "-1"),
+        (["--out", __file__], __file__),
     ],
 )
 def test_wrong_arguments_are_told(arguments, message, capsys):
@@ -173,26 +155,24 @@ def test_without_rich_no_folder_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verbose_shows_tracebacks(run):
-    arguments = ("contraction", "--framework", "numpy", "--only-run", "outer", "--peers", "native,compile")
+def test_verbose_shows_tracebacks(run, mine):
+    arguments = ("contraction", "--framework", "numpy", "--cases", str(mine), "--peers", "compile")
     _, _, printed = run(*arguments)
-    assert "torch.compile takes torch tensors" in printed
+    assert "this is measured on torch tensors" in printed
     assert "Traceback" not in printed
     _, _, printed = run(*arguments, "--verbose")
     assert "Traceback" in printed
-    assert "peers.py" in printed
 
 
-def test_traces_are_written(run, tmp_path):
-    pytest.importorskip("torch")
-    arguments = ("contraction", "--framework", "torch", "--dtype", "float32", "--only-run", "outer", "--forward-only")
-    run(*arguments, "--trace")
-    traces = {path.name for path in (tmp_path / "out" / "traces").iterdir()}
-    names = [f"torch-float32-outer-{what}-forward" for what in ("native", "opt_einsum", OURS)]
-    assert traces == {f"{name}.{kind}" for name in names for kind in ("json", "txt")}
-    events = json.loads((tmp_path / "out" / "traces" / f"{names[-1]}.json").read_text("utf-8"))["traceEvents"]
-    assert any("mul" in str(event.get("name")) for event in events)
-    assert "Self CPU" in (tmp_path / "out" / "traces" / f"{names[-1]}.txt").read_text("utf-8")
+def test_traces_are_written(run, torch, mine, tmp_path):
+    run("contraction", "--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words",
+        "--forward-only", "--trace")  # fmt: skip
+    folder = tmp_path / "out" / "traces"
+    names = [f"torch-float32-words-{what}-forward" for what in ("native", "opt_einsum", OURS)]
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("json", "txt")}
+    events = json.loads((folder / f"{names[-1]}.json").read_text("utf-8"))["traceEvents"]
+    assert any("mm" in str(event.get("name")) for event in events)
+    assert "Self CPU" in (folder / f"{names[-1]}.txt").read_text("utf-8")
 
 
 def test_einops_fast_profile_is_the_same_command(capsys):
@@ -202,69 +182,16 @@ def test_einops_fast_profile_is_the_same_command(capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("usage: einops-fast profile")
     assert "--forward-only" in printed
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "profile" in capsys.readouterr().out
 
 
-# What is measured
+@pytest.mark.parametrize(("study", "only"), [("contraction", "batchdot"), ("overhead", "")])
+def test_every_study_says_how_much_there_is(numpy, study, only):
+    found = list(STUDIES[study].measure(numpy, Options(only=only, quick=True)))
+    [extent] = [record for record in found if isinstance(record, Extent)]
+    assert extent.cases == len({(row.dtype, row.backward, row.case) for row in found if isinstance(row, Row)})
 
 
-def test_rows_say_what_there_is_to_know(run, tmp_path):
-    pytest.importorskip("torch")
-    _, found, _ = run("contraction", "--framework", "torch", "--dtype", "float32", "--only-run", "mx2")
-    rows = {(row.backward, row.what): row for row in found["contraction"].measured}
-    forward, backward = rows[False, OURS], rows[True, OURS]
-    case = next(case for case in FAMILIES["public"] if case.name == "mx2")
-    assert (forward.moved, forward.flops) == (4 * sum(case.elements), case.flops)
-    # Both gradients take as many FLOPs as the result.
-    assert backward.flops == 3 * forward.flops
-    # The result, in C order or not, has to be held; the gradients of both operands too.
-    assert forward.peak_bytes >= 4 * case.elements[-1]
-    assert backward.peak_bytes >= 4 * sum(case.elements[:-1])
-    for row in rows.values():
-        assert row.spread >= 0
-        assert row.floor > 0
-        assert 0 <= row.error < 1e-5
-        assert sum(row.kernel_seconds.values()) > 0
-    assert rows[True, "native"].kernel_seconds
-    with open(next((tmp_path / "out").glob("*.csv")), encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert [float(line["seconds"]) for line in lines] == [row.seconds for row in found["contraction"].rows]
-
-
-def test_what_cannot_be_watched_was_measured(tmp_path):
-    framework = frameworks.load("numpy", "cpu", 1)
-    row = Row("numpy", "a", OURS, "float32", seconds=1.0)
-
-    def no_room():
-        raise MemoryError
-
-    assert watched(row, framework, no_room) == row
-    torch = SimpleNamespace(name="torch", device="cpu", torch=SimpleNamespace(profiler=SimpleNamespace(
-        ProfilerActivity=SimpleNamespace(CPU=1))))  # fmt: skip
-    [note] = write_trace(str(tmp_path), replace(row, framework="torch"), torch, no_room)
-    assert note.text.startswith("no trace of torch-float32-a-fast_einsum-forward: MemoryError")
-    # NumPy has no profiler, but tells what memory it takes.
-    assert watched(row, framework, lambda: np.ones(1000)).kernel_seconds == {}
-    assert 8000 <= peak_memory(framework, lambda: np.ones(1000)) < 10000
-
-
-def test_the_host_is_timed_apart_on_a_gpu():
-    log = []
-    assert host_seconds(lambda: log.append("wait"), lambda: log.append("call")) > 0
-    assert log[-3:] == ["wait", "call", "wait"]
-
-
-def test_work_of_backward():
-    case = Case("c", "ij,jk->ik", ((2, 3), (3, 4)))
-    ceilings = Ceilings(bandwidth=1.0, flops=1e9)
-    forward, both = (Work.of(case.passes(backward), "float32", ceilings) for backward in (False, True))
-    assert (forward.moved, forward.flops) == (4 * (6 + 12 + 8), 48)
-    # Operands and cotangent are read, and the gradients of both operands written.
-    assert both.moved - forward.moved == 4 * (6 + 12 + 8 + 6 + 12)
-    assert both.flops == 3 * forward.flops
-    assert both.floor == both.moved
+# Failures
 
 
 def adds_five(torch):
@@ -286,10 +213,12 @@ def raises(torch):
     ("implementation", "failing"),
     [(adds_five, {False, True}), (wrong_gradient, {True}), (raises, {False, True})],
 )
-def test_a_wrong_implementation_is_caught_and_excluded(run, monkeypatch, tmp_path, implementation, failing):
-    torch = pytest.importorskip("torch")
+def test_a_wrong_implementation_is_caught_and_excluded(
+    run, torch, mine, monkeypatch, tmp_path, implementation, failing
+):
     monkeypatch.setattr(einops_fast, "fast_einsum", implementation(torch))
-    status, found, printed = run("contraction", "--framework", "torch", "--dtype", "float32", "--only-run", "mx2")
+    arguments = ("--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words")
+    status, found, printed = run("contraction", *arguments)
     assert status == 1
     result = found["contraction"]
     ours = {row.backward: row for row in result.measured if row.what == OURS}
@@ -300,8 +229,8 @@ def test_a_wrong_implementation_is_caught_and_excluded(run, monkeypatch, tmp_pat
     assert all(row.seconds for row in result.measured if row.what == "native")
     for summary in result.summaries:
         backward = "backward" in summary["title"]
-        assert summary["failed"] == (["mx2"] if backward in failing else [])
-        assert ("ours/native" in summary["geomean"]) == (backward not in failing)
+        assert summary["failed"] == (["words"] if backward in failing else [])
+        assert ("native/ours" in summary["geomean"]) == (backward not in failing)
     assert "failed: fast_einsum" in printed
     page = (tmp_path / "out" / "report-partial.html").read_text("utf-8")
     assert page.count('<tr class="failed">') == len(failing)
@@ -310,99 +239,175 @@ def test_a_wrong_implementation_is_caught_and_excluded(run, monkeypatch, tmp_pat
         assert "for more" in ours[False].details
 
 
-def test_every_failure_is_a_line_of_the_table_of_skips():
-    rows = [
-        Row("torch", "a", OURS, "float32", failure="wrong"),
-        records.skipped("cupy", "everything", "no GPU"),
-        Row("torch", "a", "native", "float32", seconds=1.0),
-    ]
+def test_only_what_is_ours_or_native_fails_the_run(told):
+    assert told([*RIGHT, timed("far", None, what="compile", failure="x", guest=True)], quick=True)[0].status == 0
+    assert told([*RIGHT, timed("near", None, failure="x")], quick=True)[0].status == 1
+    rows = [timed("a", None, failure="wrong"), records.skipped("cupy", "everything", "no GPU"), timed("a", 1.0)]
     assert [cells[-1] for cells in skips_table(rows).cells] == ["failed: wrong", "no GPU"]
 
 
-def test_a_process_that_dies_fails_the_run(tmp_path, monkeypatch):
-    def dies(study, framework, options):
-        yield Machine("Some CPU", 1, {}, framework=framework)
-        yield Row("numpy", "mx0", "einsum", "float32", seconds=1.0)
-        yield records.skipped("numpy", "everything after", "the process ended with status -9", guest=False)
-
-    monkeypatch.setattr(compare, "run_worker", dies)
-    outcome = compare.run_study("einsum", compare.Run(Options(), tmp_path, ("numpy",)))
-    assert outcome.status == 1
-    assert [row.case for row in outcome.result.measured] == ["mx0"]
-
-
-def test_nothing_to_measure_is_told(tmp_path, monkeypatch, capsys):
-    absent = records.skipped("cupy", "everything", "CuPy finds no GPU")
-    monkeypatch.setattr(compare, "run_worker", lambda *arguments: iter([absent]))
-    assert compare.run_studies(["einsum"], compare.Run(Options(), tmp_path, ("cupy",))) == 1
+def test_nothing_to_measure_is_told(told, capsys):
+    outcome, files = told([records.skipped("cupy", "everything", "CuPy finds no GPU")])
+    assert (outcome.status, outcome.result, files) == (1, None, [])
     assert "CuPy finds no GPU" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
-# Against an earlier run
+def test_interrupted_run_keeps_what_is_done(tmp_path, capsys, monkeypatch):
+    def worker(study, framework, options):
+        yield from RIGHT
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run_worker", worker)
+    assert compare.run_studies(["contraction", "overhead"], compare.Run(Options(), tmp_path)) == 130
+    assert "Interrupted" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "contraction-nvidia-h200-partial.json").read_text("utf-8"))["rows"]) == 2
 
 
-def result(*rows, study="contraction", device="Some CPU"):
-    return Result(study, device, 1, "2026-01-01", True, {}, (), rows)
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("name", "status", "studies"), [("TERM", 130, 1), ("KILL", 1, 2)])
+def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypatch, name, status, studies):
+    python = tmp_path / "python"
+    lines = "\n".join(map(records.encode, RIGHT))
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\nkill -{name} $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(compare, "installed", lambda framework: framework == "numpy")
+    assert compare.run_studies(["contraction", "einsum"], compare.Run(Options(), tmp_path / "out")) == status
+    # Whoever stops one wants no more studies; a crash is told, and the next begins.
+    printed = capsys.readouterr().out
+    assert ("Interrupted" in printed) is (name == "TERM")
+    assert ("the process ended with status -9" in printed) is (name == "KILL")
+    files = sorted(path.stem for path in (tmp_path / "out").glob("*.json"))
+    assert files == ["contraction-nvidia-h200-partial", "einsum-nvidia-h200-partial"][:studies]
 
 
-def timed(case, seconds, spread=0.0, **others):
-    return Row("torch", case, OURS, "float32", seconds=seconds, spread=spread, **others)
+def test_a_request_to_terminate_interrupts_once():
+    handler = signal.getsignal(signal.SIGTERM)
+    with limits.interrupts():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        # What is done about it isn't interrupted again.
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_what_cannot_be_shown_is_kept(told, tmp_path, monkeypatch):
+    def show(*given):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(compare, "_show", show)
+    with pytest.raises(OSError, match="no space"):
+        told(RIGHT)
+    assert list(tmp_path.glob("contraction-*.json"))
+
+
+def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "einsum.json"
+    path.write_text("before")
+
+    def replace(*paths):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="no space"):
+        results.Result("einsum", "Some CPU", 1, "2026-01-01", True, {}, (), ()).write_json(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("options", "stem", "plot"),
+    [
+        ({}, "contraction-nvidia-h200", "contraction-nvidia-h200-float32"),
+        ({"dtypes": ("float32",)}, "contraction-nvidia-h200-float32", "contraction-nvidia-h200-float32"),
+        ({"cases": "extra"}, "contraction-extra-nvidia-h200", "contraction-extra-nvidia-h200-float32"),
+    ],
+)
+def test_a_full_run_is_kept_and_drawn(told, options, stem, plot):
+    pytest.importorskip("vl_convert")
+    tables = [f"{stem}.{kind}" for kind in ("csv", "json", "md")]
+    plots = [f"{plot}{which}.{kind}" for which in ("", "-native") for kind in ("png", "svg")]
+    rows = [H200, RIGHT[1], replace(RIGHT[2], speedup=0.5)]
+    outcome, files = told(rows, frameworks=(), **options)
+    assert (outcome.status, files) == (0, sorted(tables + plots))
+
+
+@pytest.mark.parametrize(
+    "options", [{"only": "far"}, {"quick": True}, {"peers": ("native",)}, {"frameworks": ("torch",)},
+                {"forward_only": True}],
+)  # fmt: skip
+def test_a_part_of_a_run_does_not_replace_a_whole_one(told, options):
+    stem = "contraction-nvidia-h200-partial"
+    assert told(RIGHT, **{"frameworks": (), **options})[1] == [f"{stem}.csv", f"{stem}.json", f"{stem}.md"]
+
+
+def test_later_rows_count_and_files_are_named_after_the_gpu(told):
+    outcome, files = told([Machine("Some CPU", 2, {}), *RIGHT, replace(RIGHT[2], kernels="gemm")], quick=True)
+    assert files[0] == "contraction-nvidia-h200-partial.csv"
+    assert [(row.what, row.kernels) for row in outcome.result.rows] == [("native", ""), (OURS, "gemm")]
+    [summary] = outcome.result.summaries
+    assert summary["behind"] == {"far": 0.5}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Row("torch", "a", OURS, "float32", failure="wrong", backward=True, guest=True, kernel_seconds={"k": 1e-3}),
+        H200,
+        records.Note("left out"),
+    ],
+)
+def test_records_travel(record):
+    assert records.decode(records.encode(record)) == record
+
+
+# Against an earlier run, and going on from one
+
+
+def result(*rows, device="Some CPU"):
+    return Result("contraction", device, 1, "2026-01-01", True, {}, (), rows)
 
 
 def test_compare_marks_regressions():
-    before = result(
-        timed("same", 1.0), timed("slow", 1.0), timed("fast", 1.0), timed("noisy", 1.0, 0.3), timed("broke", 1.0)
-    )
-    now = result(
-        timed("same", 1.04),
-        timed("slow", 1.2),
-        timed("fast", 0.5),
-        timed("noisy", 1.4, 0.3),
-        timed("broke", None, failure="wrong"),
-        timed("new", 1.0),
-    )
+    seconds = {"same": 1.04, "slow": 1.2, "fast": 0.5, "noisy": 1.4, "broke": None}
+    before = result(*(timed(case, 1.0, 0.3 * (case == "noisy")) for case in seconds))
+    rows = (timed(case, value, 0.3 * (case == "noisy"), failure="" if value else "wrong")
+            for case, value in {**seconds, "new": 1.0}.items())  # fmt: skip
+    now = result(*rows)
     table = earlier.compared(now, before)
     assert {cells[2]: cells[-1] for cells in table.cells} == {
         "broke": "failed: regression, wrong",
         "slow": "failed: regression",
-        "noisy": "",
-        "same": "",
+        "noisy": "same",
+        "same": "same",
         "fast": "faster",
     }
     assert [cells[2] for cells in table.cells][:2] == ["broke", "noisy"]
     assert table.figures["regressions"] == 2
     assert "2 of 5 are regressions (marked)." in table.summary
-    assert not any("another machine" in line for line in table.summary)
     other = earlier.compared(now, replace(before, device="Another"))
-    assert any("another machine: Another" in line for line in other.summary)
+    assert [line for line in other.summary if line not in table.summary] == [
+        "The earlier run was on another machine: Another, CPU threads: 1."
+    ]
 
 
-def test_compare_takes_the_result_of_the_same_study(run, tmp_path):
-    run("contraction", "--framework", "numpy", "--only-run", "outer")
-    [kept] = (tmp_path / "out").glob("contraction*.json")
-    kept = kept.rename(tmp_path / "before.json")
-    arguments = ("--framework", "numpy", "--compare", str(kept))
-    _, _, printed = run("contraction", "--only-run", "outer", *arguments)
-    assert "contraction: against the run of" in printed
-    assert "now/before" in printed
-
-
-# Going on from an earlier run
-
-
-def test_resume_measures_what_is_missing(run, tmp_path):
+def test_compare_and_resume(run, tmp_path):
     chosen = ("contraction", "--framework", "numpy", "--forward-only")
-    run(*chosen, "--only-run", "outer")
+    run(*chosen, "--only-run", "batchdot")
     [kept] = (tmp_path / "out").glob("contraction*.json")
     kept = kept.rename(tmp_path / "before.json")
     before = {row.key: row for row in read_result(kept).measured}
-    status, found, printed = run(*chosen, "--only-run", "outer,scale", "--resume", str(kept))
+    both = ("--resume", str(kept), "--compare", str(kept))
+    status, found, printed = run(*chosen, "--only-run", "batchdot,scale", *both)
     assert status == 0
-    rows = {row.key: row for row in found["contraction"].measured}
-    assert {row.case for row in rows.values()} == {"outer", "scale"}
-    assert {key: row for key, row in rows.items() if row.case == "outer"} == before
+    assert "contraction: against the run of" in printed
     assert "of an earlier run, of" in printed
+    rows = {row.key: row for row in found["contraction"].measured}
+    assert {row.case for row in rows.values()} == {"batchdot", "scale"}
+    assert {key: row for key, row in rows.items() if row.case == "batchdot"} == before
     with pytest.raises(SystemExit):
         run(*chosen, "--only-run", "scale", "--peers", "native", "--resume", str(kept))
 
@@ -412,7 +417,7 @@ def test_resume_tries_again_what_failed_or_was_not_finished():
         timed("whole", 1.0, peak_bytes=3),
         timed("unwatched", 1.0),
         timed("failed", None, failure="no room", peak_bytes=3),
-        replace(timed("others", 1.0, peak_bytes=3), what="native"),
+        timed("others", 1.0, peak_bytes=3, what="native"),
     )
     assert finished(result(*rows), Options()) == ("torch float32 whole forward",)
     for options in (Options(quick=True), Options(peers=("native",))):
@@ -433,31 +438,3 @@ def test_resume_stays_on_the_machine():
     ):
         with pytest.raises(ValueError, match=what):
             check_same_machine(then, machine)
-
-
-# Progress
-
-
-def test_progress_counts_cases_over_frameworks():
-    from rich.console import Console
-
-    with Progress(Console(), "contraction", ["numpy", "torch"]) as progress:
-        progress.begin("numpy")
-        assert progress.total is None
-        progress.expect(3)
-        # torch is taken to have as many, until it tells.
-        assert progress.total == 6
-        for case, what in (("a", "native"), ("a", OURS), ("b", OURS), (records.ALL, "cupy")):
-            progress.measured(Row("numpy", case, what, "float32"))
-        assert progress.done == 2
-        progress.begin("torch")
-        progress.expect(5)
-        assert progress.total == 7
-
-
-def test_every_study_says_how_much_there_is(run):
-    for name, only in (("contraction", "outer"), ("einsum", "0"), ("overhead", "")):
-        told = list(STUDIES[name].measure(frameworks.load("numpy", "cpu", 1), Options(only=only, quick=True)))
-        [extent] = [record for record in told if isinstance(record, Extent)]
-        cases = {(row.dtype, row.backward, row.case) for row in told if isinstance(row, Row)}
-        assert extent.cases == len(cases)

@@ -2,20 +2,16 @@
 
 import gzip
 import json
-import os
 import sqlite3
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.profilers import kernel_table, traces
-from einops_fast.profiles.profilers.kernels import configure
-from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels
-from einops_fast.profiles.reporting.records import Row
-from einops_fast.profiles.timing import ranges
+from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels, short_name
+from einops_fast.profiles.reporting.records import Note, Row
 
 GEMM, COPY = "void gemm<float, 4>(float*)", "copy_kernel(int, int)"
 EXPECTED = {GEMM: pytest.approx(3e-3), COPY: pytest.approx(2e-5)}
@@ -152,24 +148,51 @@ def test_our_own_traces_are_read(name, tmp_path):
     row = Row(name, "square", "matmul", "float32", seconds=1e-4)
     # The second of MXNet's traces is written in another way than the first.
     for _ in range(2):
-        [note] = traces.write_trace(str(tmp_path), row, framework, partial(framework.matmul, left, right))
+        seen, note = traces.watched(row, framework, partial(framework.matmul, left, right), str(tmp_path))
         assert note.text.startswith("wrote ")
-        times = read_kernels(tmp_path / f"{traces.trace_name(row)}.json")
-        assert all(seconds > 0 for seconds in times.values())
-        assert any("bmm" in kernel or "batch_dot" in kernel for kernel in times)
+        assert any("bmm" in kernel or "batch_dot" in kernel for kernel in seen.kernel_seconds)
+        assert all(seconds > 0 for seconds in seen.kernel_seconds.values())
+        assert sum(read_kernels(tmp_path / f"{traces.trace_name(row)}.json").values()) > 0
 
 
-def test_what_has_no_profiler_says_so(tmp_path):
-    framework = frameworks.load("numpy", "cpu", 1)
-    [note] = traces.write_trace(str(tmp_path), Row("numpy", "a", "b"), framework, lambda: None)
-    assert note.text == "no traces of numpy: numpy has no profiler of its own"
+def test_what_cannot_be_watched_was_measured(numpy, torch, tmp_path):
+    row = Row("torch", "a", "b", "float32")
+    told = traces.watched(row, torch, partial(torch.torch.zeros, -1), str(tmp_path))
+    assert [row, "no trace of torch-float32-a-b-forward: RuntimeError"] == [
+        record.text[:51] if isinstance(record, Note) else record for record in told
+    ]
+    assert list(traces.watched(row, numpy, lambda: None, str(tmp_path)))[1] == Note(
+        "no traces of numpy: numpy has no profiler of its own"
+    )
 
 
-def test_a_trace_that_fails_is_a_note(tmp_path):
-    torch = pytest.importorskip("torch")
-    framework = frameworks.load("torch", "cpu", 1)
-    [note] = traces.write_trace(str(tmp_path), Row("torch", "a", "b", "float32"), framework, partial(torch.zeros, -1))
-    assert note.text.startswith("no trace of torch-float32-a-b-forward: RuntimeError")
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("Memcpy DtoD (Device -> Device)", "memcpy dtod"),
+        ("_contract_kernel", "_contract_kernel"),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nn_align1>(cutlass_80_simt_sgemm::Params)",
+            "cutlass_80_simt_sgemm_128x256_8x4_nn_align1",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<"
+            "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>>(int, float)",
+            "copy",
+        ),
+        ("void at::native::reduce_kernel<128, 4, ReduceOp<float, sum_functor<float, float>>>(ReduceOp<float>)", "sum"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<int>(int*)", "CatArrayBatchedCopy"),
+        ("sm80_xmma_gemm_" + "x" * 100, "sm80_xmma_gemm_" + "x" * 32 + "…"),
+    ],
+)
+def test_kernels_have_short_names(name, short):
+    assert short_name(name) == short
+
+
+def test_kernels_are_told_longest_first_and_once():
+    times = {"void f<int>(x)": 0.9, "Memset (Device)": 0.2, "void f<float>(x)": 0.1, "tiny": 0.001}
+    assert traces.summary(times) == "f + memset"
+    assert traces.summary({}) == ""
 
 
 # The command
@@ -204,52 +227,12 @@ def test_what_is_not_understood_is_told(text, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_database_of_something_else(tmp_path):
+def test_what_is_no_file_of_kernels(tmp_path, capsys):
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()
     with pytest.raises(UnknownFormat, match="no kernels of CUDA"):
         read_kernels(path)
-
-
-def test_a_file_that_is_not_there(tmp_path, capsys):
     assert kernel_table.main([str(tmp_path / "nothing")]) == 2
     assert "No such file" in capsys.readouterr().err
-
-
-# Ranges, and what a profiler around the process records
-
-
-def test_ranges_and_gates_are_for_profilers_only(monkeypatch):
-    from einops_fast.profiles.cases import Case
-    from einops_fast.profiles.timing import measure
-    from einops_fast.profiles.ways import Way
-
-    case = Case("small", "ij,jk->ik", ((2, 3), (3, 4)))
-    framework = frameworks.load("numpy", "cpu", 1)
-    log = []
-    real = ranges.ranged
-    monkeypatch.setattr(measure, "ranged", lambda name: log.append(name) or real(name))
-    monkeypatch.setattr(framework, "capture", log.append)
-    ways = [Way("native", lambda *operands: framework.einsum(case.equation, *operands), framework)]
-    for name in ranges.WATCHED:
-        monkeypatch.delenv(name, raising=False)
-    measure.compare(case, ways, "float32", effort=measure.QUICK)
-    assert log == []
-    monkeypatch.setenv(ranges.WATCHED[0], "1")
-    measure.compare(case, ways, "float32", effort=measure.QUICK)
-    assert log == [True, *["small/native/forward"] * 3, False]
-
-
-def test_mxnet_is_not_told_to_write_to_the_null_device(tmp_path):
-    class Profiler:
-        def set_config(self, filename, **options):
-            self.filename = Path(filename)
-
-    profiler = Profiler()
-    configure(profiler)
-    assert profiler.filename != Path(os.devnull)
-    assert profiler.filename.parent.is_dir()
-    configure(profiler, tmp_path / "trace.json")
-    assert profiler.filename == tmp_path / "trace.json"

@@ -1,33 +1,37 @@
-"""The page: whole without a network or a script, and in a browser, where there is one, it draws and sorts."""
+"""Charts show every case, and what failed; the page is whole without a network, and sorts in a browser."""
 
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
 from browser import CHROMIUM, browse
 
 from einops_fast.profiles.reporting import plots
-from einops_fast.profiles.reporting.html_report import html_page, main, ours_of
+from einops_fast.profiles.reporting.charts import general_charts
+from einops_fast.profiles.reporting.html_report import html_page, main
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_own, skipped
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
 from einops_fast.profiles.studies import STUDIES
 
 OURS = "fast_einsum"
 
+drawing = pytest.mark.skipif(find_spec("vl_convert") is None, reason="vl-convert-python isn't installed")
+
 
 def row(case, what, seconds, **others):
-    measured = {"floor": 1e-3, "moved": 10**6, "flops": 10**8, "spread": 1e-5}
+    known = {"floor": 1e-3, "moved": 10**6, "flops": 10**8, "spread": seconds and seconds / 10}
     speedup = None if seconds is None else 4e-3 / seconds
-    return Row("torch", case, what, "float32", "ij,jk->ik", "s", seconds, speedup=speedup, **measured, **others)
+    return Row("torch", case, what, "float32", "ij,jk->ik", "s", seconds, speedup=speedup, **{**known, **others})
 
 
 ROWS = (
     row("near", "native", 4e-3),
     row("near", OURS, 1e-3, kernel_seconds={"gemm<a & b>": 1e-3}, peak_bytes=4096, error=1e-7),
     row("far", "native", 4e-3),
+    row("far", "patched", 4e-3),
     row("far", OURS, 20e-3),
     row("scores@64", OURS, 2e-3),
     row("scores@128", OURS, 3e-3),
@@ -50,10 +54,89 @@ RESULT = Result(
 )
 
 
+# Charts
+
+
+def points(panel):
+    return {(point["case"], point["way"]): point for point in panel["data"]["values"]}
+
+
+def test_lines_are_sorted_and_none_is_missing():
+    found = {chart.name: chart.spec for chart in general_charts(RESULT.measured, RESULT.ceilings[0], "torch")}
+    assert found.keys() == {"", "native", "throughput", "roofline"}
+    [panel] = found[""]["concat"]
+    assert panel["encoding"]["y"]["scale"]["domain"] == [
+        "far  20", "scores@128  3", "scores@64  2", "near  1", "broken  failed",
+    ]  # fmt: skip
+    near = points(panel)["near  1", "fast_einsum (ours)"]
+    # Noise is an interquartile range around the value.
+    assert (near["value"], near["low"], near["high"]) == pytest.approx((1, 0.95, 1.05))
+    assert found[""]["title"]["subtitle"] == [f"failed: broken: {OURS} {ROWS[8].failure}"]
+    # What is behind is red, and ours is never called a peer.
+    [panel] = found["native"]["concat"]
+    assert {case for (case, _), point in points(panel).items() if point["behind"]} == {"far  0.2"}
+    ways = panel["layer"][0]["encoding"]["color"]["scale"]["domain"]
+    assert ways == ["fast_einsum (ours)", "patched (ours)", "native"]
+    assert not any(is_own(peer) for study in STUDIES.values() for peer in study.peers)
+
+
+def test_only_curves_are_joined_and_the_roof_is_that_of_the_device():
+    found = {chart.name: chart.spec for chart in general_charts(RESULT.measured, RESULT.ceilings[0], "torch")}
+    others, scores = found["throughput"]["concat"]
+    assert [panel["layer"][0]["mark"] == "line" for panel in (others, scores)] == [False, True]
+    [panel] = found["roofline"]["concat"]
+    roof, label = (layer["data"]["values"] for layer in panel["layer"][-2:])
+    assert [(corner["x"], corner["value"]) for corner in roof] == [(50, 50), (100, 50)]
+    assert label[0]["told"] == "1000 GB/s, 50 TFLOP/s"
+
+
+@pytest.mark.parametrize(
+    ("study", "cases", "names"),
+    [
+        ("contraction", ("near", "a@64"), {"", "-native", "-throughput", "-roofline"}),
+        ("attention", ("row-a", "decode-b"), {"-row", "-decode"}),
+        ("ops", ("softmax@256", "bert-large-layer"), {"-columns-forward", "-columns-backward", "-ratios"}),
+    ],
+)
+def test_each_study_has_its_charts(study, cases, names):
+    ours = STUDIES[study].ours
+    rows = [row(case, what, 1e-3, backward=backward)
+            for case in cases for what in (ours, "native") for backward in (False, True)]  # fmt: skip
+    found = STUDIES[study].charts([*rows, row(cases[0], ours, None, failure="x")], RESULT.ceilings)
+    assert {chart.name for chart in found} == {f"float32{name}" for name in names}
+    assert STUDIES["contraction"].charts([Row("torch", "tiny", "call", "float32", seconds=1e-6)], ()) == []
+
+
+@drawing
+def test_charts_are_drawn_and_the_same_again(tmp_path):
+    result = replace(RESULT, rows=tuple(replace(row, dtype=row.dtype and "float32") for row in ROWS))
+    kept = result.write_json(tmp_path / "contraction-nvidia-h200-float32.json")
+    plots.main([str(kept)])
+    found = {path.name for path in tmp_path.iterdir()} - {kept.name}
+    stem = "contraction-nvidia-h200-float32"
+    assert found == {f"{stem}{name}.{kind}" for name in ("", "-native", "-throughput", "-roofline")
+                     for kind in ("svg", "png")}  # fmt: skip
+    assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / f"{stem}.svg").read_bytes()
+    words = re.findall(r"<text[^>]*>([^<]*)", svg.decode())
+    assert {"fast_einsum (ours)", "native", "time / floor, log scale (at 1 the device itself does no more)"} <= {*words}
+    assert {"near 1", "broken failed"} <= {" ".join(word.split()) for word in words}
+    plots.main([str(kept)])
+    assert (tmp_path / f"{stem}.svg").read_bytes() == svg
+
+
+def test_without_vl_convert_there_are_no_plots(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    assert plots.draw(RESULT, tmp_path / "c") == []
+    assert "they need vl-convert-python" in capsys.readouterr().err
+    assert "<img" not in html_page([RESULT])
+
+
+# The page
+
+
 class Outline(HTMLParser):
     """What a page asks for from elsewhere, and which elements are left open."""
-
-    VOID = ("meta", "link", "input", "br")
 
     def __init__(self, page):
         super().__init__()
@@ -62,7 +145,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.asked += [value for name, value in attributes if name in ("src", "href") and not value.startswith("data:")]
-        if tag not in self.VOID:
+        if tag not in ("meta", "link", "input", "img"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -72,17 +155,13 @@ class Outline(HTMLParser):
         self.texts.append(data)
 
 
-def test_page_needs_nothing_from_elsewhere():
+def test_page_needs_nothing_from_elsewhere_and_tells_failures():
     page = html_page([RESULT])
     outline = Outline(page)
     assert outline.asked == []
     assert outline.open == []
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", page)
     assert {"near", "far", "broken", "cutensor", "a note", "gemm<a & b>"} <= set(outline.texts)
-
-
-def test_what_failed_is_red_and_in_no_summary():
-    page = html_page([RESULT])
     [failed] = re.findall(r'<tr class="failed">.*?</tr>', page)
     assert "broken" in failed
     # Four cases of ours were right: 4, 0.2, 2 and 4/3 times as fast.
@@ -91,29 +170,19 @@ def test_what_failed_is_red_and_in_no_summary():
     assert re.search(r"<b>1</b>failed, torch, float32, forward", page)
 
 
-def test_ours_is_found_by_its_name():
-    assert ours_of(ROWS) == OURS
-    assert ours_of([row("a", "ours", 1.0)]) == "ours"
-    assert ours_of([row("a", "native", 1.0)]) == ""
-
-
-def test_own_ways_are_no_peers():
-    rows = [row("a", what, 1.0) for what in ("native", OURS, "patched", "triton")]
-    page = html_page([replace(RESULT, rows=tuple(rows))])
-    assert json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))[0]["own"] == [
-        OURS,
-        "patched",
-        "triton",
-    ]
-    assert not any(is_own(peer) for study in STUDIES.values() for peer in study.peers)
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_kept_results_make_a_page(path, tmp_path):
+def test_kept_results_make_a_page(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)  # drawing takes long
     main([str(tmp_path / "page.html"), str(path)])
     outline = Outline((tmp_path / "page.html").read_text("utf-8"))
     assert outline.asked == []
     assert read_result(path).device in " ".join(outline.texts)
+    assert json.dumps([chart.spec for chart in STUDIES[read_result(path).study].charts(*charted(path))])
+
+
+def charted(path):
+    result = read_result(path)
+    return result.measured, result.ceilings
 
 
 def test_what_is_no_result_is_told(tmp_path, capsys):
@@ -138,23 +207,15 @@ addEventListener("load", () => {
   const heads = [...document.querySelectorAll("#rows-0 th button")];
   const head = heads.find((each) => each.textContent === "median ms");
   const place = `td:nth-child(${heads.indexOf(head) + 1})`;
-  found.before = cells(place);
   head.click();
   found.ascending = cells(place);
   found.sort = head.parentElement.getAttribute("aria-sort");
   head.click();
   found.descending = cells(place);
-  heads.find((each) => each.textContent === "case").click();
-  found.cases = cells("td:nth-child(3)");
   const filter = document.querySelector("input[data-filters]");
   filter.value = "far native";
   filter.dispatchEvent(new Event("input"));
   found.filtered = cells("td:nth-child(3)");
-  found.charts = Object.fromEntries([...document.querySelectorAll("figure[data-chart]")].map(
-    (figure) => [figure.dataset.chart, figure.hidden ? 0 : figure.querySelectorAll("svg").length]));
-  found.marks = document.querySelectorAll("svg circle, svg rect, svg path").length;
-  found.legend = document.querySelector(".legend").textContent;
-  found.red = [...document.querySelectorAll("svg text.bad")].map((text) => text.firstChild.textContent);
   const paper = () => getComputedStyle(document.body).backgroundColor;
   const first = paper();
   document.getElementById("theme").click();
@@ -182,26 +243,13 @@ def test_page_in_a_browser(tmp_path, width, dark):
     assert console == []
     found = json.loads(Outline(re.search(r'<pre id="probe">.*</pre>', dom)[0]).texts[0])
     assert found["errors"] == []
-    assert found["before"][:2] == ["4.0000", "1.0000"]
-    assert found["ascending"] == ["1.0000", "2.0000", "3.0000", "4.0000", "4.0000", "4.0000", "20.0000", "–", "–"]
-    assert found["sort"] == "ascending"
+    times = ["1.0000", "2.0000", "3.0000", "4.0000", "4.0000", "4.0000", "4.0000", "20.0000"]
     # What has no time is last in either direction.
-    assert found["descending"] == ["20.0000", "4.0000", "4.0000", "4.0000", "3.0000", "2.0000", "1.0000", "–", "–"]
-    assert found["cases"] == sorted(found["cases"])
+    assert found["ascending"] == [*times, "–", "–"]
+    assert found["sort"] == "ascending"
+    assert found["descending"] == [*times[::-1], "–", "–"]
     assert found["filtered"] == ["far"]
-    assert found["charts"] == {"native": 1, "floor": 1, "throughput": 2, "roofline": 1}
-    assert found["marks"] > 15
-    assert found["legend"] == "fast_einsum (ours)native"
-    assert found["red"] == ["broken  failed"] * 2
     light, night = "rgb(255, 255, 255)", "rgb(20, 23, 26)"
     assert found["themes"] == ([night, light] if dark else [light, night])
     # Wide tables scroll by themselves, the page never does.
     assert found["width"][0] <= found["width"][1]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_page_of_kept_results_in_a_browser(tmp_path):
-    results = [read_result(path) for path in sorted(Path(RESULTS).glob("*.json"))]
-    dom, console = browse(html_page(results), tmp_path, "--window-size=390,900")
-    assert console == []
-    assert dom.count("<svg") >= 3

@@ -17,20 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from einops_fast.errors import EinsumError
-from einops_fast.profiles.cases import Case, select
-from einops_fast.profiles.reporting.records import Options
+from einops_fast.profiles.cases import Case
 
-__all__ = ["BadCases", "chosen_cases", "read_cases"]
+__all__ = ["BadCases", "read_cases"]
 
 
 class BadCases(ValueError):
     """A file of cases that can't be used; says which case, and why."""
-
-
-def chosen_cases(families: Mapping[str, tuple[Case, ...]], options: Options) -> tuple[Case, ...]:
-    """The cases that the options ask for, of a study's families or of a file."""
-    found = families.get(options.cases)
-    return select(read_cases(Path(options.cases)) if found is None else found, options.only)
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
