@@ -8,6 +8,8 @@ from einops_fast.attention.drop_in import scaled_dot_product_attention
 from einops_fast.attention.explain import explain_attention
 from einops_fast.attention.registry import attention_backend
 from einops_fast.backends import register_backend
+from einops_fast.compiler.front import compile
+from einops_fast.compiler.report import fusions
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
 from einops_fast.explain import explain
@@ -29,10 +31,12 @@ __all__ = [
     "attention",
     "attention_backend",
     "autotune",
+    "compile",
     "contract_expression",
     "explain",
     "explain_attention",
     "fast_einsum",
+    "fusions",
     "patch",
     "patched",
     "profile",

@@ -16,6 +16,7 @@ from typing import Any
 
 from einops_fast._version import __version__
 from einops_fast.backends import registered
+from einops_fast.compiler.report import fusions
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
 from einops_fast.observing.profile import profile
@@ -93,11 +94,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         action="store_true",
         help="at the end print every einsum that went through einops_fast, on the standard error",
     )
-    # Whatever follows the module or the script is an argument of it, options too.
-    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
-    run.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="code, and its arguments")
-    run.add_argument("script", nargs="?", metavar="SCRIPT", help="a script")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
+    _add_program(run)
+
+    fused = commands.add_parser(
+        "fusions",
+        help="run a program, and print what was fused where it calls torch.compile",
+        description="Run a script, module or code with torch.compile patched; at the end print, on the standard error, "
+        "what was fused and what wasn't.",
+        usage="%(prog)s (SCRIPT | -m MODULE | -c CODE) [ARGUMENT...]",
+        allow_abbrev=False,
+    )
+    _add_program(fused)
+    fused.set_defaults(patch=["torch.compile"], profile=False)
 
     explain = commands.add_parser(
         "explain",
@@ -158,6 +166,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     return parser, run
 
 
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    """Have a command take a program. Whatever follows the module or the script is an argument of it, options too."""
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
+    parser.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="code, and its arguments")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
+
+
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -203,7 +219,8 @@ def _run(options: argparse.Namespace) -> int:
     if script is not None and not os.path.exists(script):
         return _refuse(f"there is no file {script!r}")
     # Whether anybody looks on decides what a patch of attention sees.
-    seen = profile() if options.profile else nullcontext()
+    fused = fusions() if options.command == "fusions" else nullcontext()
+    seen: Any = profile() if options.profile else fused
     with seen as profiled:
         try:
             # For the rest of the process: threads and exit handlers may outlive the script.
@@ -235,7 +252,7 @@ def _run_program(flag: str, program: list[str], script: str | None, arguments: l
 
 @contextmanager
 def _printed_at_end(seen: object) -> Iterator[None]:
-    """Print the profile of a script at its end, whichever way it ends."""
+    """Print the profile, or the fusions, of a script at its end, whichever way it ends."""
     try:
         yield
     finally:

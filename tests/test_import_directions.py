@@ -23,6 +23,7 @@ ROOMS = {
     "einops_fast.runtime": "runtime",
     "einops_fast.observing": "observing",
     "einops_fast.patching": "patching",
+    "einops_fast.compiler": "compiler",
     "einops_fast.attention": "attention",
     "einops_fast.ops": "ops",
     "einops_fast.nn": "nn",
@@ -44,11 +45,12 @@ ROOMS = {
 """A folder by the first part of its modules' names; the longest that fits counts."""
 
 IMPORTED = {
-    "face": "words planning runtime observing patching attention backends",
+    "face": "words planning runtime observing patching compiler attention backends",
     "planning": "words observing",
     "runtime": "face words planning observing patching backends",
     "observing": "face words planning runtime",
     "patching": "face words planning runtime observing backends",
+    "compiler": "words planning observing attention patching",
     "attention": "face words planning runtime observing backends",
     "ops": "words runtime attention backends",
     "nn": "words observing attention ops backends.torch",
@@ -79,7 +81,7 @@ IMPORTED = {
 IN_FUNCTIONS = {
     "face": "profiles backends.torch",
     "runtime": "backends.torch backends.torch.einsum",
-    "patching": "attention",
+    "patching": "attention compiler",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
     "profiles": "planning nn backends.mxnet",

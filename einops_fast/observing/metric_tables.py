@@ -107,10 +107,28 @@ def _fallbacks(recorder: Recorder) -> list[Row]:
     return [{name: row[name] for name in order} for row in rows]
 
 
+def _fusions(recorder: Recorder) -> list[Row]:
+    """A row per part of a compiled program that was fused, or looked like it but wasn't."""
+    return [
+        {
+            "what": found.what,
+            "where": found.where,
+            "fused": int(not found.reason),
+            "pattern": found.pattern,
+            "sizes": " ".join(f"{name}={size}" for name, size in found.sizes.items()),
+            "saved_bytes": found.saved,
+            "reason": found.reason,
+            "at": found.at,
+        }
+        for found in recorder.fusions
+    ]
+
+
 MAKERS: dict[str, Callable[[Recorder], list[Row]]] = {
     "plans": _plans,
     "steps": _steps,
     "kernels": _kernels,
     "fallbacks": _fallbacks,
+    "fusions": _fusions,
 }
 """By the name of the table."""

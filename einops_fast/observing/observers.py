@@ -14,9 +14,21 @@ from einops_fast.runtime.plan_cache import clear_plans
 
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
+    from einops_fast.compiler.report import Fusion
     from einops_fast.planning.plan import Plan
 
-__all__ = ["Observer", "Program", "Watch", "attended", "left_to_native", "observed", "start", "stop", "watch_plan"]
+__all__ = [
+    "Observer",
+    "Program",
+    "Watch",
+    "attended",
+    "fusion",
+    "left_to_native",
+    "observed",
+    "start",
+    "stop",
+    "watch_plan",
+]
 
 Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
 """The calls of a plan, each with the slots that it reads."""
@@ -43,6 +55,9 @@ class Observer(Protocol):
 
     def attention(self) -> None:
         """A patched call of attention is ours."""
+
+    def fusion(self, found: Fusion) -> None:
+        """Something was fused in a program that is being compiled, or could not be."""
 
 
 _active: tuple[Observer, ...] = ()
@@ -79,6 +94,12 @@ def left_to_native(backend: str, equation: Any, reason: str) -> None:
     """Tell all who look on of a patched call that isn't ours, and why."""
     for observer in _active:
         observer.left_to_native(backend, equation if isinstance(equation, str) else "", reason)
+
+
+def fusion(found: Fusion) -> None:
+    """Tell all who look on of what was fused, or wasn't."""
+    for observer in _active:
+        observer.fusion(found)
 
 
 def attended() -> None:

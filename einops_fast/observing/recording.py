@@ -25,6 +25,7 @@ from einops_fast.planning.cost import ITEM_SIZES
 
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
+    from einops_fast.compiler.report import Fusion
     from einops_fast.explanation import Explanation
     from einops_fast.planning.plan import Plan
 
@@ -148,6 +149,7 @@ class Recorder:
             reason.
         attended: how often patched attention went to ours, by label and caller.
         aside: seconds that were spent on timing the framework's own functions.
+        fusions: what was fused in compiled programs, and what wasn't.
     """
 
     def __init__(self) -> None:
@@ -155,6 +157,7 @@ class Recorder:
         self.native: dict[tuple[str, str, str, str, str], int] = {}
         self.attended: dict[tuple[str, str], int] = {}
         self.aside = 0.0
+        self.fusions: list[Fusion] = []
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
         """See :class:`einops_fast.observing.observers.Observer`."""
@@ -169,6 +172,10 @@ class Recorder:
         """See :class:`einops_fast.observing.observers.Observer`."""
         key = current_label.get(), caller()
         self.attended[key] = self.attended.get(key, 0) + 1
+
+    def fusion(self, found: Fusion) -> None:
+        """See :class:`einops_fast.observing.observers.Observer`."""
+        self.fusions.append(found)
 
     @property
     def plans(self) -> list[PlanRecord]:

@@ -1,7 +1,8 @@
 """Put einops_fast beneath a framework's own functions, and take it away: existing code gets faster as it is.
 
 The function objects stay the same. An einsum has its code exchanged (:mod:`einops_fast.patching.function_body`).
-torch's attention has none in Python: torch's dispatcher is given another implementation for CUDA tensors.
+torch's attention has none in Python: torch's dispatcher is given another implementation for CUDA tensors. torch.compile
+gets another backend for inductor's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from einops_fast.runtime.tuning import current_mode
 
 if TYPE_CHECKING:
     from einops_fast.attention.replacement import AttentionReplacement
+    from einops_fast.compiler.replacement import CompileReplacement
     from einops_fast.patching.replacement import Replacement
+
+    AnyReplacement = Replacement | AttentionReplacement | CompileReplacement
 
 __all__ = ["FUNCTIONS", "patch", "patched", "unpatch"]
 
@@ -30,16 +34,15 @@ FUNCTIONS = {
     "mxnet": "mxnet.numpy.einsum",
     "cupy": "cupy.einsum",
     "torch.sdpa": "torch.nn.functional.scaled_dot_product_attention",
+    "torch.compile": "torch.compile",
 }
 """What can be patched, by the name that :func:`patch` takes."""
-
-_ATTENTION = "torch.sdpa"  # the one that isn't patched without being named
 
 _lock = threading.Lock()
 _switched_on: set[str] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
-_replacements: dict[tuple[str, Callable[..., Any]], Replacement | AttentionReplacement] = {}
-_replaced: dict[str, Replacement | AttentionReplacement] = {}
+_replacements: dict[tuple[str, Callable[..., Any]], AnyReplacement] = {}
+_replaced: dict[str, AnyReplacement] = {}
 
 
 def patch(*frameworks: str) -> None:
@@ -56,7 +59,8 @@ def patch(*frameworks: str) -> None:
     Args:
         frameworks: ``'numpy'``, ``'torch'``, ``'mxnet'`` or ``'cupy'``; they are imported if need be (MXNet
             also on a NumPy that is too new for it). Without any: all that are imported already. ``'torch.sdpa'``
-            is torch's ``scaled_dot_product_attention`` on CUDA tensors instead of its einsum.
+            is torch's ``scaled_dot_product_attention`` on CUDA tensors instead of its einsum, and ``'torch.compile'``
+            has programs that are compiled from then on rewritten first, as by :func:`einops_fast.compile`.
 
     Raises:
         OperandError: there is no such framework.
@@ -161,7 +165,7 @@ def _settle(names: Sequence[str]) -> None:
             _replaced.pop(name).stop()
 
 
-def _replacement(name: str) -> Replacement | AttentionReplacement:
+def _replacement(name: str) -> AnyReplacement:
     module, _, attribute = FUNCTIONS[name].rpartition(".")
     function = getattr(sys.modules[module], attribute)
     if (name, function) not in _replacements:
@@ -169,12 +173,16 @@ def _replacement(name: str) -> Replacement | AttentionReplacement:
     return _replacements[name, function]
 
 
-def _make(name: str, function: Callable[..., Any]) -> Replacement | AttentionReplacement:
+def _make(name: str, function: Callable[..., Any]) -> AnyReplacement:
     # Imported when it is needed, as it takes time.
-    if name == _ATTENTION:
+    if name == "torch.sdpa":
         from einops_fast.attention.replacement import AttentionReplacement
 
         return AttentionReplacement()
+    if name == "torch.compile":
+        from einops_fast.compiler.replacement import CompileReplacement
+
+        return CompileReplacement()
     from einops_fast.patching.replacement import Replacement
 
     return Replacement(name, function)

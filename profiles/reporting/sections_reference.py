@@ -47,6 +47,10 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "nn": {"einops_fast.nn": ()},
     "metrics": {"einops_fast.metrics": ()},
     "patching": {"einops_fast": ("patch", "unpatch", "patched"), "einops_fast.patching.patch": ("FUNCTIONS",)},
+    "compiling": {
+        "einops_fast": ("compile", "fusions"),
+        "einops_fast.compiler.report": ("FusionLog", "Fusion", "REASONS"),
+    },
     "backends": {
         "einops_fast": ("register_backend",),
         "einops_fast.backends": ("Backend", "Operand", "Target", "Numerics", "get_backend", "registered"),

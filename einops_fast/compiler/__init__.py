@@ -1,0 +1,1 @@
+"""Rewrites of programs that torch.compile compiles."""

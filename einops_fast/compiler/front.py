@@ -1,0 +1,57 @@
+"""`compile`: torch.compile with einops_fast's rewrites before its own compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["compile"]
+
+
+def compile(
+    model: Any = None,
+    *,
+    then: str | Callable[..., Any] = "inductor",
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
+    """Compile a model or a function by torch, after attention in it was fused, however it is spelled.
+
+    What is found is two contractions with a softmax between them, with scales, masks, biases, dropout, a softcap and
+    heads that share keys, in any axis order; it becomes a call of :func:`einops_fast.attention` on the operands as they
+    lie in memory. Gradients, changing sizes and torch's own options work as without. ``torch.compile(model,
+    backend='einops_fast')`` does the same where the package is installed, ``patch('torch.compile')`` has every
+    ``torch.compile`` do it, and :func:`fusions` tells what was found.
+
+    A row of scores without any key gives what the program has written: NaN where keys are hidden by ``-inf``, the mean
+    of all values where by another large negative number.
+
+    Args:
+        model: a module or a function; without one, a decorator is returned.
+        then: the backend of torch that compiles the result: its name, or the backend itself. ``'eager'`` compiles
+            nothing further.
+        options: of inductor's.
+        more: as for ``torch.compile``: ``mode``, ``dynamic``, ``fullgraph``, ``disable``.
+
+    Returns:
+        What ``torch.compile`` returns.
+
+    Raises:
+        ImportError: torch isn't installed.
+
+    Example:
+        >>> import torch, einops_fast
+        >>> def attend(q, k, v):
+        ...     scores = torch.einsum('bihd,bjhd->bhij', q, k) / 4
+        ...     return torch.einsum('bhij,bjhd->bihd', scores.softmax(-1), v)
+        >>> with einops_fast.fusions() as log:
+        ...     result = einops_fast.compile(attend, then='eager')(*torch.ones(3, 2, 5, 3, 16))
+        >>> result.shape, [found.pattern for found in log.fused]
+        (torch.Size([2, 5, 3, 16]), ['a b c d, a e c d, a e c f -> a b c f'])
+    """
+    import torch
+
+    from einops_fast.compiler.backend import einops_fast_backend
+
+    chosen = {**(options or {}), "then": then}
+    return torch.compile(model, backend=einops_fast_backend, options=chosen, **more)

@@ -1,0 +1,97 @@
+"""What a compiled program's graphs were searched for, what was fused in them, and why the rest wasn't."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from einops_fast.observing import observers
+from einops_fast.observing.tables import plain_table
+
+__all__ = ["REASONS", "Fusion", "FusionLog", "fusions", "tell"]
+
+REASONS = (
+    "different loop order",
+    "broadcast",
+    "different offset",
+    "different numel",
+    "value used elsewhere",
+    "random numbers",
+    "dtype",
+    "mutation",
+    "unsupported option",
+    "not worth it",
+    "unknown",
+)
+"""Why something isn't fused."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A part of a program that was fused, or that looks like it but stays as it is.
+
+    Attributes:
+        what: such as ``'attention'``.
+        where: file and line of the program.
+        pattern: the call that stands for it now; empty if it wasn't fused.
+        sizes: extent of each axis of the pattern; of one that changes, its symbol.
+        saved: bytes that needn't be written and read any more in a forward pass; ``None`` if that isn't known.
+        reason: why it wasn't fused, of :data:`REASONS`; empty if it was.
+        at: the call in the graph that can't be followed.
+    """
+
+    what: str
+    where: str
+    pattern: str = ""
+    sizes: Mapping[str, int | str] = field(default_factory=dict)
+    saved: int | None = None
+    reason: str = ""
+    at: str = ""
+
+
+@dataclass
+class FusionLog:
+    """What was fused, and what wasn't, in all that was compiled in a block of :func:`fusions`."""
+
+    fused: list[Fusion] = field(default_factory=list)
+    missed: list[Fusion] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [["fused", each.what, each.where, each.pattern] for each in self.fused]
+        rows += [["missed", each.what, each.where, f"{each.reason}, at {each.at}"] for each in self.missed]
+        return plain_table(["", "what", "where", "pattern or reason"], rows) if rows else "nothing to fuse was compiled"
+
+
+_lock = threading.Lock()
+_logs: list[FusionLog] = []
+
+
+@contextmanager
+def fusions() -> Iterator[FusionLog]:
+    """Log what is fused while programs are compiled in a ``with`` block, by ``torch.compile(backend='einops_fast')``.
+
+    Example:
+        >>> import einops_fast
+        >>> with einops_fast.fusions() as log:
+        ...     pass
+        >>> log.fused, log.missed
+        ([], [])
+    """
+    log = FusionLog()
+    with _lock:
+        _logs.append(log)
+    try:
+        yield log
+    finally:
+        with _lock:
+            _logs[:] = [each for each in _logs if each is not log]
+
+
+def tell(found: Fusion) -> None:
+    """Add something to all logs, and tell observers of it."""
+    observers.fusion(found)
+    with _lock:
+        for log in _logs:
+            (log.missed if found.reason else log.fused).append(found)

@@ -1,0 +1,201 @@
+"""Nodes that only look at a tensor in another way: which labels index that tensor, given those of the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from einops_fast.compiler.nest import Dims, expanded, regrouped
+from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, same_size, shape_of, source_of
+from einops_fast.errors import EinsumError
+from einops_fast.planning.notation import parse
+
+__all__ = ["broadcast", "is_cast", "permutation_of", "seen_through"]
+
+_SAME = ("contiguous", "clone", "alias", "view_of")
+_CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
+_RESHAPES = ("reshape", "flatten", "unflatten", "reshape_as", "ravel")
+
+
+def is_cast(node: Node) -> bool:
+    """Return whether a node converts a tensor to another dtype of floating point, on the same device."""
+    if name_of(node) not in _CASTS or not isinstance(source_of(node), Node):
+        return False
+    before, after = source_of(node).meta.get("example_value"), node.meta.get("example_value")
+    return (
+        isinstance(before, torch.Tensor)
+        and isinstance(after, torch.Tensor)
+        and before.device == after.device
+        and before.is_floating_point()
+        and after.is_floating_point()
+    )
+
+
+def broadcast(dims: Dims, node: Any) -> Dims | None:
+    """Return what indexes an operand of an elementwise function whose result is indexed by ``dims``."""
+    shape = shape_of(node)
+    if shape is None or len(shape) > len(dims):
+        return None
+    found: list[Any] = []
+    for dim, size in zip(dims[len(dims) - len(shape) :], shape, strict=True):
+        extent = expression(size)
+        whole = 1
+        for label in expanded(dim):
+            whole = whole * label.size
+        if extent == 1:
+            found.append(())
+        elif extent == whole:
+            found.append(dim)
+        else:
+            return None
+    return tuple(found)
+
+
+def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
+    """Return the tensor that a node is a view, or a copy, of, and what indexes it; ``None`` if it is of none."""
+    name = name_of(node)
+    source = source_of(node) if node.args else None
+    if not isinstance(source, Node):
+        return _of_einsum(node, dims) if name == "einsum" else None
+    shape = shape_of(source)
+    if shape is None or shape_of(node) is None:
+        return None
+    rank = len(shape)
+    if name in _SAME or (name in _CASTS and dtype_of(node) == dtype_of(source) and _same_device(node, source)):
+        return source, dims
+    if name in _RESHAPES:
+        if dtype_of(node) != dtype_of(source):  # view(dtype)
+            return None
+        found = regrouped(dims, shape)
+        return None if found is None else (source, found)
+    order = _order(node, name, rank)
+    if order is not None:
+        own: list[Any] = [()] * rank
+        for at, axis in enumerate(order):
+            own[axis] = dims[at]
+        return source, tuple(own)
+    if name == "unsqueeze":
+        at = argument(node, 1, "dim")
+        at = at + rank + 1 if at < 0 else at
+        return source, (*dims[:at], *dims[at + 1 :])
+    if name == "squeeze":
+        return source, _unsqueezed(dims, shape, shape_of(node))
+    if name in ("expand", "expand_as", "broadcast_to"):
+        found = broadcast(dims, source)
+        return None if found is None else (source, found)
+    if name in ("repeat_interleave", "repeat"):
+        found = _repeated(node, name, dims, shape)
+        return None if found is None else (source, found)
+    if name == "getitem":
+        return _indexed(node, source, dims)
+    return None
+
+
+def _same_device(node: Node, source: Node) -> bool:
+    return bool(node.meta["example_value"].device == source.meta["example_value"].device)
+
+
+def permutation_of(node: Node) -> list[int] | None:
+    """Return which axis of its operand each axis of a node is; ``None`` if it isn't a permutation."""
+    shape = shape_of(source_of(node)) if node.args else None
+    return None if shape is None else _order(node, name_of(node), len(shape))
+
+
+def _order(node: Node, name: str, rank: int) -> list[int] | None:
+    """Return which axis of its operand each axis of a permutation is."""
+    order = list(range(rank))
+    if name == "permute":
+        given: Any = node.args[1:] if len(node.args) > 2 else argument(node, 1, "dims")
+        if isinstance(given, (tuple, list)) and len(given) == 1 and isinstance(given[0], (tuple, list)):
+            given = given[0]
+        return [axis % rank for axis in ([given] if isinstance(given, int) else given)]
+    if name == "transpose":
+        one, other = argument(node, 1, "dim0"), argument(node, 2, "dim1")
+        order[one], order[other] = order[other], order[one]
+        return order
+    if name == "t" and rank == 2:
+        return order[::-1]
+    if name == "getattr" and argument(node, 1, "") in ("mT", "T"):
+        return [*order[:-2], *order[:-3:-1]] if argument(node, 1, "") == "mT" else order[::-1]
+    if name == "movedim":
+        source, target = argument(node, 1, "source"), argument(node, 2, "destination")
+        sources = [source] if isinstance(source, int) else list(source)
+        targets = [target] if isinstance(target, int) else list(target)
+        sources, targets = [axis % rank for axis in sources], [axis % rank for axis in targets]
+        rest = iter([axis for axis in order if axis not in sources])
+        return [sources[targets.index(at)] if at in targets else next(rest) for at in range(rank)]
+    return None
+
+
+def _unsqueezed(dims: Dims, shape: Any, squeezed: Any) -> Dims:
+    found, at = [], 0
+    for size in shape:
+        if at < len(squeezed) and same_size(size, squeezed[at]):
+            found.append(dims[at])
+            at += 1
+        else:
+            found.append(())
+    return tuple(found)
+
+
+def _repeated(node: Node, name: str, dims: Dims, shape: Any) -> Dims | None:
+    """Return what indexes an operand whose elements are repeated, each or all of an axis."""
+    if name == "repeat":
+        given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
+        times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
+        extra = len(times) - len(shape)
+        found = []
+        for dim, count, size in zip(dims[extra:], times[extra:], shape, strict=True):
+            if count == 1:
+                found.append(dim)
+                continue
+            # All of an axis over and over: the slower part counts repetitions.
+            parts = regrouped((dim,), (count, size))
+            if parts is None:
+                return None
+            found.append(parts[1])
+        return tuple(found)
+    count, axis = argument(node, 1, "repeats"), argument(node, 2, "dim")
+    if not isinstance(count, int) or not isinstance(axis, int):
+        return None
+    axis %= len(shape)
+    parts = regrouped((dims[axis],), (shape[axis], count))
+    return None if parts is None else (*dims[:axis], parts[0], *dims[axis + 1 :])
+
+
+def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:
+    """Look through an index of new axes and whole slices."""
+    index = node.args[1]
+    entries = list(index) if isinstance(index, tuple) else [index]
+    whole = slice(None, None, None)
+    if any(entry is not None and entry is not Ellipsis and entry != whole for entry in entries):
+        return None
+    if Ellipsis in entries:
+        at = entries.index(Ellipsis)
+        named = sum(entry == whole for entry in entries)
+        entries[at : at + 1] = [whole] * (len(shape_of(source) or ()) - named)
+    found = []
+    for at, dim in enumerate(dims):
+        if at >= len(entries) or entries[at] is not None:
+            found.append(dim)
+    return source, tuple(found)
+
+
+def _of_einsum(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
+    """Look through an einsum of one operand that permutes its axes."""
+    operands: Any = node.args[1:]
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = operands[0]
+    if len(operands) != 1 or not isinstance(operands[0], Node) or not isinstance(source_of(node), str):
+        return None
+    shape = shape_of(operands[0])
+    try:
+        read = parse(source_of(node), (len(shape or ()),), words=False)
+    except EinsumError:
+        return None
+    labels = read.inputs[0]
+    if sorted(labels) != sorted(read.output) or len(set(labels)) != len(labels):
+        return None
+    return operands[0], tuple([dims[read.output.index(label)] for label in labels])

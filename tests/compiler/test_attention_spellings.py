@@ -1,0 +1,94 @@
+"""Attention is found in any spelling, and in nothing else; values and gradients are those of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from attention_spellings import LOOK_ALIKES, SPELLINGS, Mask, Spelling  # noqa: E402
+
+from einops_fast.compiler.backend import einops_fast_backend  # noqa: E402
+from einops_fast.compiler.report import REASONS, FusionLog, fusions  # noqa: E402
+
+
+def arguments(spelling: Spelling, dtype: Any = torch.float32) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for shape in spelling.shapes:
+        if isinstance(shape, Mask):
+            mask = torch.rand(shape.shape, generator=generator) < 0.6
+            mask[..., 0] = True
+            made.append(mask)
+        else:
+            made.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_())
+    return made
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, backend=einops_fast_backend, options={"then": "eager"}, fullgraph=True, **options)
+
+
+def results(function: Any, operands: list[Any]) -> list[Any]:
+    """The values of a function, and gradients of their sum."""
+    found = function(*operands)
+    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    wanted = [each for each in operands if each.requires_grad]
+    total = sum(
+        [(each * torch.linspace(-1, 1, each.numel(), dtype=each.dtype).view(each.shape)).sum() for each in found]
+    )
+    return [each.detach() for each in found] + list(torch.autograd.grad(total, wanted, materialize_grads=True))
+
+
+def check(spelling: Spelling, **options: Any) -> FusionLog:
+    operands = arguments(spelling)
+    exact = [each.detach().double().requires_grad_() if each.is_floating_point() else each for each in operands]
+    expected = results(spelling.function, exact)
+    with fusions() as log:
+        function = compiled(spelling.function, **options)
+        found = results(function, operands)
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.double(), wanted.double(), rtol=2e-4, atol=2e-5)
+    assert all(each.reason in REASONS for each in log.missed)
+    return log
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_spelling_is_fused(name: str) -> None:
+    log = check(SPELLINGS[name])
+    assert [each.what for each in log.fused] == ["attention"], str(log)
+    assert not log.missed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "einsums_with_heads_last",
+        "batched_products_of_viewed_scores",
+        "packed_projections",
+        "split",
+        "repeated_heads",
+        "expanded_heads",
+        "grouped_einsums",
+        "sequence_first",
+        "softmax_by_hand",
+        "mask_of_keys_with_new_axes",
+        "bias_with_heads_last",
+        "causal_by_positions",
+    ],
+)
+def test_a_spelling_is_fused_for_sizes_that_change(name: str) -> None:
+    log = check(SPELLINGS[name], dynamic=True)
+    assert [each.what for each in log.fused] == ["attention"], str(log)
+    assert not log.missed
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_a_look_alike_is_left_alone(name: str) -> None:
+    spelling, reason = LOOK_ALIKES[name]
+    log = check(spelling)
+    assert not log.fused, str(log)
+    assert {each.reason for each in log.missed} == ({reason} if reason else set()), str(log)

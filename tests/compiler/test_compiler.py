@@ -1,0 +1,236 @@
+"""The backend of torch.compile: what it keeps of a program, and how it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import einops_fast  # noqa: E402
+from einops_fast import fusions, metrics, patched  # noqa: E402
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any = None, fill: float = float("-inf")) -> Any:
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / 2
+    if mask is not None:
+        scores = scores.masked_fill(~mask, fill)
+    return torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v)
+
+
+def operands(*shape: int, dtype: Any = None, count: int = 3) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    made = torch.randn(count, *(shape or (2, 3, 6, 8)), generator=generator)
+    return [each.to(dtype or torch.float32).requires_grad_() for each in made]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), -1e9, float(torch.finfo(torch.float32).min)])
+def test_rows_without_a_key_are_as_written(fill: float) -> None:
+    q, k, v = operands()
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1, ..., 3:] = False
+    with fusions() as log:
+        found = einops_fast.compile(attend, then="eager")(q, k, v, mask, fill)
+    assert len(log.fused) == 1
+    torch.testing.assert_close(found, attend(q, k, v, mask, fill), equal_nan=True)
+    assert bool(found[0, 2].isnan().all()) == (fill == float("-inf"))
+
+
+def test_weights_are_dropped_as_often() -> None:
+    def dropped(q: Any, k: Any, v: Any) -> Any:
+        weights = torch.nn.functional.dropout((q @ k.mT).softmax(-1), 0.25, training=True)
+        return weights @ v
+
+    q, k, _ = operands(2, 3, 40, 8)
+    v = torch.ones(2, 3, 40, 8)
+    with fusions() as log, torch.no_grad():
+        found = einops_fast.compile(dropped, then="eager")(q, k, v)
+    assert len(log.fused) == 1
+    assert found.std() > 0.01  # each row sums to 1 without
+    assert float(found.mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_dtypes_are_as_written() -> None:
+    q, k, v = operands(dtype=torch.bfloat16)
+    with fusions() as log:
+        compiled = einops_fast.compile(attend, then="eager")
+        found = compiled(q, k, v)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = compiled(*operands())
+            native = attend(*operands())
+    assert len(log.fused) == 2
+    assert found.dtype == torch.bfloat16
+    assert cast.dtype == native.dtype == torch.bfloat16
+    torch.testing.assert_close(cast, native, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(found, attend(q, k, v), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_inductor_gets_the_rest(dynamic: bool | None) -> None:
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return torch.nn.functional.gelu(attend(q, k, v).flatten(2)).sum(-1)
+
+    with fusions() as log:
+        compiled = einops_fast.compile(layer, dynamic=dynamic, options={"max_autotune": False})
+        for length in (6, 9, 11):
+            given = operands(2, 3, length, 8)
+            found, expected = compiled(*given), layer(*given)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            own = torch.autograd.grad(found.sum(), given)
+            torch.testing.assert_close(own, torch.autograd.grad(expected.sum(), given), rtol=1e-3, atol=1e-4)
+    # Once, and with sizes that change once more for all others.
+    assert len(log.fused) == (3 if dynamic is False else 2)
+    assert not log.missed
+
+
+def test_the_call_is_on_views_as_they_lie() -> None:
+    """Nothing is copied: what is projected at once stays in one tensor."""
+    seen: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        seen.append(module)
+        return module.forward
+
+    def layer(x: Any) -> Any:
+        q, k, v = x.view(2, 6, 3, 4, 8).permute(2, 0, 3, 1, 4).contiguous()
+        return (torch.softmax(q @ k.transpose(-2, -1), -1) @ v).transpose(1, 2).reshape(2, 6, 32)
+
+    einops_fast.compile(layer, then=keep)(torch.randn(2, 6, 96))
+    called = [node for node in seen[0].graph.nodes if node.op in ("call_function", "call_method")]
+    names = [getattr(node.target, "__name__", node.target) for node in called]
+    assert "matmul" not in names
+    assert "transpose" not in names
+    (call,) = [node for node in called if getattr(node.target, "__name__", "") == "call_attention"]
+    assert call.kwargs["pattern"] == "a b c d, a b e d, a b e f -> a c b f"
+
+
+def test_what_nobody_reads_and_what_is_written_stays() -> None:
+    """A graph may do more than return results."""
+
+    def writes(q: Any, k: Any, v: Any, out: Any) -> Any:
+        out.add_(1)
+        return attend(q, k, v)
+
+    out = torch.zeros(3)
+    einops_fast.compile(writes, then="eager")(*operands(), out)
+    assert out.tolist() == [1, 1, 1]
+
+
+def test_a_graph_without_attention_is_handed_on_as_it_is() -> None:
+    seen: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        seen.append(module.code)
+        return module.forward
+
+    def plain(x: Any) -> Any:
+        return torch.softmax(x @ x.mT, -1) + 1
+
+    torch.compile(plain, backend=keep)(torch.ones(3, 4))
+    torch._dynamo.reset()
+    with fusions() as log:
+        einops_fast.compile(plain, then=keep)(torch.ones(3, 4))
+    assert seen[0] == seen[1]
+    assert not log.fused
+    assert not log.missed
+
+
+def test_torch_compile_is_patched_and_put_back() -> None:
+    native = torch.compile
+    with fusions() as log:
+        with patched("torch.compile"):
+            assert torch.compile is native
+            torch.compile(attend)(*operands())
+            torch._dynamo.reset()
+            torch.compile(attend, backend="eager")(*operands())  # others are left alone
+
+            @torch.compile(dynamic=False)
+            def decorated(q: Any, k: Any, v: Any) -> Any:
+                return attend(q, k, v)
+
+            decorated(*operands())
+        torch._dynamo.reset()
+        torch.compile(attend, backend="eager")(*operands())
+    assert len(log.fused) == 2
+
+
+def test_the_backend_has_a_name_where_it_is_installed() -> None:
+    from torch._dynamo import list_backends
+
+    if "einops_fast" not in list_backends(exclude_tags=None):
+        pytest.skip("the package that is installed is an older one")
+    with fusions() as log:
+        torch.compile(attend, backend="einops_fast", options={"then": "eager"})(*operands())
+    assert len(log.fused) == 1
+
+
+def test_options_that_another_backend_does_not_take_are_refused() -> None:
+    with pytest.raises(Exception, match="the backend 'eager' takes no options and no mode, but got max_autotune"):
+        einops_fast.compile(attend, then="eager", options={"max_autotune": True})(*operands())
+
+
+def test_what_attention_does_not_take_is_left_alone() -> None:
+    """Values of one feature leave no axis that is one of features."""
+
+    def narrow(q: Any, k: Any, v: Any) -> Any:
+        return (q @ k.mT).softmax(-1) @ v
+
+    q, k, _ = operands()
+    v = torch.randn(2, 3, 6, 1)
+    with fusions() as log:
+        torch.testing.assert_close(einops_fast.compile(narrow, then="eager")(q, k, v), narrow(q, k, v))
+    assert not log.fused
+    assert [each.reason for each in log.missed] == ["unsupported option"]
+
+
+def test_a_log_says_where_and_of_what_size() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.mT).softmax(-1)
+        return attend(q, k, v), weights @ v, weights
+
+    with fusions() as log:
+        einops_fast.compile(both, then="eager")(*operands())
+    (fused,), (missed,) = log.fused, log.missed
+    assert Path(fused.where.rpartition(":")[0]).name == Path(__file__).name
+    assert fused.sizes == {"a": 2, "b": 3, "c": 6, "d": 8, "e": 6, "f": 8}
+    assert fused.saved == 4 * 4 * 2 * 3 * 6 * 6
+    assert (missed.reason, missed.at) == ("value used elsewhere", "weights")
+    assert "value used elsewhere" in str(log)
+
+
+def test_metrics_have_a_table_of_fusions(tmp_path: Path) -> None:
+    with metrics.record(tmp_path, ["fusions"]):
+        einops_fast.compile(attend, then="eager")(*operands())
+    (row,) = metrics.read(tmp_path)["fusions"]
+    assert (row["what"], row["fused"], row["reason"]) == ("attention", "1", "")
+
+
+def test_the_command_runs_a_program_and_prints_what_was_fused(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\n"
+        "def attend(q, k, v):\n"
+        "    return (q @ k.mT).softmax(-1) @ v\n"
+        "print(torch.compile(attend)(*torch.ones(3, 2, 5, 4)).shape)\n"
+    )
+    command = [sys.executable, "-m", "einops_fast", "fusions", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.Size([2, 5, 4])"
+    assert "fused  attention" in done.stderr
+    assert "program.py:3" in done.stderr
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    script = "import sys, einops_fast; einops_fast.compile, einops_fast.fusions; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
